@@ -161,12 +161,16 @@ class _Side:
         Returns:
             whether there is one.
         """
-        until = time.perf_counter_ns() + longest
-        while time.perf_counter_ns() < until:
+        now = time.perf_counter_ns()
+        until = now + longest
+        while now < until:
             if self._ready.poll(0):
                 self._poll.caught()
                 return True
             os.sched_yield()
+            before, now = now, time.perf_counter_ns()
+            if self._poll.lost(now - before):
+                return False
         self._poll.missed()
         return False
 

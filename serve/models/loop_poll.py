@@ -63,11 +63,13 @@ class LoopPoll:
         self._until = 0
 
     def _turn(self) -> None:
-        if _now() < self._until:
+        now = _now()
+        if now < self._until:
             self._turned = True
             os.sched_yield()
-            self._loop.call_soon(self._turn)
-            return
-        self._awake = False
-        if self._until:
+            if not self._poll.lost(_now() - now):
+                self._loop.call_soon(self._turn)
+                return
+        elif self._until:
             self._poll.missed()
+        self._awake = False

@@ -47,3 +47,27 @@ def test_zero_never_waits_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator may not want it."""
     monkeypatch.setattr(BusyPoll, "longest", 0)
     assert attempts(BusyPoll(), 100) == []
+
+
+def skipped(poll: BusyPoll) -> int:
+    """How many waits are not spent awake before the next one that is."""
+    count = 0
+    while not poll.begin():
+        count += 1
+    return count
+
+
+def test_where_others_keep_the_processor_attempts_become_rare_at_once() -> None:
+    """More so each time; what is caught takes that back step by step."""
+    poll = BusyPoll()
+    assert not poll.lost(300_000)  # somebody who has little to do
+    assert poll.begin()
+    found = []
+    for _ in range(4):
+        assert poll.lost(3_000_000)
+        found.append(skipped(poll))
+    assert found == [7, 63, 1023, 1023]
+    poll.caught()
+    poll.caught()
+    assert poll.lost(1_500_000)
+    assert skipped(poll) == 63

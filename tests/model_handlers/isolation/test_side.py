@@ -56,6 +56,20 @@ def test_a_wait_that_brings_nothing_ends_asleep(
     assert side._poll.begin() == 0
 
 
+def test_a_processor_that_others_keep_is_not_waited_for(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gave it away once sleeps the next times, and finds what came meanwhile."""
+    monkeypatch.setattr(BusyPoll, "longest", 20_000_000)
+    monkeypatch.setattr("os.sched_yield", lambda: time.sleep(0.05))
+    ours, theirs = ends
+    side = _Side(theirs)
+    assert not side._wait_awake(BusyPoll.longest)
+    assert [side._poll.begin() for _ in range(7)] == [0] * 7
+    ours.sendall(encode_message({"batch": 1}))
+    assert side.receive() == {"batch": 1}
+
+
 def test_it_sleeps_on_while_its_last_answer_is_read(ends: tuple[socket.socket, socket.socket]) -> None:
     """Room on the socket is nothing that it waits for."""
     ours, theirs = ends

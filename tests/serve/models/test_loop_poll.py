@@ -21,6 +21,7 @@ _LONGEST = 50_000_000  # ns; enough for a turn on a machine that is busy
 @pytest.fixture(autouse=True)
 def _longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BusyPoll, "longest", _LONGEST)
+    monkeypatch.setattr("os.sched_yield", lambda: None)  # the machine may be busy: see the last test
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -126,3 +127,19 @@ def test_zero_keeps_nothing_awake(loop: asyncio.AbstractEventLoop, monkeypatch: 
     poll = poll_on(loop)
     poll.expect()
     assert not awake(poll)
+
+
+def test_a_processor_that_others_keep_is_given_up(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop sleeps at once, this time and the next times."""
+    monkeypatch.setattr("os.sched_yield", lambda: time.sleep(2 * _LONGEST / 1e9))
+    poll = poll_on(loop)
+    poll.expect()
+    turns(loop)
+    assert not awake(poll)
+    for _ in range(7):
+        poll.expect()
+        assert not awake(poll)
+    poll.expect()
+    assert awake(poll)
