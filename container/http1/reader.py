@@ -37,8 +37,7 @@ class RequestReader:
     """Assembles the requests of one connection. What becomes of them, its heir says.
 
     States, as the sweep and the drain see them: at a `_boundary` the client is between requests; else `_arriving` is
-    the request whose body is coming in, or None while a head is. (A pipelined request that is cut within its method is
-    not seen to have begun before the next read: llhttp's call for that would cost every request.)
+    the request whose body is coming in, or None while a head is.
     """
 
     def __init__(self, server: Http1Server) -> None:
@@ -92,7 +91,6 @@ class RequestReader:
     def data_received(self, data: bytes) -> None:
         """Parse one read."""
         self._head_bound += len(data)
-        self._boundary = False
         upgrade_at = 0
         try:
             self._feed(data)
@@ -110,10 +108,13 @@ class RequestReader:
 
     # llhttp calls
 
+    def on_message_begin(self) -> None:
+        """The first byte of a request; empty lines before it are none."""
+        self._boundary = False
+
     def on_url(self, piece: bytes) -> None:
         """A piece of the target, nearly always all of it."""
         self._target += piece
-        self._boundary = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header field, or one trailer field: nobody looks at those."""
@@ -255,10 +256,6 @@ class RequestReader:
             self._refuse(refusal)
 
     def _inside_head(self, data: bytes) -> None:
-        if not self._target and not self._fields and not data.strip(b"\r\n"):
-            self._head_bound = 0  # empty lines between requests are no request
-            self._boundary = True
-            return
         if self._head_bound == len(data):  # the first of it
             self._since = self._server.now
         if self._head_bound > self._line_limit:

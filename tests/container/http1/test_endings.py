@@ -77,6 +77,20 @@ def test_half_closed_in_the_middle_of_a_request(serve, later, part):
     assert len(later) == 1
 
 
+def test_half_closed_within_a_method(serve, later):
+    """So does one whose next request had begun in the same packet, with a part of its method."""
+    server = serve(later)
+    client = server.connect().send(GET % 1 + b"GE").done_sending()
+    connection = server.alone()
+    server.until(lambda: connection._half_closed)
+
+    answer_last(server, later)
+
+    assert client.answer().body == b"/1"
+    assert client.answer().status == 400
+    assert client.at_end()
+
+
 def test_client_that_resets(serve, later):
     """A handler learns once that its client is gone; its answer is then ignored, a second one still an error."""
     server = serve(later)

@@ -243,6 +243,18 @@ def test_slow_headers(serve, size):
     assert client.at_end()
 
 
+def test_slow_method_behind_a_request(serve):
+    """Nor may the rest of a method be awaited longer, of which a part came in one packet with the request before."""
+    server = serve(header_timeout=10, idle_timeout=75)
+    client = server.connect()
+    assert client.ask(GET + GET[:2]).status == 200
+
+    server.elapse(11)
+
+    assert client.answer().status == 408
+    assert client.at_end()
+
+
 def test_slow_body(serve):
     """A body that stops arriving is answered with 408; one that goes on, however slowly, is not."""
     server = serve(header_timeout=1, body_timeout=60)
