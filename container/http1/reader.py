@@ -1,7 +1,8 @@
 """Bytes → exchanges: the half of a connection that reads. llhttp calls back, limits are kept, nothing is written.
 
 The common case, one read that holds whole requests, is kept short on purpose: a look at the clock, exact measuring and
-everything rare happen only when a read ends inside a request or is longer than the shortest limit. Runs on the loop.
+everything rare happen only when a read ends inside a request or is longer than the shortest limit. A head that a client
+repeats byte for byte is not parsed again. Runs on the loop.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 from container.http1 import head
 from container.http1.exchange import Exchange
 from container.http1.head import METHODS, Refusal
+from container.http1.limits import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,10 +29,21 @@ _LONGEST_READ = 256 * 1024
 # Wire bytes that chunk sizes, extensions and trailers may take per byte of body: "1\r\nx\r\n" takes six.
 _CHUNK_OVERHEAD = 8
 _SPECIAL = frozenset(("transfer-encoding", "expect", "upgrade"))
+_HEAD_END = b"\r\n\r\n"
+_LONGEST_REPEAT = 2 * KIB  # of a head: every idle connection may keep one
 
 
 class _NoMore(Exception):  # noqa: N818  no error
     """Raised through llhttp to stop it: what follows in this read is not for us."""
+
+
+class _Repeat:
+    """A head that a client repeats, the bytes of a whole request with it, and what it means."""
+
+    def __init__(self, head: bytes, size: int, like: Exchange) -> None:
+        self.head = head
+        self.size = size
+        self.method, self.target, self.headers = like.method, like.target, like.headers
 
 
 class RequestReader:
@@ -55,6 +68,9 @@ class RequestReader:
         self._fields: Fields = []
         self._usual_fields: Fields | None = None  # of an earlier request, found sound and unremarkable
         self._usual_headers: dict[str, str] = {}  # and what came of them
+        self._usual_target = b""  # of the last request with those fields
+        self._recognised: Exchange | None = None  # of the read at hand, the last one with that target as well
+        self._repeat: _Repeat | None = None
         self._arriving: Exchange | None = None
         self._buffer: BytesIO | None = None
         self._wants_continue = False
@@ -90,6 +106,13 @@ class RequestReader:
 
     def data_received(self, data: bytes) -> None:
         """Parse one read."""
+        begins, repeat = self._boundary, self._repeat
+        if begins and repeat is not None and len(data) == repeat.size and data.startswith(repeat.head):
+            # Between requests llhttp holds nothing: the same bytes mean what they meant, and it need not see them.
+            exchange = Exchange(self, repeat.method, repeat.target, repeat.headers, False, False)
+            exchange.body = data[len(repeat.head) :]
+            self._complete(exchange)
+            return
         self._head_bound += len(data)
         upgrade_at = 0
         try:
@@ -101,10 +124,13 @@ class RequestReader:
             return
         if upgrade_at and not self._ignore_upgrade(memoryview(data)[upgrade_at:]):
             return
-        if self._boundary:
-            self._head_bound = 0
-        else:
+        recognised, self._recognised = self._recognised, None
+        if not self._boundary:
             self._inside_request(data)
+            return
+        self._head_bound = 0
+        if begins and recognised is not None:
+            self._learn(data, recognised)
 
     # llhttp calls
 
@@ -122,9 +148,7 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         """Check the head and begin an exchange."""
-        parser = self._parser
-        if parser is None:
-            raise _NoMore  # the handler of the request before, in this same read, has ended the connection
+        parser: HttpRequestParser = self._parser  # type: ignore[assignment]  # it is calling
         raw, target, fields = parser.get_method(), self._target, self._fields
         method = METHODS.get(raw) or head.unusual_method(raw)
         if self._head_bound > self._line_limit:
@@ -138,7 +162,11 @@ class RequestReader:
             and parser.should_keep_alive()
             and ("connection" not in usual or parser.get_http_version() == "1.1")
         ):
-            self._arriving = Exchange(self, method, target, usual, False, False)
+            exchange = self._arriving = Exchange(self, method, target, usual, False, False)
+            if target == self._usual_target:
+                self._recognised = exchange
+            else:
+                self._usual_target = target
         else:
             self._arriving = self._checked(parser, method, target, fields)
 
@@ -171,21 +199,35 @@ class RequestReader:
             self._buffer = None
         if self._fields:  # trailers
             self._fields = []
+        self._complete(exchange)
+        if not self._taking:
+            raise _NoMore  # it was the last one, or its handler has ended the connection
+
+    def _complete(self, exchange: Exchange) -> None:
+        """Take a complete request, as the last one if its client or a drain says so."""
         if exchange.final or self._server.draining:
             exchange.final, exchange.plain = True, False
             self._take_no_more()
-            self._accept(exchange)
-            raise _NoMore
         self._accept(exchange)
 
     # the rare things
+
+    def _learn(self, data: bytes, exchange: Exchange) -> None:
+        """Remember a head that came again, if a read was just it and its body.
+
+        Such a read is as long as the sum below; one that holds anything more, or a longer head, is longer than that.
+        """
+        end = data.find(_HEAD_END, 0, _LONGEST_REPEAT) + len(_HEAD_END)
+        if end + int(exchange.headers.get("content-length", 0)) == len(data):
+            self._repeat = _Repeat(data[:end], len(data), exchange)
 
     def _take_no_more(self) -> None:
         """Throw away whatever else the client sends, and whatever was half read."""
         self._taking = False
         self._parser = None
         self._feed = self._discard
-        self._arriving = self._buffer = None
+        self._arriving = self._recognised = self._buffer = None
+        self._repeat = None
         self._fields = []
         self._target = self._replay = b""
         self._head_bound = 0
@@ -220,7 +262,7 @@ class RequestReader:
             self._replay = head.rebuild(method, target, headers, http10=http10)
             return None
         if self._head_bound <= self._line_limit and not (final or http10 or headers.keys() & _SPECIAL):
-            self._usual_fields, self._usual_headers = fields, headers
+            self._usual_fields, self._usual_headers, self._usual_target = fields, headers, target
         return Exchange(self, method, target, headers, http10, final)
 
     def _measure(self, line: int, fields: Fields) -> None:

@@ -112,11 +112,13 @@ def test_any_interleaving(serve, end):
     server = serve(speaker, body_timeout=1e9)
     speaker.sweep, speaker.loop = server.elapse_here, server.loop
 
-    @given(st.lists(answers(), min_size=1, max_size=8), st.lists(st.integers(0, 2000), max_size=6))
+    @given(st.lists(answers(), min_size=1, max_size=8), st.lists(st.integers(0, 2000), max_size=6), st.integers(0, 3))
     @settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
-    def converse(said, places):
+    def converse(said, places, familiar):
         speaker.answers = said
         client = server.connect()
+        for _ in range(familiar):
+            assert heard(client.send(said[0].request(0)), said[0]) is None
         closing = [b"Connection: close\r\n" if end == "close" and each is said[-1] else b"" for each in said]
         raw = b"".join(each.request(*numbered) for each, numbered in zip(said, enumerate(closing), strict=True))
         for start, stop in pairwise([0, *sorted(place % len(raw) for place in places), len(raw)]):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,29 +24,71 @@ STREAM = (
     b"GET /8 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 )
 
+HEAD = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n"
+POST = HEAD + b"abc"
+OTHER = POST.replace(b"/a", b"/b")
+LONG = POST.replace(b"/a", b"/" + b"a" * 2048)
+NESTED = HEAD.replace(b"3", b"%d" % len(POST * 2)) + POST * 2
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+EXPECTING = POST.replace(b"\r\nC", b"\r\nExpect: 100-continue\r\nC")
+UPGRADING = POST.replace(b"\r\nC", b"\r\nConnection: upgrade\r\nUpgrade: h2c\r\nC")
+UNREMARKABLE = [
+    POST,
+    HEAD + b"\r\n\r",
+    b"\r\n" + POST,
+    NESTED,
+    POST.replace(b"POST", b"HEAD"),
+    POST.replace(b"\r\nC", b"\r\nConnection: keep-alive\r\nC"),
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+]
+REQUESTS = [
+    *UNREMARKABLE,
+    OTHER,
+    LONG,
+    CHUNKED,
+    EXPECTING,
+    UPGRADING,
+    POST + b"\r\n",
+    POST.replace(b"Host", b"HOST"),
+    POST.replace(b"1.1\r\n", b"1.0\r\nConnection: keep-alive\r\n"),
+    POST.replace(b"\r\nC", b"\r\nConnection: close\r\nC"),
+]
+
 
 class Collector(RequestReader):
-    """Keeps what was read."""
+    """Keeps what was read, and how often llhttp was asked; the exchange of this number ends the connection."""
 
-    def __init__(self, server):
+    def __init__(self, server, last=None):
         super().__init__(server)
-        self.exchanges, self.refusals = [], []
+        self.exchanges, self.refusals, self.parsed, self.last = [], [], 0, last
+
+    def on_headers_complete(self):  # noqa: D102  llhttp calls it
+        self.parsed += 1
+        super().on_headers_complete()
 
     def _accept(self, exchange):
         self.exchanges.append(exchange)
+        if len(self.exchanges) == self.last:
+            self._take_no_more()
 
     def _refuse(self, refusal):
         self._take_no_more()
         self.refusals.append(refusal)
 
 
-def read(pieces, limits=None):
-    """The exchanges and refusals that come of these reads."""
+def reader_of(pieces, last=None):
+    """A reader after these reads."""
     loop = uvloop.new_event_loop()
-    reader = Collector(Http1Server(lambda _: None, limits or Limits(), loop))
+    reader = Collector(Http1Server(lambda _: None, Limits(), loop), last)
     for piece in pieces:
         reader.data_received(piece)
     loop.close()
+    return reader
+
+
+def read(pieces):
+    """The exchanges and refusals that come of these reads."""
+    reader = reader_of(pieces)
     return [
         (each.method, each.target, each.headers, each.body, each.http10, each.final) for each in reader.exchanges
     ], [each.status for each in reader.refusals]
@@ -105,3 +148,106 @@ def test_garbage_raises_nothing(garbage):
     _, refusals = read([garbage[:50], garbage[50:]])
 
     assert len(refusals) <= 1
+
+
+@pytest.mark.parametrize("raw", UNREMARKABLE)
+def test_a_request_that_repeats_is_not_parsed(raw):
+    """From the third time on, whatever its body; every time the same comes of it."""
+    reader = reader_of([raw] * 5)
+
+    assert reader.parsed == 2
+    assert read([raw] * 5) == read([raw * 5])
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [POST[:-1], POST[-1:]],
+        [POST * 2],
+        [POST + b"\r\n"],
+        [b"\r\n\r\n" + POST],
+        [POST, OTHER],
+        [LONG],
+        [CHUNKED],
+        [EXPECTING],
+    ],
+)
+def test_nothing_is_remembered(reads):
+    """Of a request that never is all of a read, has another target each time, a long head or something special."""
+    reader = reader_of(reads * 5)
+
+    assert reader._repeat is None
+    assert reader.parsed >= len(reader.exchanges) >= 5
+    assert read(reads * 5) == read([b"".join(reads * 5)])
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [POST + b"PO", POST],
+        [POST + b"\r\nP", POST],
+        [POST + b"P", b"OST /", POST, POST],
+        [POST[:20], POST, POST],
+        [HEAD[:-2] + b"X: ", POST, POST],
+        [HEAD, POST[:3], POST],
+        [NESTED[: -2 * len(POST)], POST, POST, POST],
+        [POST * 2, POST, POST + POST[:-3], b"xyz", POST],
+        [CHUNKED[:-2], b"\r\n", POST],
+        [OTHER[:25], OTHER[25:], OTHER[25:]],
+        [OTHER, OTHER, OTHER[:25], OTHER[25:], OTHER[25:]],
+    ],
+)
+def test_only_a_request_of_its_own_is_a_repeat(reads):
+    """The same bytes inside another request, behind the beginning of one or before more mean what they mean there."""
+    reads = [POST] * 3 + reads
+    exchanges, refusals = read(reads)
+    whole_exchanges, whole_refusals = read([b"".join(reads)])
+
+    assert exchanges == whole_exchanges
+    assert len(refusals) == len(whole_refusals)
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("reads", [[POST] * 6, [POST * 6], [POST * 5 + POST[:20]]])
+def test_nothing_is_taken_behind_the_last(last, reads):
+    """Whether the handler ended the connection with a repeat, with the request that made it one, or before."""
+    reader = reader_of(reads, last)
+
+    assert len(reader.exchanges) == last
+    assert reader.refusals == []
+    assert reader._boundary
+
+
+runs = st.lists(st.tuples(st.sampled_from(REQUESTS), st.integers(1, 4)), min_size=1, max_size=6)
+few_places, few_joins = st.lists(st.integers(0, 2000), max_size=4), st.sets(st.integers(0, 20), max_size=4)
+
+
+def in_reads(runs, places, joins):
+    """A read for each request, but cut at these places too, and some of them joined to the next."""
+    requests = [request for request, count in runs for _ in range(count)]
+    raw = b"".join(requests)
+    ends = {end for number, end in enumerate(accumulate(map(len, requests))) if number not in joins}
+    return cut(raw, ends - {len(raw)} | {place % len(raw) for place in places})
+
+
+@given(runs, few_places, few_joins)
+@settings(deadline=None, max_examples=300)
+def test_repeats_in_any_cutting_give_the_same_exchanges(runs, places, joins):
+    """Requests that repeat, in reads of their own or not, mean what they mean in one read, where none is a repeat."""
+    reads = in_reads(runs, places, joins)
+
+    assert read(reads) == read([b"".join(reads)])
+
+
+@given(runs, few_places, few_joins, st.integers(0, 2000), st.integers(0, 255))
+@settings(deadline=None, max_examples=300)
+def test_damaged_repeats_give_the_same_exchanges(runs, places, joins, place, byte):
+    """So they do with one wrong byte, and are refused or not."""
+    reads = in_reads(runs, places, joins)
+    damaged = bytearray(b"".join(reads))
+    damaged[place % len(damaged)] = byte
+    exchanges, refusals = read(cut(bytes(damaged), [*accumulate(map(len, reads))][:-1]))
+    whole_exchanges, whole_refusals = read([bytes(damaged)])
+
+    assert exchanges == whole_exchanges
+    assert len(refusals) == len(whole_refusals) <= 1
