@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import sys
 import termios
 import threading
@@ -201,9 +202,10 @@ class Events:
                 threading.Thread(target=self._main, name="mme events", daemon=True).start()
 
     def _main(self) -> None:
-        reader = FrameReader()
+        reader, ready = FrameReader(), select.poll()
+        ready.register(self._end, select.POLLIN)
         try:
-            while reader.receive(self._end):
+            while ready.poll() and reader.receive(self._end):  # as the main thread waits: see `child`
                 while (frame := reader.next()) is not None:
                     self._take(*frame)
         finally:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from model_handlers.isolation import events as events_module
 from model_handlers.isolation.channel import Frame, FrameReader
 from model_handlers.isolation.events import Events
 from model_handlers.requests import ModelResponse
+from tests.model_handlers.isolation.asleep import times_asleep
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("nothing_held")
@@ -237,3 +239,16 @@ def test_who_asks_whether_the_model_is_ready_is_answered_though_it_can_not_be_as
     for ready in (True, False):
         server.tell({"ready": True})
         assert server.next() == {"ready": ready}
+
+
+def test_who_listens_sleeps_on_while_a_question_is_read(sides):
+    """Room on the socket is nothing to listen to."""
+    events, server = sides
+    events.expect(1, lambda *_: None)
+    listener = next(thread for thread in threading.enumerate() if thread.name == "mme events")
+    sleeps = times_asleep(listener)
+    for _ in range(50):
+        events.send({"ask": 1})
+        assert server.next() == {"ask": 1}
+        time.sleep(0.001)  # for who was woken to go to sleep again
+    assert times_asleep(listener) == sleeps

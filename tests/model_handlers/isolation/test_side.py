@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.isolation.child import _Side
 from model_handlers.isolation.framing import encode_message
+from tests.model_handlers.isolation.asleep import times_asleep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,25 +76,11 @@ def test_it_sleeps_on_while_its_last_answer_is_read(ends: tuple[socket.socket, s
     side = _Side(theirs)
     waiting = threading.Thread(target=side.receive)
     waiting.start()
-    sleeps = _sleeps(waiting)
+    sleeps = times_asleep(waiting)
     for _ in range(50):
         theirs.sendall(b"an answer")
         assert ours.recv(100) == b"an answer"
         time.sleep(0.001)  # for who was woken to go to sleep again
-    assert _sleeps(waiting) == sleeps
+    assert times_asleep(waiting) == sleeps
     ours.close()
     waiting.join(60)
-
-
-def _sleeps(thread: threading.Thread) -> int:
-    """How often a thread went to sleep, once it sleeps."""
-    status = Path(f"/proc/self/task/{thread.native_id}/status")
-    while "State:\tS" not in (text := status.read_text()) or _waits_elsewhere(thread):
-        time.sleep(0.01)
-    return int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
-
-
-def _waits_elsewhere(thread: threading.Thread) -> bool:
-    """Whether what it waits for is Python's lock."""
-    wchan = Path(f"/proc/self/task/{thread.native_id}/wchan").read_text()
-    return "futex" in wchan
