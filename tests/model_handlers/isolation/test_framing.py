@@ -1,5 +1,7 @@
 """Messages and places of tensors: what is sent comes out, and what nobody sends is refused."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -186,6 +188,36 @@ def test_places_outside_are_refused(place):
     shared[:4] = (9, 0, 0, 0)
     with pytest.raises(ProtocolError):
         unpack(shared, place, "y", "m")
+
+
+@pytest.mark.parametrize("width", [3, 5000], ids=["few bytes", "many"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "?", "<i8"])
+@pytest.mark.parametrize("form", ["rows", "columns", "every other"])
+def test_joined_arrays_lie_behind_one_another(form, dtype, width):
+    """However they lie in memory, and in whichever order their bytes are; nothing else is written."""
+    forms = {"rows": (2, width), "columns": (width, 2), "every other": (2, 2 * width)}
+    base = np.arange(math.prod(forms[form])).reshape(forms[form]).astype(dtype)
+    array = {"rows": base, "columns": base.T, "every other": base[:, ::2]}[form]
+    arrays = [array, array[:1], array[1:]]
+    packing = Packing(8)
+    place = packing.add_joined(arrays, "x")
+    alone = packing.add(array, "x")
+    memory = bytearray(b"\xaa" * (packing.end + 8))
+    packing.write(memoryview(memory))
+    shared = np.frombuffer(memory, np.uint8)
+
+    assert np.array_equal(unpack(shared, place, "x", "m"), np.concatenate(arrays))
+    assert np.array_equal(unpack(shared, alone, "x", "m"), array)
+    assert set(memory[: place[1]] + memory[place[1] + place[2] : alone[1]] + memory[packing.end :]) == {0xAA}
+
+
+@pytest.mark.parametrize("width", [3, 5000], ids=["few bytes", "many"])
+def test_a_masked_array_is_what_lies_under_its_mask(width):
+    """As numpy copies it."""
+    array = np.ma.masked_array(np.arange(width, dtype="f4"), np.arange(width) % 2 == 0)
+    shared, (place,) = packed(array)
+
+    assert unpack(shared, place, "x", "m").tolist() == array.data.tolist()
 
 
 def test_views_stand_on_the_shared_bytes():
