@@ -2,9 +2,10 @@
 
 mypyc, which comes with mypy, makes C of the annotated Python that runs as well without it. It needs a C compiler and
 Python's headers. Listed are modules that every request goes through and that mypyc takes as they are: nothing in them
-is subclassed by interpreted code, changes its class, or bounds a slice by a call that does something, since mypyc makes
-that call twice. Each storey is a library of its own inside its package: a model's process that has an environment of
-its own finds `model_handlers` alone. MME_OPTIMIZE is the C compiler's level, 3 if it is not set: 0 takes half the time.
+is subclassed by interpreted code or referred to weakly (mypyc's objects leave such references dangling), changes its
+class, or bounds a slice by a call that does something, since mypyc makes that call twice. Each storey is a library of
+its own inside its package: a model's process that has an environment of its own finds `model_handlers` alone.
+MME_OPTIMIZE is the C compiler's level, 3 if it is not set: 0 takes half the time.
 """
 
 import os

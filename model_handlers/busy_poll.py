@@ -61,5 +61,5 @@ class BusyPoll:
         if nanoseconds < _TURN_NS:
             return False
         self._crowds = min(self._crowds + 1, len(_CROWDED_SKIPS) - 1)
-        self._skips = _CROWDED_SKIPS[self._crowds]
+        self._skips = max(_CROWDED_SKIPS[self._crowds], (1 << self._misses) - 1)
         return True

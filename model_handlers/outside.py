@@ -31,9 +31,9 @@ class ModelCall:
         outputs: names of the wanted outputs, () for all.
         decoupled: whether any number of responses is welcome.
         callers: the models that wait for the answer, the caller last.
-        id, parameters, timeout_us, correlation_id, flags: as in `base.ModelRequest`.
+        id, parameters, timeout_us, correlation_id, flags: as in `requests.ModelRequest`.
         waiting: the responders of the requests that the caller has open, on whose behalf it calls.
-        trace: as in `base.ModelRequest`.
+        trace: as in `requests.ModelRequest`.
     """
 
     model: str

@@ -203,11 +203,14 @@ class Events:
 
     def _main(self) -> None:
         reader, ready = FrameReader(), select.poll()
-        ready.register(self._end, select.POLLIN)
         try:
+            ready.register(self._end, select.POLLIN)
             while ready.poll() and reader.receive(self._end):  # as the main thread waits: see `child`
                 while (frame := reader.next()) is not None:
                     self._take(*frame)
+        except (OSError, ValueError):
+            if self._end.fileno() >= 0:  # else our own side has closed it: the process of several models goes on
+                raise
         finally:
             self._told.set()
 

@@ -71,3 +71,12 @@ def test_where_others_keep_the_processor_attempts_become_rare_at_once() -> None:
     poll.caught()
     assert poll.lost(1_500_000)
     assert skipped(poll) == 63
+
+
+def test_a_turn_that_is_lost_brings_no_attempt_forward() -> None:
+    """Of one that nothing comes to."""
+    poll = BusyPoll()
+    for _ in range(6):
+        poll.missed()
+    assert poll.lost(3_000_000)
+    assert skipped(poll) == 63

@@ -252,3 +252,18 @@ def test_who_listens_sleeps_on_while_a_question_is_read(sides):
         assert server.next() == {"ask": 1}
         time.sleep(0.001)  # for who was woken to go to sleep again
     assert times_asleep(listener) == sleeps
+
+
+def test_who_listens_ends_quietly_when_its_own_side_is_closed(sides, monkeypatch):
+    """As when one of several models of a process goes."""
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    events, server = sides
+    events.expect(1, lambda *_: None)
+    listener = next(thread for thread in threading.enumerate() if thread.name == "mme events")
+    times_asleep(listener)
+    events._end.close()
+    server.close()
+    listener.join(PATIENCE)
+    assert not listener.is_alive()
+    assert raised == []
