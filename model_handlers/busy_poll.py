@@ -54,12 +54,16 @@ class BusyPoll:
     def missed(self) -> None:
         """Nothing came."""
         self._misses = min(self._misses + 1, _MOST_MISSES)
-        self._skips = (1 << self._misses) - 1
+        self._skips = self._rarity()
 
     def lost(self, nanoseconds: int) -> bool:
         """The processor was given away for so long; whether that was a turn of somebody's, and one had better sleep."""
         if nanoseconds < _TURN_NS:
             return False
         self._crowds = min(self._crowds + 1, len(_CROWDED_SKIPS) - 1)
-        self._skips = max(_CROWDED_SKIPS[self._crowds], (1 << self._misses) - 1)
+        self._skips = max(_CROWDED_SKIPS[self._crowds], self._rarity())
         return True
+
+    def _rarity(self) -> int:
+        """How many waits lie between two attempts, as often as nothing came of late."""
+        return (1 << self._misses) - 1
