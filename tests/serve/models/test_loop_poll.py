@@ -15,13 +15,30 @@ from serve.models.loop_poll import LoopPoll
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LONGEST = 50_000_000  # ns; enough for a turn on a machine that is busy
+_LONGEST = 1_000_000  # ns
+_YIELD = 100_000  # ns, while others have little to do
+
+
+class Clock:
+    """Time that passes in yields alone: how long this machine takes for its turns decides nothing here."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.each_yield = _YIELD
+
+    def sched_yield(self) -> None:
+        """Others have the processor."""
+        self.now += self.each_yield
 
 
 @pytest.fixture(autouse=True)
-def _longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time, in nanoseconds."""
+    made = Clock()
     monkeypatch.setattr(BusyPoll, "longest", _LONGEST)
-    monkeypatch.setattr("os.sched_yield", lambda: None)  # the machine may be busy: see the last test
+    monkeypatch.setattr("os.sched_yield", made.sched_yield)
+    monkeypatch.setattr("serve.models.loop_poll._now", lambda: made.now)
+    return made
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -60,18 +77,17 @@ def until_asleep(loop: asyncio.AbstractEventLoop, poll: LoopPoll) -> None:
         turns(loop)
 
 
-def test_the_loop_stays_awake_for_a_while(loop: asyncio.AbstractEventLoop) -> None:
+def test_the_loop_stays_awake_for_a_while(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """And no longer."""
     poll = poll_on(loop)
-    began = time.perf_counter_ns()
     poll.expect()
     assert awake(poll)
     until_asleep(loop, poll)
-    assert time.perf_counter_ns() - began >= _LONGEST
+    assert clock.now == _LONGEST
     assert "1 misses" in repr(poll)
 
 
-def test_what_comes_meanwhile_keeps_it_awake(loop: asyncio.AbstractEventLoop) -> None:
+def test_what_comes_meanwhile_keeps_it_awake(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """From then on anew."""
     poll = poll_on(loop)
     poll.expect()
@@ -81,7 +97,9 @@ def test_what_comes_meanwhile_keeps_it_awake(loop: asyncio.AbstractEventLoop) ->
     turns(loop)
     poll.expect()
     assert "0 misses" in repr(poll)
-    assert awake(poll)
+    began = clock.now
+    until_asleep(loop, poll)
+    assert clock.now == began + _LONGEST
 
 
 def test_several_answers_of_one_turn_are_one_expectation(loop: asyncio.AbstractEventLoop) -> None:
@@ -112,13 +130,16 @@ def test_a_thread_that_gets_work_ends_it(loop: asyncio.AbstractEventLoop) -> Non
     assert "0 misses" in repr(poll)
 
 
-def test_nothing_begins_right_behind_a_hold(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_begins_right_behind_a_hold(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """The thread has only just begun."""
-    monkeypatch.setattr("serve.models.loop_poll._HOLD_NS", 3_600_000_000_000)
     poll = poll_on(loop)
     poll.hold()
+    clock.now += 4_999_999
     poll.expect()
     assert not awake(poll)
+    clock.now += 1
+    poll.expect()
+    assert awake(poll)
 
 
 def test_zero_keeps_nothing_awake(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +150,9 @@ def test_zero_keeps_nothing_awake(loop: asyncio.AbstractEventLoop, monkeypatch: 
     assert not awake(poll)
 
 
-def test_a_processor_that_others_keep_is_given_up(
-    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_that_others_keep_is_given_up(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """The loop sleeps at once, this time and the next times."""
-    monkeypatch.setattr("os.sched_yield", lambda: time.sleep(2 * _LONGEST / 1e9))
+    clock.each_yield = 3_000_000
     poll = poll_on(loop)
     poll.expect()
     turns(loop)
