@@ -44,6 +44,7 @@ COMPILED = {
         "models/loop_poll",
         "models/model",
         "models/open_request",
+        "models/rejoining",
         "models/remote_lanes",
         "models/sequence_tensors",
         "models/signature",

@@ -362,6 +362,11 @@ class ModelConfig:
         related = batching is not None and (self.max_batch_size > 1 or batching.preserve_ordering)
         return not (related or self.decoupled or self.sequence_batching is not None)
 
+    @property
+    def joins(self) -> bool:
+        """Whether several requests are executed as one batch."""
+        return self.max_batch_size > 1 and (self.dynamic_batching or self.sequence_batching) is not None
+
     def own(self, name: str) -> str:
         """The name of the model, or of an instance of it, as its author knows it, who is not told whose part it is."""
         return name.removeprefix(f"{self.part_of}:") if self.part_of else name

@@ -4,7 +4,8 @@ Theory of operation. `submit` runs on the event loop: it checks the request's la
 asks for one `_dispatch` at the end of this turn of the loop, by which time every socket that had data has been read
 and requests that arrived together lie in the queue together. `_dispatch` gives a batch to each idle lane. A lane that
 has finished pulls its next batch itself, without the loop, and reports with one wake-up a batch. A lane whose model is
-in another process is sent its batches by the loop, which hears its answers (`remote_lanes`).
+in another process is sent its batches by the loop, which hears its answers (`remote_lanes`), and gives those whom it
+answers a moment to come again (`rejoining`).
 
 A batch that will be done sooner than a thread hand-off pays for is executed on the loop: how long the last executions
 of that size took decides, so a model earns it by being quick and loses it by being slow once.
@@ -32,6 +33,7 @@ from serve.models.instance import Instance, Retired
 from serve.models.layout_check import CheckedLayouts
 from serve.models.loop_poll import LoopPoll
 from serve.models.readiness import Readiness
+from serve.models.rejoining import Rejoining
 from serve.models.remote_lanes import RemoteLanes
 from serve.models.sequence_tensors import signature_for
 from serve.scheduling.ordering import InOrder
@@ -136,6 +138,7 @@ class Model:
         self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
         # several requests may be sent to a process of the model's own together; with limits others may be in turn
         self._together = signature.one_by_one and limits is None and any(handler.patience for _, handler in handlers)
+        self._rejoining = Rejoining(joins=self.config.joins)
         self._executed: list[Execution] = []
         self._lock = threading.Lock()
         self._checked = CheckedLayouts(self.config, stats)
@@ -247,6 +250,9 @@ class Model:
 
     def _dispatch(self) -> None:
         """Give a batch to every idle lane while there are both, then answer those that are done. On the loop."""
+        if not self._executed and self._rejoining.waits(len(self._queue), _now()):
+            self._loop.call_soon(self._dispatch)
+            return
         self._dispatch_asked = False
         wake_at = self._give_out() if self._limits is None else self._give_out_in_turn(self._limits)
         if not wake_at:
@@ -337,9 +343,14 @@ class Model:
             self._ask_for_dispatch()
 
     def _received(self, lane: Instance, execution: Execution) -> None:
-        """A process has answered. On the loop, which gives it its next batch before it answers this one."""
+        """A process has answered. On the loop."""
         self._rest(lane)
-        self._executed.append(execution)
+        size = len(execution.batch)
+        if self._rejoining.goes_first(len(self._queue), size):
+            self._executed.append(execution)
+        else:
+            self._hand_over(execution)
+            self._rejoining.answered(size, _now())
         self._ask_for_dispatch()
 
     def _pull_ahead(self, lane: Instance) -> Batch:

@@ -285,6 +285,47 @@ async def test_a_process_has_its_next_batch_before_the_last_is_answered(toys, mo
         assert under_way == [True, False]
 
 
+async def test_who_is_answered_may_join_those_who_wait(toys, model_file, monkeypatch):
+    """Who comes again within the turns of the loop that they wait, as a client does that was answered by a socket."""
+    monkeypatch.setattr("serve.models.rejoining._LONGEST_NS", 60_000_000_000)  # the machine may be busy
+    async with serving(toys, model_file, batches=True) as (model, _):
+
+        async def client():
+            sizes = [(await ask(model, output=1, shape=(1, 1))).tolist()]
+            await asyncio.sleep(0)
+            return [*sizes, (await ask(model, output=1, shape=(1, 1))).tolist()]
+
+        clients = [asyncio.ensure_future(client()) for _ in range(3)]
+        await asyncio.sleep(0)  # they ask
+        await asyncio.sleep(0)  # and are sent
+        late = asyncio.ensure_future(ask(model, output=1, shape=(1, 1)))
+        assert await asyncio.gather(*clients) == [[[[3]], [[4]]]] * 3
+        assert (await late).tolist() == [[4]]
+
+
+async def test_nobody_is_waited_for_in_vain(toys, model_file, monkeypatch):
+    """Those who wait are sent after three turns, though nobody joins them; so is who comes later, at once."""
+    monkeypatch.setattr("serve.models.rejoining._LONGEST_NS", 60_000_000_000)
+    async with serving(toys, model_file, batches=True) as (model, _):
+        first = [asyncio.ensure_future(ask(model, output=1, shape=(1, 1))) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        second = [asyncio.ensure_future(ask(model, output=1, shape=(1, 1))) for _ in range(2)]
+        assert [result.tolist() for result in await asyncio.gather(*first)] == [[[3]]] * 3
+        assert [result.tolist() for result in await asyncio.gather(*second)] == [[[2]]] * 2
+        assert (await ask(model, output=1, shape=(1, 1))).tolist() == [[1]]
+
+
+async def test_many_who_wait_are_sent_before_a_batch_is_answered(toys, model_file):
+    """The process does not wait for so many answers to be written."""
+    async with serving(toys, model_file, batches=True) as (model, [handler]):
+        under_way = []
+        resolve = model._answers.resolve
+        model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
+        await asyncio.gather(*[ask(model, shape=(1, 1)) for _ in range(16)])
+        assert under_way == [True, False]
+
+
 @pytest.fixture
 def together(monkeypatch):
     """Up to eight requests cross together, however quick the model is known to be, unless a process died."""
