@@ -149,7 +149,7 @@ class Settings:
     session_seconds: float = 1200.0
     drain_seconds: float = 25.0
     inline_microseconds: int = 200
-    busy_poll_microseconds: int = 200
+    busy_poll_microseconds: int = 400
     ping_mode: PingMode = PingMode.READY
     default_accept: str = "application/json"
     booster_accept: str = "text/csv"
