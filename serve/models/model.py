@@ -250,8 +250,8 @@ class Model:
 
     def _dispatch(self) -> None:
         """Give a batch to every idle lane while there are both, then answer those that are done. On the loop."""
-        if not self._executed and self._rejoining.waits(len(self._queue), _now()):
-            self._loop.call_soon(self._dispatch)
+        if self._rejoining.turns and not self._executed and self._rejoining.waits(len(self._queue), _now()):
+            self._loop.call_soon(self._dispatch)  # `_dispatches` would call it before the loop looks at its sockets
             return
         self._dispatch_asked = False
         wake_at = self._give_out() if self._limits is None else self._give_out_in_turn(self._limits)

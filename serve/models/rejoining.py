@@ -22,16 +22,19 @@ class Rejoining:
 
     Args:
         joins: whether its requests are joined into batches at all.
+
+    Attributes:
+        turns: of the loop, for which those who wait may still be left alone.
     """
 
     def __init__(self, *, joins: bool) -> None:
         self._joins = joins
         self._size = 0  # of the batch that was answered last
-        self._turns = 0
+        self.turns = 0
         self._until = 0
 
     def __repr__(self) -> str:
-        return f"<Rejoining: {self._turns} turns left for {self._size} to come again>"
+        return f"<Rejoining: {self.turns} turns left for {self._size} to come again>"
 
     def goes_first(self, waiting: int, size: int) -> bool:
         """Whether so many who wait are sent before a batch of that size is answered, which is done."""
@@ -39,14 +42,14 @@ class Rejoining:
 
     def answered(self, size: int, now: int) -> None:
         """So many have been answered (ns)."""
-        self._size, self._turns, self._until = size, _TURNS, now + _LONGEST_NS
+        self._size, self.turns, self._until = size, _TURNS, now + _LONGEST_NS
 
     def waits(self, waiting: int, now: int) -> bool:
         """Whether those who wait now (ns) are left alone until the loop has looked at its sockets once more."""
-        if not (self._turns and waiting):
+        if not (self.turns and waiting):
             return False
         if waiting < self._size and now < self._until:
-            self._turns -= 1
+            self.turns -= 1
             return True
-        self._turns = 0
+        self.turns = 0
         return False

@@ -7,6 +7,13 @@ from serve.models.rejoining import Rejoining
 NOW = 10**15  # ns
 
 
+def after_four() -> Rejoining:
+    """When four have just been answered."""
+    rejoining = Rejoining(joins=True)
+    rejoining.answered(4, NOW)
+    return rejoining
+
+
 def turns(rejoining: Rejoining, waiting: int, now: int = NOW) -> int:
     """For how many turns of the loop so many wait for others to join them."""
     count = 0
@@ -31,17 +38,15 @@ def test_requests_that_are_no_batch_go_first() -> None:
 
 def test_fewer_than_were_answered_wait_for_three_turns() -> None:
     """Once: behind these they are sent, and so is whoever comes later."""
-    rejoining = Rejoining(joins=True)
-    assert turns(rejoining, 1) == 0
-    rejoining.answered(4, NOW)
+    assert turns(Rejoining(joins=True), 1) == 0
+    rejoining = after_four()
     assert turns(rejoining, 3) == 3
     assert turns(rejoining, 3) == 0
 
 
 def test_as_many_as_were_answered_wait_no_longer() -> None:
     """And what was left of their turns is nobody's."""
-    rejoining = Rejoining(joins=True)
-    rejoining.answered(4, NOW)
+    rejoining = after_four()
     assert rejoining.waits(3, NOW)
     assert not rejoining.waits(4, NOW)
     assert turns(rejoining, 1) == 0
@@ -49,16 +54,14 @@ def test_as_many_as_were_answered_wait_no_longer() -> None:
 
 def test_turns_begin_with_the_first_who_waits() -> None:
     """The loop may turn meanwhile, with nobody there."""
-    rejoining = Rejoining(joins=True)
-    rejoining.answered(4, NOW)
+    rejoining = after_four()
     assert turns(rejoining, 0) == 0
     assert turns(rejoining, 1) == 3
 
 
 def test_turns_that_take_long_are_not_waited_for() -> None:
     """Those of a loop that has much to do."""
-    rejoining = Rejoining(joins=True)
-    rejoining.answered(4, NOW)
+    rejoining = after_four()
     assert rejoining.waits(1, NOW + 299_999)
     assert not rejoining.waits(1, NOW + 300_000)
     rejoining.answered(2, NOW + 400_000)

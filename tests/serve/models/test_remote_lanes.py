@@ -275,12 +275,18 @@ async def test_the_time_of_each_batch_is_its_own(toys, model_file, monkeypatch):
         assert calls == ["await_answers"]
 
 
+def note_batches_under_way(model, handler):
+    """For each batch that is answered from now on, whether the process has another one already."""
+    under_way = []
+    resolve = model._answers.resolve
+    model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
+    return under_way
+
+
 async def test_a_process_has_its_next_batch_before_the_last_is_answered(toys, model_file):
     """Who takes an answer finds the next batch sent already: the process does not wait for clients to be served."""
     async with serving(toys, model_file) as (model, [handler]):
-        under_way = []
-        resolve = model._answers.resolve
-        model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
+        under_way = note_batches_under_way(model, handler)
         await asyncio.gather(ask(model), ask(model))
         assert under_way == [True, False]
 
@@ -291,9 +297,10 @@ async def test_who_is_answered_may_join_those_who_wait(toys, model_file, monkeyp
     async with serving(toys, model_file, batches=True) as (model, _):
 
         async def client():
-            sizes = [(await ask(model, output=1, shape=(1, 1))).tolist()]
+            first = await ask(model, output=1, shape=(1, 1))
             await asyncio.sleep(0)
-            return [*sizes, (await ask(model, output=1, shape=(1, 1))).tolist()]
+            again = await ask(model, output=1, shape=(1, 1))
+            return [first.tolist(), again.tolist()]
 
         clients = [asyncio.ensure_future(client()) for _ in range(3)]
         await asyncio.sleep(0)  # they ask
@@ -319,9 +326,7 @@ async def test_nobody_is_waited_for_in_vain(toys, model_file, monkeypatch):
 async def test_many_who_wait_are_sent_before_a_batch_is_answered(toys, model_file):
     """The process does not wait for so many answers to be written."""
     async with serving(toys, model_file, batches=True) as (model, [handler]):
-        under_way = []
-        resolve = model._answers.resolve
-        model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
+        under_way = note_batches_under_way(model, handler)
         await asyncio.gather(*[ask(model, shape=(1, 1)) for _ in range(16)])
         assert under_way == [True, False]
 
