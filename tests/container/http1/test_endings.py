@@ -7,6 +7,7 @@ import gc
 import pytest
 
 from container.http1 import HttpProtocol
+from tests.container.http1.inside import Inside
 
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
@@ -22,7 +23,7 @@ def test_half_closed(serve, later):
     server = serve(later)
     client = server.connect().send(GET % 1 + GET % 2).done_sending()
     connection = server.alone()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
 
     answer_last(server, later)
     first = client.answer()
@@ -50,7 +51,7 @@ def test_half_closed_while_a_large_answer_leaves(serve):
     server = serve(lambda exchange: exchange.respond(200, b"", (body,)))
     client = server.connect(receive_buffer=64 * 1024).send(GET % 1)
     connection = server.alone()
-    server.until(lambda: connection._write_paused)
+    server.until(lambda: Inside(connection).write_paused)
     client.done_sending()
 
     assert client.answer().body == body
@@ -65,7 +66,7 @@ def test_half_closed_in_the_middle_of_a_request(serve, later, part):
     server.until(lambda: len(later) == 1)
     client.send(part).done_sending()
     connection = server.alone()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
 
     answer_last(server, later)
 
@@ -82,7 +83,7 @@ def test_half_closed_within_a_method(serve, later):
     server = serve(later)
     client = server.connect().send(GET % 1 + b"GE").done_sending()
     connection = server.alone()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
 
     answer_last(server, later)
 
@@ -117,7 +118,7 @@ def test_client_that_just_closes(serve, later):
     connection = server.alone()
     server.until(lambda: len(later) == 1)
     client.close()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
 
     server.elapse(0)
     server.elapse(0)
@@ -131,7 +132,7 @@ def test_half_closed_client_that_waits_long(serve, later):
     server = serve(later)
     client = server.connect().send(GET % 1).done_sending()
     connection = server.alone()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
     for _ in range(3):
         server.elapse(0)
 
@@ -148,7 +149,7 @@ def test_half_closed_client_of_http10_is_not_asked(serve, later):
     server = serve(later)
     client = server.connect().send(b"GET /1 HTTP/1.0\r\n\r\n").done_sending()
     connection = server.alone()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
     for _ in range(3):
         server.elapse(0)
 
@@ -177,7 +178,7 @@ def test_client_that_leaves_inside_a_request(serve, later, part, how):
     server = serve(later)
     client = server.connect().send(part)
     connection = server.alone()
-    server.until(lambda: connection._arriving is not None or connection._head_bound == len(part) or len(part) > 50)
+    server.until(lambda: Inside(connection).begun or Inside(connection).head_bytes == len(part) or len(part) > 50)
 
     getattr(client, how)()
 
@@ -197,7 +198,7 @@ def test_nothing_is_leaked(serve, later):
             if number % 3:
                 answer_last(server, later)
         (client.close, client.reset)[number % 2]()
-        server.until(lambda: all(each._half_closed for each in server.server.connections))
+        server.until(lambda: all(Inside(each).half_closed for each in server.server.connections))
         server.elapse(0)
         server.elapse(0)
         server.empty()
@@ -237,7 +238,7 @@ def test_drain_lets_idle_clients_ask_once_more(serve):
         assert client.at_end()
         client.close()
     assert not server.wait_closed(0.01)
-    server.call(server.server._part)
+    server.call(server.server.drain, 0)
     assert silent.at_end()
     assert server.connect().at_end()
     assert server.wait_closed(60)
@@ -247,7 +248,7 @@ def test_drain_waits_so_long_for_idle_clients(serve):
     """Idle connections close when the drain's patience is over, but not one whose request has begun to arrive."""
     server = serve()
     idle, asking = server.connect(), server.connect().send((GET % 1)[:-2])
-    server.until(lambda: sorted(each._boundary for each in server.server.connections) == [False, True])
+    server.until(lambda: sorted(Inside(each).between for each in server.server.connections) == [False, True])
 
     server.call(server.server.drain, 0.01)
 
@@ -283,7 +284,7 @@ def test_drain_in_the_middle_of_a_request(serve, part):
     raw = POST % 1
     client = server.connect().send(raw[:part])
     connection = server.alone()
-    server.until(lambda: not connection._boundary)
+    server.until(lambda: not Inside(connection).between)
 
     server.call(server.server.drain)
     client.send(raw[part:] + GET % 2)

@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from tests.container.http1.inside import Inside
+
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -231,10 +233,10 @@ def test_slow_headers(serve, size):
     assert client.ask(GET).status == 200
     client.send(GET[:size])
     connection = server.alone()
-    server.until(lambda: connection._head_bound == size)
+    server.until(lambda: Inside(connection).head_bytes == size)
     server.elapse(6)
     client.send(GET[size : size + 1])
-    server.until(lambda: connection._head_bound == size + 1)
+    server.until(lambda: Inside(connection).head_bytes == size + 1)
 
     server.elapse(6)
 
@@ -260,12 +262,12 @@ def test_slow_body(serve):
     server = serve(header_timeout=1, body_timeout=60)
     client = server.connect().send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
     connection = server.alone()
-    server.until(lambda: connection._arriving is not None)
+    server.until(lambda: Inside(connection).begun)
     for size in range(1, 4):
         server.elapse(40)
         client.send(b"x")
-        server.until(lambda: len(connection._arriving.body) or connection._buffer.tell() == size)  # noqa: B023
-    server.call(lambda: connection._since)
+        server.until(lambda: Inside(connection).body_bytes == size)  # noqa: B023
+    server.call(lambda: None)  # a turn of the loop later
 
     server.elapse(61)
 
@@ -294,12 +296,12 @@ def test_client_that_stops_reading(serve):
     server = serve(lambda exchange: exchange.respond(200, b"", (b"x" * 20_000_000,)), body_timeout=60)
     client = server.connect(receive_buffer=64 * 1024).send(GET)
     connection = server.alone()
-    server.until(lambda: connection._write_paused)
+    server.until(lambda: Inside(connection).write_paused)
     server.elapse(0)
     for _ in range(3):
-        before = server.call(connection._transport.get_write_buffer_size)
+        before = server.call(lambda: connection.unsent)
         client.reader.read(2_000_000)
-        server.until(lambda: connection._transport.get_write_buffer_size() < before)  # noqa: B023
+        server.until(lambda: connection.unsent < before)  # noqa: B023
         server.elapse(50)
     assert connection in server.call(lambda: set(server.server.connections))
     server.elapse(0)
@@ -321,7 +323,7 @@ def test_hundreds_of_dripping_clients_cost_others_nothing(serve):
     """While many clients drip their headers, another is served, and all of them end with 408."""
     server = serve(header_timeout=10)
     dripping = [server.connect().send(b"GET / HT") for _ in range(200)]
-    server.until(lambda: len([each for each in server.server.connections if each._head_bound]) == 200)
+    server.until(lambda: len([each for each in server.server.connections if Inside(each).head_bytes]) == 200)
 
     assert server.connect().ask(GET).status == 200
 
@@ -346,7 +348,7 @@ def test_sender_that_never_reads_is_not_collected(serve):
     sender = threading.Thread(target=send)
     sender.start()
     connection = server.alone()
-    server.until(lambda: connection._full and connection._write_paused)
+    server.until(lambda: Inside(connection).full and Inside(connection).write_paused)
     assert server.call(lambda: connection.owed) <= 256_000 // len(GET) + 4
     server.elapse(0)
     server.elapse(61)

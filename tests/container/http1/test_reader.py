@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from container.http1 import Http1Server, Limits
 from container.http1.reader import RequestReader
+from tests.container.http1.inside import Inside
 
 STREAM = (
     b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -176,7 +177,7 @@ def test_nothing_is_remembered(reads):
     """Of a request that never is all of a read, has another target each time, a long head or something special."""
     reader = reader_of(reads * 5)
 
-    assert reader._repeat is None
+    assert not Inside(reader).repeats
     assert reader.parsed >= len(reader.exchanges) >= 5
     assert read(reads * 5) == read([b"".join(reads * 5)])
 
@@ -215,7 +216,7 @@ def test_nothing_is_taken_behind_the_last(last, reads):
 
     assert len(reader.exchanges) == last
     assert reader.refusals == []
-    assert reader._boundary
+    assert Inside(reader).between
 
 
 runs = st.lists(st.tuples(st.sampled_from(REQUESTS), st.integers(1, 4)), min_size=1, max_size=6)

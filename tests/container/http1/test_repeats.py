@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.container.http1.inside import Inside
+
 HEAD = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n"
 POST = HEAD + b"abc"
 
@@ -17,7 +19,7 @@ def known(serve):
         client = server.connect()
         for _ in range(2):
             assert client.ask(POST).body == b"POST /a abc"
-        assert server.alone()._repeat is not None
+        assert Inside(server.alone()).repeats
         return server, client
 
     return start
@@ -25,12 +27,8 @@ def known(serve):
 
 def unparsed(server, client, raw):
     """The answer to a request that llhttp must not see."""
-    connection = server.alone()
-    feed = connection._feed
-    server.call(setattr, connection, "_feed", None)  # whose call would close the connection without an answer
-    answer = client.ask(raw)
-    server.call(setattr, connection, "_feed", feed)
-    return answer
+    with Inside(server.alone()).unparsed(server):
+        return client.ask(raw)
 
 
 def test_a_repeat_is_not_parsed(known):
@@ -92,7 +90,7 @@ def test_a_repeat_in_two_pieces(known, size):
     connection = server.alone()
     for body in (b"123", b"456"):
         client.send((HEAD + body)[:size])
-        server.until(lambda: not connection._boundary)
+        server.until(lambda: not Inside(connection).between)
         assert client.ask((HEAD + body)[size:]).body == b"POST /a " + body
         assert unparsed(server, client, POST).body == b"POST /a abc"
 
@@ -116,7 +114,7 @@ def test_a_repeat_with_the_beginning_of_another(known, rest):
     connection = server.alone()
 
     assert client.ask(POST + rest).body == b"POST /a abc"
-    server.until(lambda: not connection._boundary)
+    server.until(lambda: not Inside(connection).between)
     assert client.ask(b"GET /r HTTP/1.1\r\nHost: a\r\n\r\n"[len(rest) :]).body == b"GET /r "
 
     assert client.ask(POST + rest).body == b"POST /a abc"
@@ -133,7 +131,7 @@ def test_a_body_that_holds_the_head(known):
     assert unparsed(server, client, head + POST).body == b"POST /a " + POST
 
     client.send(head)
-    server.until(lambda: connection._arriving is not None)
+    server.until(lambda: Inside(connection).begun)
     assert client.ask(POST).body == b"POST /a " + POST
 
 
@@ -167,7 +165,7 @@ def test_reading_pauses_for_repeats(serve, later):
         client.send(POST)
         server.until(lambda: server.server.in_flight == number)  # noqa: B023
 
-    assert server.alone()._full
+    assert Inside(server.alone()).full
     for _ in range(3):
         server.call(later.exchanges[-1].respond, 200, b"", ())
     assert [client.answer().status for _ in range(3)] == [200] * 3
@@ -238,7 +236,7 @@ def test_a_client_that_stops_after_a_repeat(serve):
             assert client.ask(POST).status == 200
     server.elapse(60)
     clients[0].send(POST[:10])
-    server.until(lambda: any(not each._boundary for each in server.server.connections))
+    server.until(lambda: any(not Inside(each).between for each in server.server.connections))
     server.elapse(11)
     assert clients[0].answer().status == 408
 

@@ -7,9 +7,20 @@ import logging
 
 import pytest
 
+from tests.container.http1.inside import Inside
+
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 OLD = b"GET /1 HTTP/1.0\r\n\r\n"
 BIG = b"x" * 1_000_000
+
+
+class OldClient(http.client.HTTPConnection):
+    """One that speaks HTTP/1.0."""
+
+    _http_vsn_str = "HTTP/1.0"
+
+
+CLIENTS = {"HTTP/1.0": OldClient, "HTTP/1.1": http.client.HTTPConnection}
 
 
 def begun(server, later):
@@ -90,7 +101,7 @@ def test_cut_inside_the_handler_of_a_request_that_waited(serve, behind):
     server = serve(handler)
     client = server.connect().send(GET % 1 + GET % 2 + behind)
     connection = server.alone()
-    server.until(lambda: connection.owed == 3 or connection._pending_refusal is not None)
+    server.until(lambda: connection.owed == 3 or Inside(connection).refused)
     server.call(asked[0].respond, 200, b"", (b"first",))
 
     assert client.answer().body == b"first"
@@ -119,7 +130,7 @@ def test_cut_while_reading_is_paused(serve, later):
     server = serve(later, pipelined=3, linger_timeout=1e9)
     client = server.connect().send(b"".join(GET % number for number in range(10)))
     connection = server.alone()
-    server.until(lambda: connection._full)
+    server.until(lambda: Inside(connection).full)
     server.call(begun(server, later).cut)
 
     assert client.head().status == 200
@@ -137,8 +148,7 @@ def test_cut_while_reading_is_paused(serve, later):
 def test_half_an_answer_is_never_taken_for_all_of_it(serve, later, version, error, how):
     """However an answer fails to become whole, a common client raises; HTTP/1.0 has nothing but a reset to say it."""
     server = serve(later, stream_buffer=1000, body_timeout=60)
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    client._http_vsn_str = version
+    client = CLIENTS[version]("127.0.0.1", server.port, timeout=60)
     client.request("GET", "/")
     exchange = begun(server, later)
     with client.getresponse() as answer:
@@ -239,7 +249,7 @@ def test_client_that_closes_between_two_parts(serve, later):
     assert client.head().status == 200
     assert client.chunk() == b"one"
     client.close()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
 
     server.elapse(0)
     server.elapse(0)
@@ -254,7 +264,7 @@ def test_clients_are_asked_once_between_two_parts(serve, later):
     client = server.connect().send(GET % 1).done_sending()
     connection = server.alone()
     exchange = begun(server, later)
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
     for _ in range(5):
         server.elapse(0)
     server.call(exchange.write, b"two")
@@ -275,7 +285,7 @@ def test_client_that_closes_after_half_closing(serve, later):
     client = server.connect().send(GET % 1).done_sending()
     connection = server.alone()
     exchange = begun(server, later)
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
     server.elapse(0)
     server.elapse(0)
     assert client.head().status == 200
@@ -297,7 +307,7 @@ def test_client_of_http10_that_closes(serve, later):
     assert client.head().status == 200
     assert client.reader.read(3) == b"one"
     client.close()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
     server.elapse(0)
     server.elapse(0)
     assert later.left == []
@@ -313,7 +323,7 @@ def test_half_closed(serve, later, old):
     server = serve(later)
     client = server.connect().send(OLD if old else GET % 1).done_sending()
     connection = server.alone()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
     exchange = begun(server, later)
     for part in (b"two", BIG, b"three"):
         server.elapse(0)
@@ -338,7 +348,7 @@ def test_half_closed_asked_before_and_after_the_beginning(serve, later):
     server = serve(later)
     client = server.connect().send(GET % 1).done_sending()
     connection = server.alone()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
     server.elapse(0)
     server.elapse(0)
     exchange = begun(server, later)
@@ -356,7 +366,7 @@ def test_half_closed_in_the_middle_of_a_request(serve, later):
     server = serve(later)
     client = server.connect().send(GET % 1 + b"GET / HT").done_sending()
     connection = server.alone()
-    server.until(lambda: connection._half_closed)
+    server.until(lambda: Inside(connection).half_closed)
     server.call(begun(server, later).end)
 
     assert client.answer().parts == [b"one"]
@@ -436,7 +446,7 @@ def test_client_that_stops_reading(serve, later):
     connection = server.alone()
     exchange = begun(server, later)
     server.call(exchange.write, BIG * 20)
-    server.until(lambda: connection._write_paused)
+    server.until(lambda: Inside(connection).write_paused)
     for _ in range(7):
         assert later.left == []
         server.elapse(10)
@@ -458,12 +468,12 @@ def test_client_that_reads_slowly(serve, later):
     assert client.head().status == 200
     assert client.chunk() == b"one"
     for _ in range(5):
-        before = server.call(connection._transport.get_write_buffer_size)
+        before = server.call(lambda: connection.unsent)
         assert [client.chunk(), client.chunk()] == [BIG, BIG]
-        server.until(lambda: connection._transport.get_write_buffer_size() < before)  # noqa: B023
+        server.until(lambda: connection.unsent < before)  # noqa: B023
         server.elapse(50)
         # as many bytes as were read, so that the number of those unsent does not tell
-        more = before - server.call(connection._transport.get_write_buffer_size)
+        more = before - server.call(lambda: connection.unsent)
         server.call(exchange.write, b"x" * (more - len(b"%x\r\n\r\n" % more)))
     server.call(exchange.end)
 
@@ -485,7 +495,7 @@ def test_model_that_thinks_long(serve, later):
     server.elapse(10_000)
     server.elapse(10_000)
     server.call(exchange.write, BIG * 20)
-    assert server.call(connection._transport.get_write_buffer_size) > 0
+    assert server.call(lambda: connection.unsent) > 0
     server.elapse(50)
     assert client.chunk() == BIG * 20
     server.elapse(10_000)

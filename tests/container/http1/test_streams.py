@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from container.http1 import HttpProtocol
+from tests.container.http1.inside import Inside
 
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 OLD = b"GET /1 HTTP/1.0\r\n\r\n"
@@ -206,7 +207,7 @@ def test_continue_behind_a_stream(serve, later):
     exchange = begun(server, later)
     connection = server.alone()
     client.send(head)
-    server.until(lambda: connection._wants_continue and connection._behind)
+    server.until(lambda: Inside(connection).wants_continue and Inside(connection).behind)
     server.call(exchange.write, b"one")
     server.call(exchange.end)
 
@@ -221,7 +222,7 @@ def test_refusal_behind_a_stream(serve, later):
     exchange = begun(server, later)
     connection = server.alone()
     client.send(b"\0\r\n\r\n")
-    server.until(lambda: connection._pending_refusal is not None)
+    server.until(lambda: Inside(connection).refused)
     server.call(exchange.write, b"one")
     server.call(exchange.end)
 
@@ -274,10 +275,10 @@ def test_http10_with_requests_behind(serve, later):
     request = b"GET /%d HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
     client = server.connect().send(b"".join(request % number for number in range(10)))
     connection = server.alone()
-    server.until(lambda: connection._full)
+    server.until(lambda: Inside(connection).full)
     exchange = begun(server, later)
     client.send(request % 10)
-    server.until(lambda: connection._discarded)
+    server.until(lambda: Inside(connection).discarded)
     assert server.call(lambda: server.server.in_flight) == 1
     server.call(exchange.write, b"one")
     server.call(exchange.end)
@@ -390,7 +391,7 @@ def test_unsent(serve, later):
     server.call(exchange.begin, 200, b"")
     server.call(exchange.write, BIG * 20)
     unsent = server.call(lambda: exchange.unsent)
-    assert unsent == server.alone()._transport.get_write_buffer_size() > 10_000_000
+    assert unsent == server.alone().unsent > 10_000_000
 
     assert client.head().status == 200
     assert client.chunk() == BIG * 20
