@@ -96,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of `mme`; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     if not words:
-        _parser().print_help(sys.stderr)
+        make_parser().print_help(sys.stderr)
         return 2
-    arguments = _serve_arguments(_parser(), words) if words[:1] == ["serve"] else _parser().parse_args(words)
+    arguments = _serve_arguments(make_parser(), words) if words[:1] == ["serve"] else make_parser().parse_args(words)
     return _guarded(arguments.command, arguments)
 
 
@@ -241,7 +241,8 @@ class _CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists what there is\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     parser = _CommandParser(
         prog="mme",
         description="A serving container for SageMaker multi-model endpoints.",

@@ -101,12 +101,17 @@ class WaitingExchange:
         self._parts = None
 
     @property
+    def answered(self) -> bool:
+        """Whether there is an answer, or the beginning of one."""
+        return self._answer.done()
+
+    @property
     def unsent(self) -> int:
         """Bytes of parts that the thread has not sent yet."""
         return 0 if self._parts is None else self._parts.unsent
 
     def _take(self, status: int, headers: bytes, body: bytes | Parts) -> None:
-        if self._answer.done():
+        if self.answered:
             raise RuntimeError(f"{self.method} {self.target!r} has been answered before: answer exactly once")
         self._answer.set_result((status, headers, body))
 

@@ -37,8 +37,8 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
     engine = service.engine
 
     def list_models() -> Response:
-        after = _token_name(request.args.get("next_page_token", ""))
-        return json_answer(page(on_loop.call(_posted, engine), after))
+        token = request.args.get("next_page_token", "")
+        return json_answer(page(on_loop.call(_posted, engine), token))
 
     def load_model() -> Response:
         engine.check_control()
@@ -77,11 +77,15 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
     return routes
 
 
-def page(models: list[tuple[str, str]], after: str) -> dict[str, Any]:
-    """The models behind the name `after`, at most `PAGE` of them, and the token for the rest if there is any.
+def page(models: list[tuple[str, str]], token: str) -> dict[str, Any]:
+    """The models behind those that `token` stands for, "" for none: at most `PAGE`, and a token if there are more.
 
     The token carries the last name shown, so that models which come and go between two pages shift nothing.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for a token that is none.
     """
+    after = _token_name(token)
     rest = [(name, url) for name, url in models if name > after]
     document: dict[str, Any] = {"models": [_described(name, url) for name, url in rest[:PAGE]]}
     if len(rest) > PAGE:

@@ -53,7 +53,8 @@ class Service:
     Attributes:
         settings, engine, routes: what it was made from, and what it is made of.
         tracer: what traces requests, None where traces go nowhere; traces: which ones.
-        dashboard: what the page at /dashboard shows, None where it is switched off.
+        dashboard: what the page at /dashboard shows, None where it is switched off; watcher: what it is told by.
+        emf: what writes CloudWatch's metrics, None where they are not asked for.
         regions, cuda_regions: of memory that clients share.
         logs: what is logged, and how.
     """
@@ -99,17 +100,17 @@ class Service:
             regions=self.regions,
             tracer=self.tracer,
         )
-        self._emf = EmfReporter(self.engine, settings) if settings.emf else None
-        self._watcher = Watcher(self.engine) if settings.dashboard else None
-        self.dashboard = Documents(self.engine, settings, self._watcher) if self._watcher is not None else None
+        self.emf = EmfReporter(self.engine, settings) if settings.emf else None
+        self.watcher = Watcher(self.engine) if settings.dashboard else None
+        self.dashboard = Documents(self.engine, settings, self.watcher) if self.watcher is not None else None
         self._loading: asyncio.Task[None] | None = None
         self._has_begun = settings.mode is not Mode.REPOSITORY and not settings.model_control_mode.limits
         self._polling: asyncio.Task[None] | None = None
         registered = [name for name, _ in self.engine.registered()]
         self._poller = Poller(self.engine, self.engine.scan, settings.poll_seconds, registered)
 
-    def start(self) -> None:
-        """Begin to load the start-up models; the server accepts requests meanwhile."""
+    def start(self) -> asyncio.Task[None]:
+        """Begin to load the start-up models, until the task is over; the server accepts requests meanwhile."""
         budget = self.engine.options.budget
         _log.info(
             "serving in %s mode, memory budget %s",
@@ -119,11 +120,12 @@ class Service:
         if complaint := gpus.complaint():
             _log.warning("no GPU is used: NVIDIA's driver says '%s'", complaint)
         loop = asyncio.get_running_loop()
-        if self._emf is not None:
-            self._emf.start(loop)
-        if self._watcher is not None:
-            self._watcher.start(loop)
+        if self.emf is not None:
+            self.emf.start(loop)
+        if self.watcher is not None:
+            self.watcher.start(loop)
         self._loading = loop.create_task(self._begin())
+        return self._loading
 
     async def _begin(self) -> None:
         await self._load_start_models()
@@ -205,10 +207,10 @@ class Service:
         for task in (self._loading, self._polling):
             if task is not None:
                 task.cancel()
-        if self._emf is not None:
-            self._emf.close()  # before the engine: what unloads because we end is no metric
-        if self._watcher is not None:
-            self._watcher.close()
+        if self.emf is not None:
+            self.emf.close()  # before the engine: what unloads because we end is no metric
+        if self.watcher is not None:
+            self.watcher.close()
         try:
             await self.engine.close()
         except asyncio.CancelledError:  # models are not waited for any longer; a file of traces takes a moment

@@ -63,7 +63,7 @@ def pytest_pyfunc_call(pyfuncitem):
         run_on_loop(with_entered(test, **fixtures), loop_factory)
 
     if inspect.iscoroutinefunction(test):
-        on_loop(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+        on_loop(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters})
         return True
     if is_hypothesis_test(test) and inspect.iscoroutinefunction(test.hypothesis.inner_test):
         test.hypothesis.inner_test, test = on_loop, test.hypothesis.inner_test  # for each example

@@ -101,7 +101,7 @@ class Build:
         self._built: dict[str, dict[str, str]] = {}
         python = folder / "usr/local/bin/python"  # what the base image has
         python.parent.mkdir(parents=True)
-        python.write_text(f'#!/bin/sh\nexec {sys._base_executable} "$@"\n')
+        python.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} "$@"\n')
         python.chmod(0o755)
 
     def path(self, path: str) -> str:

@@ -262,8 +262,8 @@ def start_service(**settings):
     http, listener = on_loop.run(listen())
     for pool in (*pools_of(service.engine), *front._pools.values()):
         _fill_pool(pool)
-    on_loop.call(service.start)
-    on_loop.run(asyncio.wait_for(asyncio.shield(service._loading), PATIENCE))
+    loads = on_loop.call(service.start)
+    on_loop.run(asyncio.wait_for(asyncio.shield(loads), PATIENCE))
     running = Running(service, on_loop, make_app(service, on_loop), listener.sockets[0].getsockname()[1])
 
     def stop():

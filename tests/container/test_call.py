@@ -181,7 +181,7 @@ async def test_what_is_no_array_is_an_error(several, tracer):
     if several:
         request.respond(response([1.0]))
     request.resolve(None if several else response([1.0]))
-    assert exchange._answer.done()
+    assert exchange.answered
     (status, body), cancelled = body_of(exchange), request.cancelled
     assert "AttributeError" in json.loads(body)["error"]
     assert (status, cancelled) == (500, several)
@@ -197,7 +197,7 @@ async def test_a_client_that_leaves_while_its_answer_is_written_gets_none(tracer
     await asyncio.to_thread(writers_rest)
     await asyncio.sleep(0.001)  # the turn of the loop that hears of it
     assert call.over
-    assert not exchange._answer.done()
+    assert not exchange.answered
 
 
 class Remembering(Tracing):

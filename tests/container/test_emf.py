@@ -1,8 +1,10 @@
 """CloudWatch's embedded metric format: that each line is a document CloudWatch takes, and that the numbers add up."""
 
+import asyncio
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +13,7 @@ from container.settings import Mode
 from model_handlers.base import Footprint
 from serve.cache.cache_events import CacheEvent, Deed
 from tests.contract import models
+from tests.waiting import eventually
 
 UNITS = {
     "LoadedModelCount": "None",
@@ -96,9 +99,14 @@ def ask(running, name, times=1):
         assert running.infer(f"{name}.tar.gz", models.ONE).status == 200
 
 
+async def started(reporter):
+    """Have a reporter write from now on."""
+    reporter.start(asyncio.get_running_loop())
+
+
 def period(running):
     """End a period: its documents, checked, the endpoint's first."""
-    return [check(document) for document in running.on_loop.call(running.service._emf.documents, 1_763_600_000_000)]
+    return [check(document) for document in running.on_loop.call(running.service.emf.documents, 1_763_600_000_000)]
 
 
 def metric(running, name):
@@ -267,8 +275,8 @@ def test_the_end_of_a_server_writes_what_is_left(start, store, tmp_path):
     running = start(mode=Mode.STORE, model_store=str(store), cache_dir=tmp_path / "cache")
     lines = io.BytesIO()
     reporter = running.on_loop.call(EmfReporter, running.engine, running.service.settings, lines.write)
-    running.service._emf = reporter
-    running.on_loop.call(reporter.start, running.on_loop._loop)
+    running.service.emf = reporter
+    running.on_loop.run(started(reporter))
     ask(running, "a")
     running.on_loop.run(running.service.close())
 
@@ -279,14 +287,20 @@ def test_the_end_of_a_server_writes_what_is_left(start, store, tmp_path):
 
 def test_nobody_reading_ends_the_metrics_and_nothing_else(served, caplog):
     """A closed standard output is said once in the log; the server goes on."""
-    running = served()
+    running, written = served(), []
 
     def closed(_lines):
+        written.append(True)
         raise BrokenPipeError(32, "Broken pipe")
 
-    running.service._emf._write = closed
+    reporter = running.on_loop.call(
+        EmfReporter, running.engine, replace(running.service.settings, emf_period=0.001), closed
+    )
+    running.on_loop.run(started(reporter))
+    eventually(lambda: written)
+    running.on_loop.run(asyncio.sleep(0.01))
 
-    assert running.on_loop.call(running.service._emf._report) is False
+    assert written == [True]
     assert [record.message for record in caplog.records if record.name == "mme.emf"] == [
         "CloudWatch metrics end here: standard output: [Errno 32] Broken pipe"
     ]

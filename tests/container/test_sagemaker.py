@@ -221,7 +221,7 @@ def pages(source):
 def test_a_page_has_a_hundred_models(count, sizes):
     """Every model once, in order; a token only where there is more."""
     models = [(f"m{number:03}", f"/{number}") for number in range(count)]
-    found = pages(lambda token: sagemaker.page(models, sagemaker._token_name(token)))
+    found = pages(lambda token: sagemaker.page(models, token))
     assert [len(each) for each in found] == sizes
     assert [name for each in found for name in each] == [name for name, _ in models]
 

@@ -115,8 +115,7 @@ async def test_a_server_that_serves_what_it_loaded_is_ready_when_that_is_over(mo
     service = Service(settings, asyncio.get_running_loop())
     try:
         assert not service.ready
-        service.start()
-        await service._loading
+        await service.start()
         assert service.ready
     finally:
         await service.close()

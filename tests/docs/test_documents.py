@@ -100,7 +100,7 @@ def test_a_document_begins_with_a_command(path):
 def test_every_command_is_one(command):
     """Its flags are there, and take what is given."""
     _, *words = shlex.split(command)
-    assert cli._parser().parse_args(words).command == words[0]
+    assert cli.make_parser().parse_args(words).command == words[0]
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)

@@ -69,7 +69,7 @@ def test_a_load_and_an_eviction_appear_while_the_page_is_open(served, page, ask,
 def test_hits_and_misses_move(served, page, ask, until):
     """In the model's row, in the chart's words and in its shape."""
     running = served({"a": 10, "b": 10}, "a")
-    watcher = running.service._watcher
+    watcher = running.service.watcher
     running.on_loop.call(watcher.close)  # a second is over when we say so
     running.on_loop.call(watcher.sample)
     page.open(running)
@@ -127,7 +127,7 @@ def test_an_open_page_becomes_what_the_server_writes_now(served, page, ask, unti
     assert set(page.widths(".segment")) == {"big", "small"}
     (tmp_path / "repository" / "bad" / "1").mkdir(parents=True)
     (tmp_path / "repository" / "bad" / "1" / "model.onnx").write_bytes(b"no model")
-    watcher = running.service._watcher
+    watcher = running.service.watcher
     for name in ("small", "next", "next", "bad", "bad"):
         ask(running, name)
         running.on_loop.call(watcher.sample)
@@ -181,7 +181,7 @@ def test_a_server_that_does_not_answer_is_said_and_waited_for(served, page, ask,
 def test_the_pointer_reads_one_second_of_every_chart(served, page, ask, until):
     """Where it points, all charts tell of that second; when it leaves, of now."""
     running = served({"a": 10}, "a")
-    watcher = running.service._watcher
+    watcher = running.service.watcher
     running.on_loop.call(watcher.close)
     for times in (0, 2, 0, 0):
         for _ in range(times):

@@ -12,7 +12,7 @@ REQUESTS, LATENCY, CACHE, WAITING = drawing.CHARTS
 def history(**columns):
     """The columns of a history; those that are not named are zeros."""
     (length,) = {len(values) for values in columns.values()}
-    return {name: columns.get(name, [0] * length) for name in Sample._fields}
+    return {name: columns.get(name, [0] * length) for name in Sample.__annotations__}
 
 
 @pytest.mark.parametrize(

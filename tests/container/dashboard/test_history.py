@@ -51,7 +51,7 @@ def test_the_oldest_seconds_are_forgotten():
         history.add(Totals(hits=number * number))
 
     columns = history.columns()
-    assert set(columns) == set(Sample._fields)
+    assert set(columns) == set(Sample.__annotations__)
     assert set(map(len, columns.values())) == {SECONDS}
     assert columns["hits"] == [2 * number + 1 for number in range(4, SECONDS + 4)]
 
@@ -63,7 +63,7 @@ def test_windows_sum_what_the_seconds_say():
     history.add(totals)
     for second in range(WINDOW + 10):
         busy = 9 if second == WINDOW + 9 else 1  # the last second has nine requests of 10 ms, the others one of 1 ms
-        totals = totals._replace(
+        totals = Totals(
             hits=totals.hits + busy,
             succeeded=totals.succeeded + busy,
             failed=totals.failed + 1,

@@ -71,7 +71,7 @@ def test_a_model_in_use_was_used_now(served):
     running = served({"a": 10}, "a")
     entry = running.on_loop.call(running.engine.cache.lease, "a")
     entry.last_used -= 3600
-    running.on_loop.call(running.service._watcher.sample)
+    running.on_loop.call(running.service.watcher.sample)
     row = data(running)["models"][0]
     running.on_loop.call(entry.release)
     assert (row["idle"], row["leases"]) == (0, 1)
@@ -130,19 +130,19 @@ def test_models_that_can_not_serve_come_first(served, tmp_path, ask):
 def test_however_many_look_a_document_is_made_once_a_second(served):
     """Whoever asks in the same second with the same filter gets the same one."""
     running = served({"a": 10}, "a")
-    running.on_loop.call(running.service._watcher.close)
+    running.on_loop.call(running.service.watcher.close)
     first = running.on_loop.call(running.service.dashboard.document)
     assert running.on_loop.call(running.service.dashboard.document) is first
     assert running.on_loop.call(running.service.dashboard.document, "x") is not first
     again = running.on_loop.call(running.service.dashboard.document)
-    running.on_loop.call(running.service._watcher.sample)
+    running.on_loop.call(running.service.watcher.sample)
     assert running.on_loop.call(running.service.dashboard.document) is not again
 
 
 def test_however_many_look_the_page_is_written_once_a_second(served):
     """Each of them gets the same text, until there is more to tell or somebody asks for something else."""
     running = served({"a": 10}, "a")
-    running.on_loop.call(running.service._watcher.close)  # the second goes on
+    running.on_loop.call(running.service.watcher.close)  # the second goes on
     written = []
     template_rendered.connect(on_written := lambda _, **__: written.append(1))
 
@@ -150,7 +150,7 @@ def test_however_many_look_the_page_is_written_once_a_second(served):
     assert (len(pages), len(written)) == (1, 1)
     assert running.http("GET", "/dashboard/").body not in pages  # its links are other ones
     assert running.http("GET", "/dashboard?filter=a").body not in pages
-    running.on_loop.call(running.service._watcher.sample)
+    running.on_loop.call(running.service.watcher.sample)
     running.http("GET", "/dashboard")
 
     assert len(written) == 4
@@ -228,7 +228,7 @@ def test_it_can_be_switched_off(served):
     running = served({"a": 10}, "a", dashboard=False)
     for path in ("/dashboard", "/dashboard/data", "/dashboard/static/dashboard.js"):
         assert running.http("GET", path).status == 404
-    assert running.service._watcher is None
+    assert running.service.watcher is None
 
 
 def test_another_wsgi_server_shows_it_too(served, wsgi_server, raw_http):

@@ -10,12 +10,12 @@ from serve.stats import Duration, ModelStats
 
 def columns(running):
     """The seconds so far."""
-    return running.on_loop.call(running.service._watcher.history.columns)
+    return running.on_loop.call(running.service.watcher.history.columns)
 
 
 def happened(running):
     """What is remembered, newest first."""
-    return [(h.event.deed, h.event.name, h.times) for h in running.service._watcher.happenings]
+    return [(h.event.deed, h.event.name, h.times) for h in running.service.watcher.happenings]
 
 
 def test_a_second_holds_what_happened_in_it(served, ask, until):
@@ -85,7 +85,7 @@ def test_an_eviction_is_remembered_once(served, ask, until):
         (Deed.EVICTED, "a", 1),
         (Deed.LOADED, "a", 1),
     ]
-    (evicted,) = [h.event for h in running.service._watcher.happenings if h.event.deed is Deed.EVICTED]
+    (evicted,) = [h.event for h in running.service.watcher.happenings if h.event.deed is Deed.EVICTED]
     assert (evicted.why, evicted.footprint.host) == ("b", 120_000_000)
 
 
@@ -99,7 +99,7 @@ def test_a_load_that_fails_again_and_again_is_one_line(served, tmp_path, ask):
         ask(running, name)
 
     assert happened(running) == [(Deed.FAILED, "bad", 2), (Deed.FAILED, "worse", 1), (Deed.LOADED, "a", 1)]
-    (bad, *_) = running.service._watcher.happenings
+    (bad, *_) = running.service.watcher.happenings
     assert bad.since < bad.event.at
 
 

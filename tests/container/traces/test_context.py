@@ -18,7 +18,7 @@ ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
     ("headers", "expected"),
     [
         ({"traceparent": f"00-{TRACE}-{SPAN}-01"}, BOTH),
-        ({"traceparent": f"00-{TRACE}-{SPAN}-00"}, BOTH._replace(sampled=False)),
+        ({"traceparent": f"00-{TRACE}-{SPAN}-00"}, Origin(*BOTH[:2], sampled=False)),
         ({"traceparent": f"cc-{TRACE}-{SPAN}-03-what-comes-later"}, BOTH),
         ({ATTRIBUTES: f"00-{TRACE}-{SPAN}-01"}, BOTH),
         ({ATTRIBUTES: f"tenant=a;traceparent=00-{TRACE}-{SPAN}-01;b=c"}, BOTH),
@@ -28,7 +28,7 @@ ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
         ({ATTRIBUTES: f"tenant=a,TraceId={TRACE},b=c"}, ALONE),
         ({ATTRIBUTES: f"Root=1-{TRACE[:8]}-{TRACE[8:]};Parent={SPAN};Sampled=1"}, BOTH),
         ({ATTRIBUTES: f"Root=1-{TRACE[:8]}-{TRACE[8:]}"}, ALONE),
-        ({"x-amzn-trace-id": f"Root=1-{TRACE[:8]}-{TRACE[8:]};Sampled=0"}, ALONE._replace(sampled=False)),
+        ({"x-amzn-trace-id": f"Root=1-{TRACE[:8]}-{TRACE[8:]};Sampled=0"}, Origin(*ALONE[:2], sampled=False)),
         ({"traceparent": f"00-{TRACE}-{SPAN}-01", ATTRIBUTES: f"trace_id={SPAN * 2}"}, BOTH),
         ({"traceparent": "nonsense", ATTRIBUTES: f"trace_id={TRACE}"}, ALONE),
         ({}, None),
