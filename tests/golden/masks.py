@@ -1,0 +1,42 @@
+"""What differs from one run or machine to the next, and what stands in the recorded files in its place."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Applied in this order to each text.
+MASKS: tuple[tuple[str, str], ...] = (
+    (r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", "<date>"),
+    (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "<time>"),
+    (r"(?i)(?<=server-timing: )[^\r\n]+", "<timing>"),
+    (r"(?i)(?<=x-amzn-requestid: )[0-9a-f-]{36}", "<id>"),
+    (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>"),
+    (r'("(?:ns|last_inference|byte_size|total_byte_size)":)[1-9]\d*', r"\1<n>"),
+    (r"(?m)^(\s*(?:ns|last_inference|byte_size): )\d+", r"\1<n>"),
+    (r"(127\.0\.0\.1|localhost):\d+", r"\1:<port>"),
+    (r"\b_ssl\.c:\d+", "_ssl.c"),
+    (r"\bmme-(?:check|pack)-\w+", "mme-<random>"),
+)
+
+
+class Masks:
+    """The masks of one run, with the folders and words that only it has.
+
+    Args:
+        words: literal texts, and the names of what stands in their place.
+    """
+
+    def __init__(self, words: Mapping[str, str]) -> None:
+        self._words = sorted(words.items(), key=lambda pair: -len(pair[0]))  # a folder before what it is in
+
+    def __call__(self, text: str) -> str:
+        """The text as it is recorded."""
+        for word, name in self._words:
+            text = text.replace(word, f"<{name}>")
+        for pattern, instead in MASKS:
+            text = re.sub(pattern, instead, text)
+        return text
