@@ -14,12 +14,13 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from model_handlers.bounds import INT32_MAX, MAX_INSTANCES, MAX_ITEMS, too_large, too_many
 from model_handlers.config import InstanceKind, TimeoutAction
 from model_handlers.ensemble_checks import ensemble_problems
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.ragged_checks import check_ragged
 from model_handlers.sequence_checks import normalise_sequences, sequence_checks
-from model_handlers.tensor import check_rank
+from model_handlers.tensor import check_elements, check_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     Check = tuple[str, Callable[[], object]]
 
-_MOST_LEVELS = 1024  # each is a queue that is looked at when a batch is formed
 CHECKSUM = "checksum"
 _OF_TENSORFLOW = ("tensorrt", "auto_mixed_precision", "gpu_io")  # Triton's, which spare time or memory
 _BATCH_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
@@ -101,6 +101,7 @@ def checks(config: ModelConfig) -> Iterator[Check]:
         yield f"model_warmup[{index}]", partial(_check_sample, config, sample)
     for family, buckets in config.histograms.items():
         yield "model_metrics", partial(_check_histogram, family, buckets, config.name)
+    yield "instance_group", partial(_check_instances, config)
     for index, group in enumerate(config.instance_groups):
         yield f"instance_group[{index}]", partial(_group, config, index, group)
     if config.dynamic_batching is not None:
@@ -115,6 +116,8 @@ def _raise(error: MmeError) -> None:
 def _check_batch_size(config: ModelConfig) -> None:
     if config.max_batch_size < 0:
         raise invalid_model(f"'max_batch_size' must be non-negative value for {config.name}")
+    if config.max_batch_size > INT32_MAX:  # as code of the model's may say, where the field of the message can't
+        raise too_large("max_batch_size", config.max_batch_size, INT32_MAX).error(config.name)
 
 
 def _check_accelerators(config: ModelConfig) -> None:
@@ -212,6 +215,9 @@ def _check_sample(config: ModelConfig, sample: WarmupSample) -> None:
 
 
 def _tensor_checks(what: str, specs: Sequence[TensorSpec], model: str) -> Iterator[Check]:
+    if len(specs) > MAX_ITEMS:
+        yield what, partial(_raise, too_many(what, len(specs), MAX_ITEMS).error(model))
+        return
     names: set[str] = set()
     for index, spec in enumerate(specs):
         subject = f"model {what} '{spec.name}'"
@@ -228,6 +234,7 @@ def _check_tensor(subject: str, spec: TensorSpec, model: str) -> None:
     check_rank(subject, spec.dims, model)
     if not _are_dimensions(spec.dims):
         raise invalid_model(f"{subject} dimension {_WHOLE} for {model}")
+    check_elements(subject, spec.dims, model)
     if spec.format != "FORMAT_NONE" and len(spec.dims) != 3:
         raise invalid_model(f"model input NHWC/NCHW require 3 dims for {model}: {subject} has {list(spec.dims)}")
     if spec.reshape is not None:
@@ -258,6 +265,15 @@ def _segments(dims: tuple[int, ...]) -> list[int]:
     """Element counts before, between and after the variable dimensions: those that a reshape must keep."""
     cuts = [-1, *(index for index, dim in enumerate(dims) if dim == -1), len(dims)]
     return [math.prod(dims[start + 1 : end]) for start, end in pairwise(cuts)]
+
+
+def _check_instances(config: ModelConfig) -> None:
+    """Each GPU that a group names has as many instances as it says."""
+    instances = sum(group.count * max(len(group.gpus), 1) for group in config.instance_groups)
+    if instances > MAX_INSTANCES:
+        raise invalid_model(
+            f"model '{config.name}': instance_group asks for {instances} instances in all, at most {MAX_INSTANCES}"
+        )
 
 
 def _group(config: ModelConfig, index: int, group: InstanceGroup) -> InstanceGroup:
@@ -299,10 +315,6 @@ def _check_priorities(model: str, batching: DynamicBatching) -> None:
         raise invalid_model(f"default priority level must be in range [1, {levels}] for {model}")
     if levels and any(not 1 <= level <= levels for level in batching.priority_policies):
         raise invalid_model(f"priority queue policy must have priority level in range [1, {levels}] for {model}")
-    if levels > _MOST_LEVELS:
-        raise invalid_model(
-            f"dynamic batching has {levels} priority levels, must be at most {_MOST_LEVELS} for {model}"
-        )
     if batching.preserve_ordering and levels > 1:
         raise invalid_model(f"Only one priority level is allowed when 'preserve_ordering' is true for {model}")
     if batching.preserve_ordering and any(map(_delays, batching.policies)):

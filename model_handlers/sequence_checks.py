@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_model
 from model_handlers.sequence_config import DEFAULT_IDLE_US, ControlKind, OldestStrategy
-from model_handlers.tensor import BYTES, INT32, INT64, UINT32, UINT64, check_rank
+from model_handlers.tensor import BYTES, INT32, INT64, UINT32, UINT64, check_elements, check_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -190,6 +190,7 @@ def _check_state(state: SequenceState, model: str) -> None:
             f"{subject} dimension must be integer >= 1, or -1 to indicate a variable-size dimension for {model}"
         )
     check_rank(subject, state.dims, model)
+    check_elements(subject, state.dims, model)
     if state.use_growable_memory and not state.use_same_buffer:
         raise invalid_model(
             f"{subject} has 'use_growable_memory', which needs 'use_same_buffer_for_input_output', for {model}"

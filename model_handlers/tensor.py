@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 MAX_DIMS = 32  # of a tensor: numpy's limit is 64, and no framework goes near either
+MAX_ELEMENTS = 1 << 40  # of a tensor
 _PIECE = 1 << 12  # strings that are joined at a time
 
 
@@ -124,6 +125,16 @@ def check_rank(subject: str, dims: Sequence[int], model: str) -> None:
     """
     if len(dims) > MAX_DIMS:
         raise invalid_model(f"{subject} has {len(dims)} dimensions, must be at most {MAX_DIMS} for {model}")
+
+
+def check_elements(subject: str, dims: Sequence[int], model: str) -> None:
+    """Refuse a configured tensor of so many elements that no request could have it.
+
+    Raises:
+        MmeError: INVALID_MODEL.
+    """
+    if math.prod(dim for dim in dims if dim > 0) > MAX_ELEMENTS:
+        raise invalid_model(f"{subject} has more than {MAX_ELEMENTS} elements, the limit, for {model}")
 
 
 def element_count(shape: Iterable[int]) -> int:

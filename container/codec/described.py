@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model_handlers.bounds import MAX_ITEMS
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, decode_bytes_elements, element_count
+from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, MAX_ELEMENTS, decode_bytes_elements, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, DataType
-
-_MAX_ELEMENTS = 1 << 40
-MAX_ITEMS = 4096  # inputs of a request, outputs, parameters: the event loop looks at each
 
 
 class NoInputsError(MmeError):
@@ -72,7 +70,7 @@ def _shape(shape: Any, name: str) -> tuple[int, ...]:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
             raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r}")
         total *= max(dim, 1)  # nothing at all of something huge is too much for numpy as well
-    if total > _MAX_ELEMENTS:
+    if total > MAX_ELEMENTS:
         raise invalid_argument(f"'shape' of input '{name}' has too many elements: {shape}")
     return tuple(shape)
 

@@ -1,4 +1,4 @@
-"""`mme config check` and `mme config fields`: reads paths, prints reports, and a table of fields.
+"""`mme config`: `check` reads paths and prints reports, `fields` and `bounds` print tables of fields.
 
 Exit code 1 when anything would not be served.
 """
@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING
 
 from container.config.check import check
 from container.config.report import document, lines
+from model_handlers.bounds import every_bound
 from model_handlers.pbtxt.fields import Fate, every_field
 from model_handlers.proto import model_config_pb2 as pb
 from serve.sources.scripts import Scripts
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from container.config.report import Line
 
+    Row = tuple[str, str, str]  # the field, what becomes of it, and why
+
+_ANY = "any value"
+_MODEL_CONFIG = pb.DESCRIPTOR.message_types_by_name["ModelConfig"]
 _WORDS = {Fate.HONOURED: "honoured", Fate.HARMLESS: "ignored", Fate.REFUSED: "refused"}
 
 
@@ -32,7 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         MmeError: a path that is none.
     """
-    return _run_fields(arguments) if arguments.action == "fields" else _run_check(arguments)
+    if arguments.action == "check":
+        return _run_check(arguments)
+    if arguments.action == "fields":
+        return _print_table([*_field_rows()], "", _WORDS[Fate.HONOURED], arguments.format)
+    return _print_table([*_bound_rows()], "may hold", _ANY, arguments.format)
 
 
 def _run_check(arguments: argparse.Namespace) -> int:
@@ -69,21 +78,30 @@ def _show(shown: Iterable[Line]) -> None:
         console.print(Text(text, style=style), soft_wrap=True)
 
 
-def _run_fields(arguments: argparse.Namespace) -> int:
-    rows = [
-        (path, _WORDS[rule.fate], rule.reason)
-        for path, rule in every_field(pb.DESCRIPTOR.message_types_by_name["ModelConfig"])
-    ]
-    if arguments.format == "markdown":
-        print("| field | | why |\n|---|---|---|")
+def _field_rows() -> Iterator[Row]:
+    for path, rule in every_field(_MODEL_CONFIG):
+        yield path, _WORDS[rule.fate], rule.reason
+
+
+def _bound_rows() -> Iterator[Row]:
+    for path, bound in every_bound(_MODEL_CONFIG):
+        entries = f"{bound.entries:,} entries" if bound.entries is not None else ""
+        value = f"at most {bound.most:,}" if bound.most is not None else ""
+        yield path, ", each ".join(filter(None, (entries, value))) or _ANY, bound.reason
+
+
+def _print_table(rows: Sequence[Row], head: str, usual: str, form: str) -> int:
+    """Print rows as text; in Markdown those of one kind together, and without the usual kind."""
+    if form == "markdown":
+        print(f"| field |{head and f' {head}'} | why |\n|---|---|---|")
         together: dict[tuple[str, str], list[str]] = {}
-        for path, fate, reason in rows:
-            if fate != _WORDS[Fate.HONOURED]:
-                together.setdefault((fate, reason), []).append(f"`{path}`")
-        for (fate, reason), paths in together.items():
-            print(f"| {', '.join(paths)} | {fate} | {reason} |")
+        for path, word, reason in rows:
+            if word != usual:
+                together.setdefault((word, reason), []).append(f"`{path}`")
+        for (word, reason), paths in together.items():
+            print(f"| {', '.join(paths)} | {word} | {reason} |")
         return 0
-    width = max(len(path) for path, _, _ in rows)
-    for path, fate, reason in rows:
-        print(f"{path:{width}}  {fate:8}  {reason}".rstrip())
+    longest, widest = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for path, word, reason in rows:
+        print(f"{path:{longest}}  {word:{widest}}  {reason}".rstrip())
     return 0

@@ -15,6 +15,7 @@ examples:
   mme config check bert-0.tar.gz *.tar.gz  archives, as a server would open them
   mme config check ./bert-0 --json | jq '.models[].problems'
   mme config fields                        what becomes of each field of config.pbtxt
+  mme config bounds                        what each number and list of it may hold at most
 """
 
 
@@ -30,10 +31,13 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--config-name", default="", metavar="NAME", help="read configs/NAME.pbtxt where a model has it")
     check.add_argument("--program", default="inference.py", metavar="FILE", help="what inference scripts are called")
     check.add_argument("--quiet", action="store_true", help="only problems, no configurations and trees")
-    summary = "what becomes of each field of config.pbtxt"
-    fields = actions.add_parser("fields", help=summary, description=summary)
-    text = "text, or a table in Markdown of those that are not honoured"
-    fields.add_argument("--format", choices=("text", "markdown"), default="text", help=text)
+    for name, summary, text in (
+        ("fields", "what becomes of each field of config.pbtxt", "of those that are not honoured"),
+        ("bounds", "what each number and list of config.pbtxt may hold at most", "of those that have a limit"),
+    ):
+        table = actions.add_parser(name, help=summary, description=summary)
+        what = f"text, or a table in Markdown {text}"
+        table.add_argument("--format", choices=("text", "markdown"), default="text", help=what)
 
 
 COMMAND = Command(

@@ -27,6 +27,7 @@ _KEEPALIVE: dict[str, tuple[str, int]] = {
 }
 _WORDS = {"true": 1, "false": 0}
 _MOST = 2**31 - 1
+_MOST_QUANTILES = 32  # each is a series of every model's metrics
 _SWITCHES = {"counter_latencies": "counters", "summary_latencies": "summaries", "histogram_latencies": "histograms"}
 _METRICS = (
     "counter_latencies=BOOL, summary_latencies=BOOL, summary_quantiles=0.5:0.05,0.99:0.001 and "
@@ -119,4 +120,6 @@ def _quantiles(text: str) -> tuple[float, ...]:
         if not 0 <= float(quantile) <= 1 or not 0 <= float(error) <= 1:
             raise ValueError(pair)
         found.append(float(quantile))
+    if len(found) > _MOST_QUANTILES:
+        raise ValueError(text)
     return tuple(found) or DEFAULT_QUANTILES

@@ -174,7 +174,7 @@ MME_VARIABLES = (
         v.seconds(1, 86_400),
         "Seconds for one load, download included; less than 360 where SageMaker loads, which gives up then.",
     ),
-    ours("MME_MAX_BODY", v.byte_size, "Largest request body.", default="64MiB", field="max_body_bytes"),
+    ours("MME_MAX_BODY", v.body_size, "Largest request body.", default="64MiB", field="max_body_bytes"),
     ours(
         "MME_ALLOW_CLIENT_SHM",
         v.boolean,

@@ -9,10 +9,13 @@ on. VERBOSE is off unless set; Triton's own default is on, and floods CloudWatch
 
 from __future__ import annotations
 
+import re
+
 from container.settings import values as v
 from container.settings.kinds import PingMode, Refused, Variable
 from container.targets import InferenceType
 
+_MOST_DIGITS = 9
 _PORT = v.integer(0, 65535)
 _THREADS = v.integer(1, 1024)
 _TIMEOUT = v.seconds(0.1, 3600)
@@ -36,7 +39,11 @@ def _any(text: str) -> str:
 
 def _log_flag(text: str) -> bool:
     """A boolean, or a verbosity of which anything above 0 is on."""
-    return int(text) > 0 if text.isascii() and text.isdigit() else bool(v.boolean(text))
+    if not re.fullmatch(r"[0-9]+", text):
+        return bool(v.boolean(text))
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"true, false or a verbosity of at most {_MOST_DIGITS} digits")
+    return int(text) > 0
 
 
 SAGEMAKER_VARIABLES = (
@@ -66,7 +73,7 @@ SAGEMAKER_VARIABLES = (
     Variable(
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
         "max_payload_in_mb",
-        v.integer(0, 100_000),
+        v.integer(0, v.MOST_PAYLOAD_MB),
         "Largest body of a batch transform (0: no limit of the job's); raises MME_MAX_BODY where larger.",
     ),
     Variable(

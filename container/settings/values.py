@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
+MOST_PAYLOAD_MB = 100_000  # MiB of a request's body
 _UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
-_UNITS |= {f"{prefix}i{b}": 1024**power for power, prefix in enumerate("kmgt", start=1) for b in ("b", "")}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
-_BYTES_ALLOWED = "a size such as 67108864, 350MB or 2GiB"
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", start=1)}
+_UNITS |= {f"{prefix}i{b}": 1024**power for power, prefix in enumerate("kmgtp", start=1) for b in ("b", "")}
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)", re.ASCII)
+_MOST_BYTES = 1 << 50
+_BYTES_ALLOWED = "a size such as 67108864, 350MB or 2GiB, at most 1PiB"
 _SHARE = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)%|([01]\.[0-9]+))(?:\s*-\s*(.+))?")
-_BUDGET_ALLOWED = "a size such as 350MB or 2GiB, or a share such as 80% or 0.8, or one less a size such as 95%-2GiB"
+_BUDGET_ALLOWED = (
+    "a size such as 350MB or 2GiB, at most 1PiB, or a share such as 80% or 0.8, or one less a size such as 95%-2GiB"
+)
 _JSON = "application/json"
 _ENDPOINT = r"(?:(?:https?://)?(?:[0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/)?"
 _CODE = "/opt/ml/model/code"  # where the SageMaker SDK puts a script into every archive
@@ -71,9 +75,21 @@ def byte_size(text: str) -> int:
     """A number of bytes: `67108864`, `350MB` (powers of 1000), `2GiB` and Kubernetes' `2Gi` (powers of 1024)."""
     match = _SIZE.fullmatch(text.strip().lower())
     unit = _UNITS.get(match[2]) if match else None
-    if match is None or unit is None or int(float(match[1]) * unit) < 1:
+    if match is None or unit is None or not 1 <= int(float(match[1]) * unit) <= _MOST_BYTES:
         raise ValueError(_BYTES_ALLOWED)
     return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+
+
+def body_size(text: str) -> int:
+    """A number of bytes that a request may have, which SAGEMAKER_MAX_PAYLOAD_IN_MB bounds alike."""
+    allowed = f"a size such as 67108864, 350MB or 2GiB, at most {MOST_PAYLOAD_MB}MiB"
+    try:
+        size = byte_size(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if size > MOST_PAYLOAD_MB << 20:
+        raise ValueError(allowed)
+    return size
 
 
 def response_cache(text: str) -> int:

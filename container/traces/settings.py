@@ -28,6 +28,7 @@ _FIELDS = {
 }
 _TO_FILES = "triton"
 _MOST = 2**31 - 1
+_SHOWN = 100  # characters of a value in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class TraceSettings:
         if not levels <= {TIMESTAMPS, TENSORS}:
             if levels <= {TIMESTAMPS, TENSORS, OFF}:
                 raise invalid_argument(f"Expect only one trace level '{OFF}' is specified")
-            raise invalid_argument(f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {OFF}, got {value!r}")
+            raise invalid_argument(f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {OFF}, got {value!r:.100}")
         if TENSORS in levels and self.mode != _TO_FILES:
             raise MmeError(
                 Kind.UNSUPPORTED, f"trace_level {TENSORS}: tensors are traced to a file alone (--trace-file)"
@@ -202,12 +203,12 @@ class TraceControl:
 def _number(name: str, value: Any, least: int) -> int:
     try:
         number = int(value)
-    except (ValueError, TypeError):
-        raise invalid_argument(f"Unable to parse '{name}', got: {value}") from None
+    except (ValueError, TypeError, OverflowError):  # the latter of infinity, which JSON of clients may hold
+        raise invalid_argument(f"Unable to parse '{name}', got: {str(value)[:_SHOWN]}") from None
     if number < least < 0:
-        raise invalid_argument(f"Unable to parse '{name}'. Expecting value >= {least}, got:{number}")
+        raise invalid_argument(f"Unable to parse '{name}'. Expecting value >= {least}, got:{str(value)[:_SHOWN]}")
     if not least <= number <= _MOST:
-        raise invalid_argument(f"Unable to parse '{name}', got: {value}, value is out of range")
+        raise invalid_argument(f"Unable to parse '{name}', got: {str(value)[:_SHOWN]}, value is out of range")
     return number
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from google.protobuf import json_format
 
+from model_handlers.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import invalid_argument
 from model_handlers.pbtxt.text import config_of
 from model_handlers.proto import model_config_pb2 as pb
@@ -30,12 +31,16 @@ def parse_config_json(text: str, *, model: str, strict_name: bool = False) -> Mo
     Raises:
         MmeError: INVALID_ARGUMENT for text that is no ModelConfig; else as `parse_config`.
     """
+    if len(text) > MAX_CONFIG_SIZE:
+        raise _no_config(model, f"it has {len(text)} characters, at most {MAX_CONFIG_SIZE}")
     try:
         document = orjson.loads(text)
         if not isinstance(document, dict):
             raise _no_config(model, "it must be a JSON object")
         fields = pb.DESCRIPTOR.message_types_by_name["ModelConfig"]
         message = json_format.ParseDict(_known_enums(document, fields), pb.ModelConfig())
+    except RecursionError:
+        raise _no_config(model, "it is nested too deeply") from None
     except (orjson.JSONDecodeError, json_format.ParseError) as error:
         raise _no_config(model, str(error).partition("\n")[0].replace("mme.", "")[:_SHOWN]) from None
     return config_of(message, model=model, strict_name=strict_name)

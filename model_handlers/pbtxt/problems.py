@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
+from model_handlers.bounds import excesses
 from model_handlers.config_checks import checks, normalise
 from model_handlers.errors import MmeError
 from model_handlers.pbtxt.advice import advice, place_of
@@ -76,6 +77,7 @@ def understand(text: str, *, model: str, strict_name: bool = False) -> Understoo
     message = _parsed(text, model, problems)
     if message is None:
         return Understood(None, tuple(problems))
+    _take_out_excesses(message, problems)
     notes = tuple(_judge_fields(message, model, problems))
     if strict_name and message.name and message.name != model:
         sentence = (
@@ -186,6 +188,13 @@ def _with_other_value(text: str, place: int) -> str | None:
 
 
 # -- the message -------------------------------------------------------------------------------------------------------
+
+
+def _take_out_excesses(message: pb.ModelConfig, problems: list[Finding]) -> None:
+    """Name what lies beyond its bound, and judge the rest without the field of the message that holds it."""
+    for excess in tuple(excesses(message)):
+        problems.append(Finding(excess.path, excess.sentence, "mme config bounds lists what each field may hold"))
+        _clear(message, re.split(r"[.\[]", excess.path)[0])
 
 
 def _judge_fields(message: pb.ModelConfig, model: str, problems: list[Finding]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format, text_format
 
+from model_handlers.bounds import excesses
 from model_handlers.config_checks import normalise
 from model_handlers.config_json import config_json
 from model_handlers.errors import MmeError, invalid_model
@@ -49,6 +50,8 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
 
 def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False) -> ModelConfig:
     """What the message says. Arguments, result and errors are those of `parse_config`."""
+    for excess in excesses(message):
+        raise excess.error(model)
     check_fields(message, model)
     if strict_name and message.name and message.name != model:
         raise invalid_model(

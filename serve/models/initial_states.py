@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_handlers.devices import host_memory
 from model_handlers.disk import disk_errors
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
@@ -37,11 +38,21 @@ def _first(state: SequenceState, config: ModelConfig, folder: Path) -> Array:
     if initial is not None and initial.data_file:
         array = _recorded(state, initial, config.name, folder).reshape(shape)
     else:
+        _check_room(state, dims, config.name)
         array = np.zeros(shape, state.data_type.dtype)
         if state.data_type is BYTES:
             array.fill(b"")
     array.flags.writeable = False  # every sequence begins with it
     return array
+
+
+def _check_room(state: SequenceState, dims: tuple[int, ...], model: str) -> None:
+    need = element_count(dims) * state.data_type.dtype.itemsize
+    if need > host_memory():
+        raise invalid_model(
+            f"state input '{state.input_name}' of model '{model}' takes {need} bytes, more than this machine has: "
+            "make it smaller"
+        )
 
 
 def _recorded(state: SequenceState, initial: InitialState, model: str, folder: Path) -> Array:

@@ -9,14 +9,15 @@ import numpy as np
 
 from model_handlers.errors import MmeError
 from model_handlers.sequence_config import all_inputs
-from model_handlers.tensor import BYTES
+from model_handlers.tensor import BYTES, element_count
 from serve.models.ragged import batch_input, flat
 
 if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.config import ModelConfig
-    from model_handlers.tensor import Array
+    from model_handlers.tensor import Array, TensorSpec
 
+_MOST_BYTES = 256 << 20  # of zeros: a configuration may declare more than there is memory for
 _log = logging.getLogger("mme.load")
 
 
@@ -28,6 +29,10 @@ def warm_up(handler: Handler) -> bool:
     if not (handler.inline or handler.warms):  # code of the model's author: it is not ours to call with made-up data
         return True
     config = handler.config
+    size = sum(_bytes(spec) for spec in all_inputs(config))
+    if size > _MOST_BYTES:
+        _log.debug("no warm-up: zeros for it would take %d bytes", size, extra={"target_model": config.name})
+        return False
     try:
         handler.execute(zeros(config), [spec.name for spec in config.outputs])
     except MmeError as error:
@@ -37,6 +42,10 @@ def warm_up(handler: Handler) -> bool:
         handler.close()
         raise
     return True
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return element_count(max(dim, 1) for dim in spec.dims) * spec.data_type.dtype.itemsize
 
 
 def zeros(config: ModelConfig) -> dict[str, Array]:

@@ -78,7 +78,7 @@ class BatchQueue(Generic[R]):
         self._max_preferred = max(self._preferred, default=max_batch_size)
         self._delay_ns = settings.max_queue_delay_us * 1000
         self._levels: tuple[Level[R], ...] = tuple(Level(model, policy) for policy in settings.policies)
-        self._default_level = self._levels[max(settings.default_priority_level - 1, 0)]
+        self._default_level = self._levels[min(max(settings.default_priority_level, 1), len(self._levels)) - 1]
         self._only = self._default_level if len(self._levels) == 1 else None
         self._has_deadlines = any(level.policy.default_timeout_us for level in self._levels)
         self._hurries = not self._delay_ns and not self._has_deadlines

@@ -15,6 +15,7 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from model_handlers.bounds import MAX_CONFIG_SIZE
 from model_handlers.config import ModelConfig
 from model_handlers.disk import disk_errors
 from model_handlers.errors import invalid_argument, invalid_model
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.load")
 CONFIG_NAME = "config.pbtxt"
 ENTRY = "MME_ENTRY"  # a parameter of the model that an archive of several is asked for
-MAX_CONFIG_SIZE = 1 << 20
 _MEANT = 0.8  # how alike a file's name is that was meant to be config.pbtxt: config.txt is, config.json is not
 _SHOWN_FILES = 12
 COMPILED = "__pycache__"  # what Python keeps of code that it has read: appears with the first load

@@ -169,12 +169,21 @@ def test_every_field_of_the_message_has_its_row(capsys):
     assert {"max_batch_size", "input[].dims[]", "version_policy.latest.num_versions"} <= set(paths)
 
 
-def test_the_documentation_has_the_table_of_fields(capsys):
-    """As `mme config fields --format markdown` prints it; who changes a rule prints it anew."""
-    assert cli.main(["config", "fields", "--format", "markdown"]) == 0
-    table = capsys.readouterr().out
+@pytest.mark.parametrize("table", ["fields", "bounds"])
+def test_the_documentation_has_the_table(table, capsys):
+    """As `mme config fields --format markdown` and `bounds` print it; who changes a rule prints it anew."""
+    assert cli.main(["config", table, "--format", "markdown"]) == 0
     document = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-    assert table in document, "docs/configuration.md: replace its table by `mme config fields --format markdown`"
+    assert capsys.readouterr().out in document, f"replace its table by `mme config {table} --format markdown`"
+
+
+def test_every_number_has_its_row(capsys):
+    """With its limit, or why any value is harmless."""
+    assert cli.main(["config", "bounds"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"(?m)^instance_group\[\]\.count +at most 1,024 +each is a thread or a process$", shown)
+    assert re.search(r"(?m)^max_batch_size +at most 2,147,483,647 +any value is harmless", shown)
+    assert re.search(r"(?m)^input\[\]\.dims\[\] +32 entries, each at most 1,099,511,627,776 ", shown)
 
 
 def test_advice_is_by_field():

@@ -71,8 +71,13 @@ BROKEN = {
     "priority queue policy must have priority level in range [1, 2] for bert": {
         "dynamic_batching": batching(priority_levels=2, default_priority_level=1, priority_policies={3: DELAYING})
     },
-    "dynamic batching has 4096 priority levels, must be at most 1024 for bert": {
-        "dynamic_batching": batching(priority_levels=4096, default_priority_level=1)
+    "model 'bert': max_batch_size is 2147483648, at most 2147483647": {"max_batch_size": 2**31},
+    "model 'bert': input has 4097 entries, at most 4096": {"inputs": (tensor(),) * 4097},
+    "model input 'I' has more than 1099511627776 elements, the limit, for bert": {
+        "inputs": (tensor(dims=(1 << 20, -1, 1 << 21)),)
+    },
+    "model 'bert': instance_group asks for 1026 instances in all, at most 1024": {
+        "instance_groups": (InstanceGroup("g", InstanceKind.GPU, 513, gpus=(0, 1)),)
     },
     "warmup sample 'w' has batch_size 9, must be at most 8 for bert": {"warmup": (warmup(batch_size=9),)},
     "input 'I' of warmup sample 'w' has 33 dimensions, must be at most 32 for bert": {

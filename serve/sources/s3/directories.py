@@ -18,9 +18,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from model_handlers.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from serve.sources.artifacts import Artifacts, key_of
-from serve.sources.layout import CONFIG_NAME, CONFIGS, MAX_CONFIG_SIZE
+from serve.sources.layout import CONFIG_NAME, CONFIGS
 from serve.sources.s3.bucket_versions import has_choice, served
 from serve.sources.s3.credentials import NO_CREDENTIALS
 from serve.sources.s3.transfer import check_names, transfer
