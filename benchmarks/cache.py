@@ -584,7 +584,7 @@ MEASURES: dict[str, Callable[[Path, Report, argparse.Namespace], None]] = {
 
 def main() -> int:
     """Measure what was asked for, print it, and write it down."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
     parser.add_argument("--seconds", type=int, default=4, help="length of one measurement under load")
     parser.add_argument("--repeats", type=int, default=3, help="measurements, whose median counts")

@@ -207,7 +207,7 @@ def measure_encoder(server: Server, repository: Path, seconds: int, repeats: int
 
 def main() -> int:
     """Run everything and print Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=int, default=4, help="of each measurement (default 4)")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of which the median counts (default 3)")
     parser.add_argument("--only", choices=("mlp", "minilm"), help="one model")

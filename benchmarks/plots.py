@@ -91,7 +91,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 def main() -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("folder", type=Path, help="where the plots go")
     parser.add_argument("--cache", type=Path, help="what benchmarks.cache wrote")
     parser.add_argument("--python-models", type=Path, help="what benchmarks.python_models wrote")

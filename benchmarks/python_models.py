@@ -329,7 +329,7 @@ def find_peer(folder: Path | None) -> Triton | None:
 
 def main() -> int:
     """Run everything and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--peer", type=Path, metavar="FOLDER", help="where Triton is, or is to be unpacked")
     parser.add_argument("--seconds", type=int, default=2, help="of each of perf_analyzer's windows (default 2)")
     parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts (default 5)")

@@ -176,7 +176,7 @@ def measure_ensemble(server: Server, seconds: int, repeats: int) -> None:
 
 def main() -> int:
     """Run everything and print Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=int, default=3, help="of each measurement (default 3)")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of which the median counts (default 3)")
     parser.add_argument("--only", choices=("queue", "sequences", "batching", "ensemble"), help="one part")

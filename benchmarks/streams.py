@@ -225,7 +225,7 @@ async def _asked(
 
 def main() -> int:
     """Run everything and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--peer", type=Path, metavar="FOLDER", help="where Triton is, or is to be unpacked")
     parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts (default 5)")
     parser.add_argument("--only", choices=("generate_stream", "gRPC stream", "invocations"), help="one way")

@@ -126,7 +126,7 @@ def ping(server: Server, seconds: float) -> list[float]:
 
 def main() -> int:
     """Measure every kind and print a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=2, help="of each kind (default 2)")
     parser.add_argument("--megabytes", type=float, default=38, help="of a large request (default 38)")
     parser.add_argument("--only", nargs="+", metavar="KIND", help="these kinds alone")

@@ -222,7 +222,13 @@ _COMMANDS = {
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """The parser of one command, which refuses itself what it does not know: the error is about it, not about `mme`."""
+    """The parser of one command, which refuses itself what it does not know: the error is about it, not about `mme`.
+
+    A flag is written out: a beginning of one would mean another flag once there are two that begin so.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's; nothing is left over."""

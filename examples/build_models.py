@@ -113,7 +113,9 @@ class Layout:
 
 def main() -> None:
     """Build everything, or what is named, below the folder named on the command line."""
-    parser = argparse.ArgumentParser(prog="examples.build_models", description="Build and pack the example models.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="examples.build_models", description="Build and pack the example models."
+    )
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"all by default: {', '.join(EVERYTHING)}")
     arguments = parser.parse_args()

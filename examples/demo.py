@@ -168,7 +168,9 @@ print(response["Body"].read())
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.demo", description="Serve nine real models from S3.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="examples.demo", description="Serve nine real models from S3."
+    )
     parser.add_argument("--rounds", type=int, default=2, help="times that every model is called in turn (2)")
     parser.add_argument("--keep-running", action="store_true", help="leave the server up until Ctrl-C")
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where models and logs are kept (.demo)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.ship.flags import Command
+from container.ship.flags import Command, whole
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +36,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--fp16", action="store_true", help="compute in FP16; inputs and outputs stay as they are")
     parser.add_argument("--int8", action="store_true", help="compute in INT8 what the model quantises")
-    parser.add_argument("--workspace", metavar="MIB", type=int, default=0, help="memory that building may take; all")
+    parser.add_argument(
+        "--workspace", metavar="MIB", type=whole(0, 1 << 20), default=0, help="memory that building may take; all"
+    )
     parser.add_argument("--timing-cache", metavar="FILE", type=Path, help="remembers measurements; made if missing")
     parser.add_argument("--optimization-level", metavar="N", type=int, choices=range(6), help="0 to 5; 3 by default")
     parser.add_argument("--version-compatible", action="store_true", help="for later versions of TensorRT too")

@@ -285,7 +285,7 @@ def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", default="1,2,4,8,16", metavar="N,N...", help="clients; default 1,2,4,8,16")
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each of them; default 5")
     text = "ask for some models more than for others, with this exponent; by default for all alike"
-    parser.add_argument("--zipf", type=float, default=0.0, metavar="S", help=text)
+    parser.add_argument("--zipf", type=number(0, 100), default=0.0, metavar="S", help=text)
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the figures into a picture")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the figures as JSON")
 
