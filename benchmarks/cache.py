@@ -133,16 +133,7 @@ def slow_python_model(repository: Path, name: str) -> None:
 
 def post(server: Server, request: load.Request) -> float:
     """Seconds until a request is answered with 200."""
-    connection = http.client.HTTPConnection(server.address, timeout=400)
-    began = time.perf_counter()
-    connection.request("POST", request.path, request.body, request.headers)
-    answer = connection.getresponse()
-    body = answer.read()
-    took = time.perf_counter() - began
-    connection.close()
-    if answer.status != http.client.OK:
-        raise RuntimeError(f"{request.path}: {answer.status} {body[:300]!r}")
-    return took
+    return server.post(request)
 
 
 def control(server: Server, model: str, what: str) -> None:

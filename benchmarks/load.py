@@ -14,7 +14,9 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -25,6 +27,8 @@ import psutil
 from container.version import is_compiled
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
 _LUA = """
@@ -106,6 +110,29 @@ def json_request(model: str, name: str, array: np.ndarray) -> Request:
     data = [round(float(value), 4) for value in array.ravel()]
     document = {"inputs": [{"name": name, "shape": list(array.shape), "datatype": "FP32", "data": data}]}
     return Request(f"/v2/models/{model}/infer", json.dumps(document).encode(), "application/json")
+
+
+def connect(address: str) -> closing[HTTPConnection]:
+    """A connection to a server for a block, patient."""
+    return closing(HTTPConnection(address, timeout=400))
+
+
+def ask(
+    connection: HTTPConnection, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> tuple[float, bytes]:
+    """Send a request; the seconds until it was answered, the connection included if that is new, and the answer's body.
+
+    Raises:
+        RuntimeError: the answer is not a 200.
+    """
+    began = time.perf_counter()
+    connection.request(method, path, body, headers or {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    content = answer.read()
+    took = time.perf_counter() - began
+    if answer.status != 200:
+        raise RuntimeError(f"{method} {path}: {answer.status} {content[:300]!r}")
+    return took, content
 
 
 def processor_seconds(pid: int) -> float:

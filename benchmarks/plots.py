@@ -1,9 +1,10 @@
 """Plots of what was measured, for docs/benchmarks.md.
 
     python -m benchmarks.plots docs/plots --cache cache.json --python-models python.json --streams streams.json
+    python -m benchmarks.plots docs/plots --growth growth.json
 
-The files are those that `benchmarks.cache`, `benchmarks.python_models` and `benchmarks.streams` write by --json. Needs
-matplotlib, which nothing else does: pip install matplotlib.
+The files are those that `benchmarks.cache`, `benchmarks.python_models` and `benchmarks.streams` write by --json, and
+`benchmarks.growth` by --save. Needs matplotlib, which nothing else does: pip install matplotlib.
 """
 
 from __future__ import annotations
@@ -17,7 +18,23 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
+from benchmarks.growth import read, slope
+
 _OURS, _THEIRS, _AIM = "#2f6f9f", "#c9a24b", "#a03030"
+_LINES = (_OURS, _THEIRS, _AIM, "#5d8a4a")
+_TITLES = {
+    "threads": "threads of the server",
+    "memory": "memory",
+    "idle": "an idle server",
+    "scrape": "GET /metrics",
+    "load": "a cold load, and an unload",
+    "sigterm": "SIGTERM to the end",
+    "list": "GET /models",
+    "post": "POST /models, DELETE",
+    "archive": "an archive of 1,000 files",
+    "limiter": "the rate limiter",
+    "workers": "a model's process",
+}
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -84,6 +101,37 @@ def _plot_rates(panels: dict[str, list[dict[str, Any]]], unit: str, path: Path) 
     plt.close(figure)
 
 
+def plot_growth(saved: dict[str, dict[str, dict[int, float]]], path: Path) -> None:
+    """Each part on log-log axes, its curves with their slopes; of a second checkout dashed."""
+    parts = list(dict.fromkeys(curve.partition(": ")[0] for curves in saved.values() for curve in curves))
+    rows = -(-len(parts) // 3)
+    figure, all_axes = plt.subplots(rows, 3, figsize=(10, 2.7 * rows), squeeze=False, layout="constrained")
+    for axes in all_axes.flat[len(parts) :]:
+        axes.set_visible(False)
+    for part, axes in zip(parts, all_axes.flat, strict=False):
+        for curves, style in zip(saved.values(), ("-", "--", ":"), strict=False):
+            for (curve, points), color in zip(_of_part(curves, part), _LINES, strict=False):
+                label = f"{curve} (slope {slope(points):.2f})"
+                axes.plot(
+                    list(points), list(points.values()), style, color=color, marker="o", markersize=3, label=label
+                )
+        axes.set(xscale="log", yscale="log")
+        axes.set_title(_TITLES[part], fontsize=9)
+        axes.tick_params(labelsize=7, which="both")
+        low, high = axes.get_ylim()
+        axes.set_ylim(
+            low / 1.3, high * 8
+        )  # slopes are read as angles only where axes span decades; room for the legend
+        axes.legend(frameon=False, fontsize=7, loc="upper left")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _of_part(curves: dict[str, dict[int, float]], part: str) -> list[tuple[str, dict[int, float]]]:
+    return [(curve.partition(": ")[2], points) for curve, points in curves.items() if curve.startswith(f"{part}: ")]
+
+
 def _rows(file: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
     return found
@@ -96,6 +144,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="what benchmarks.cache wrote")
     parser.add_argument("--python-models", type=Path, help="what benchmarks.python_models wrote")
     parser.add_argument("--streams", type=Path, help="what benchmarks.streams wrote")
+    parser.add_argument("--growth", type=Path, help="what benchmarks.growth wrote")
     arguments = parser.parse_args()
     mpl.rcParams |= {"svg.hashsalt": "mme", "svg.fonttype": "none", "font.family": "sans-serif"}
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -105,6 +154,8 @@ def main() -> int:
         plot_python_models(_rows(arguments.python_models), arguments.folder / "python_models.svg")
     if arguments.streams:
         plot_streams(_rows(arguments.streams), arguments.folder / "streams.svg")
+    if arguments.growth:
+        plot_growth(read(arguments.growth), arguments.folder / "growth.svg")
     return 0
 
 

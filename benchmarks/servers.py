@@ -44,6 +44,17 @@ class Server:
         row = load.statistics_of(self.address, model)
         return row["inference_count"], row["execution_count"]
 
+    def post(self, request: load.Request) -> float:
+        """Seconds until a request is answered with 200."""
+        return self.ask("POST", request.path, request.body, request.headers)[0]
+
+    def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> tuple[float, bytes]:
+        """Send any request on a connection of its own; see `load.ask`."""
+        with load.connect(self.address) as connection:
+            return load.ask(connection, method, path, body, headers)
+
     def private_memory(self) -> int:
         """Bytes that all its processes have to themselves."""
         process = psutil.Process(self.pid)
@@ -74,13 +85,11 @@ def mme(repository: Path, environment: Mapping[str, str] | None = None, *, grpc:
 
 
 @contextlib.contextmanager
-def mme_store(store: str, environment: Mapping[str, str]) -> Iterator[Server]:
-    """Ours, serving a store of archives, nothing of it on disk yet."""
-    with (
-        tempfile.TemporaryDirectory() as cache,
-        _ours(["--model-store", store], {**environment, "MME_CACHE_DIR": cache}) as server,
-    ):
-        yield server
+def mme_store(store: str, environment: Mapping[str, str], cache: Path | None = None) -> Iterator[Server]:
+    """Ours, serving a store of archives; of it on disk is what `cache` holds, nothing without."""
+    with contextlib.ExitStack() as stack:
+        folder = str(cache) if cache is not None else stack.enter_context(tempfile.TemporaryDirectory())
+        yield stack.enter_context(_ours(["--model-store", store], {**environment, "MME_CACHE_DIR": folder}))
 
 
 def _ours(words: list[str], environment: Mapping[str, str]) -> AbstractContextManager[Server]:
@@ -89,10 +98,10 @@ def _ours(words: list[str], environment: Mapping[str, str]) -> AbstractContextMa
 
 
 @contextlib.contextmanager
-def managed_mme() -> Iterator[Server]:
+def managed_mme(environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Ours as SageMaker starts it: without a model, until POST /models brings one."""
     command = [str(Path(sys.executable).with_name("serve")), "--host", "127.0.0.1", "--port", "{port}"]
-    with _running(command, {"SAGEMAKER_MULTI_MODEL": "true"}) as server:
+    with _running(command, {**(environment or {}), "SAGEMAKER_MULTI_MODEL": "true"}) as server:
         yield server
 
 
