@@ -1,9 +1,12 @@
 """What the model cache costs and saves: loads, reloads, copies, neighbours, a fleet under Zipf's law, starts.
 
     python -m benchmarks.cache [--only PART …] [--seconds 4] [--repeats 3] [--json FILE]
+    python -m benchmarks.cache --against CHECKOUT [--only PART …] [--pairs 15]
 
 Everything is a ratio to something measured in the same run: to a bare ONNX Runtime session, to the model alone, to
-what a perfect LRU would have hit. Needs wrk; models are built from MiniLM's weights (90 MB) on first use.
+what a perfect LRU would have hit. Needs wrk; models are built from MiniLM's weights (90 MB) on first use. With
+`--against` (see `benchmarks.against`) each turn runs the whole part for each checkout, and what is compared is each
+part's own figures: what a model, a start or a miss takes, not the ratios.
 
     loading   the encoder's first request, its archive on disk already, and its first request after an eviction, each
               against creating a bare InferenceSession and running it once
@@ -49,12 +52,13 @@ from cachetools import LRUCache
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import load, servers
+from benchmarks import against, load, servers
+from benchmarks.against import Row
 from benchmarks.hot_path import build_mlp, encoder_inputs
 from examples import demo_servers, minilm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.servers import Server
 
@@ -81,14 +85,35 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
 
 
 class Report:
-    """Rows of what was measured, as a table and as JSON."""
+    """Rows of what was measured, as a table and as JSON.
 
-    def __init__(self) -> None:
+    Attributes:
+        own: what two checkouts are compared by: the figures that are mme's own, in numbers.
+        quiet: whether nothing is printed yet.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.own: list[tuple[Row, float]] = []
+        self.quiet = quiet
 
-    def add(self, part: str, what: str, value: str, ratio: float | None = None, target: str = "") -> None:
-        """One row, printed at once."""
+    def add(
+        self,
+        part: str,
+        what: str,
+        value: str,
+        ratio: float | None = None,
+        target: str = "",
+        own: tuple[float, str] | None = None,
+    ) -> None:
+        """One row, printed at once; `own` is its number and unit where it is mme's own figure."""
         self.rows.append({"part": part, "what": what, "value": value, "ratio": ratio, "target": target})
+        if own is not None:
+            number, unit = own
+            judged = "rate" if target.startswith("≥") else "cost"
+            self.own.append((Row(part, what, unit, judged=judged), number))
+        if self.quiet:
+            return
         shown = "" if ratio is None else f"{ratio:.2f}x"
         print(f"{part:8} {what:60} {value:>24} {shown:>8} {target}", flush=True)
 
@@ -199,7 +224,7 @@ def measure_loading(folder: Path, report: Report, arguments: argparse.Namespace)
         with _repository(folder) as repository:
             lay_out(repository, "encoder", model)
             _touch(repository, turn)
-            with _serving(repository) as server:
+            with _serving(repository, arguments) as server:
                 post(server, load.Request("/v2/repository/index", b"{}", "application/json"))
                 bares.append(bare(model)[0])
                 firsts.append(post(server, encode("encoder")))
@@ -210,18 +235,21 @@ def measure_loading(folder: Path, report: Report, arguments: argparse.Namespace)
     alone = statistics.median(bares)
     first, again = statistics.median(firsts), statistics.median(agains)
     report.add("loading", "bare session, created and run once", f"{alone * 1e3:.0f} ms")
-    report.add("loading", "first request, files on disk", f"{first * 1e3:.0f} ms", first / alone, "≤ 1.2x")
-    report.add("loading", "first request after an eviction", f"{again * 1e3:.0f} ms", again / alone, "≤ 0.2x")
+    for what, took, target in (
+        ("first request, files on disk", first, "≤ 1.2x"),
+        ("first request after an eviction", again, "≤ 0.2x"),
+    ):
+        report.add("loading", what, f"{took * 1e3:.0f} ms", took / alone, target, (took * 1e3, "ms"))
 
 
-def measure_copies(folder: Path, report: Report, _arguments: argparse.Namespace) -> None:
+def measure_copies(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
     """See the module."""
     model = encoder_file(folder)
     _, alone = bare(model)
     with _repository(folder) as repository:
         for number in range(10):
             lay_out(repository, f"encoder-{number}", model)
-        with _serving(repository) as server:
+        with _serving(repository, arguments) as server:
             before = pss(server.pid)
             for number in range(10):
                 post(server, encode(f"encoder-{number}"))
@@ -230,7 +258,8 @@ def measure_copies(folder: Path, report: Report, _arguments: argparse.Namespace)
                 post(server, encode(f"encoder-{number}"))
             added = pss(server.pid) - before
     report.add("copies", "one bare session adds", f"{alone / _MIB:.0f} MiB")
-    report.add("copies", "ten archives, all answering, add", f"{added / _MIB:.0f} MiB", added / alone, "≤ 1.0x")
+    size = added / _MIB
+    report.add("copies", "ten archives, all answering, add", f"{size:.0f} MiB", added / alone, "≤ 1.0x", (size, "MiB"))
 
 
 def measure_beside(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
@@ -240,7 +269,7 @@ def measure_beside(folder: Path, report: Report, arguments: argparse.Namespace) 
         lay_out(repository, "hot", folder / "mlp.onnx")
         lay_out(repository, "encoder", encoder_file(folder))
         slow_python_model(repository, "slow")
-        with _serving(repository) as server, _serving(repository) as elsewhere:
+        with _serving(repository, arguments) as server, _serving(repository, arguments) as elsewhere:
             post(server, mlp("hot"))
             loads = {"4 clients": _by_clients} | (
                 {f"{_RATE} a second": _at_a_rate} if load.find_perf_analyzer() else {}
@@ -272,7 +301,8 @@ def _compare(
     ratios = [statistics.median(turn[place] / turn[0] for turn in p99s) for place in (1, 2)]
     for where, p99, ratio, target in zip(("", ", elsewhere"), beside, ratios, ("≤ 1.3x", ""), strict=True):
         what = f"hot model, {how}, beside '{other}' that loads and unloads{where}"
-        report.add("beside", what, f"p99 {alone:.2f} → {p99:.2f} ms", ratio, target)
+        own = None if where else (p99, "ms, p99")
+        report.add("beside", what, f"p99 {alone:.2f} → {p99:.2f} ms", ratio, target, own)
 
 
 def _by_clients(server: Server, seconds: int) -> load.Result:
@@ -312,7 +342,7 @@ def _loading(server: Server, model: str) -> Iterator[list[float]]:
         thread.join()
 
 
-def measure_zipf(folder: Path, report: Report, _arguments: argparse.Namespace) -> None:
+def measure_zipf(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
     """See the module."""
     count, requests = 1000, 10_000
     sizes = [128, 256, 512]
@@ -323,13 +353,15 @@ def measure_zipf(folder: Path, report: Report, _arguments: argparse.Namespace) -
         for number in range(count):
             build_mlp(folder / "mlp-of-its-own.onnx", sizes[number % 3], seed=number)
             lay_out(repository, f"m{number}", folder / "mlp-of-its-own.onnx")
-        with _serving(repository) as server:
+        with _serving(repository, arguments) as server:
             footprints = [_footprint(server, f"m{number}") for number in range(3)]
         budget = int(sum(footprints[number % 3] for number in range(count)) / 10)
         perfect = _perfect_hits(trace, [footprints[number % 3] for number in range(count)], budget)
         limits = [{"MME_MEMORY_BUDGET": str(budget), "MME_EVICTION": policy} for policy in ("lru", "gdsf")]
         with contextlib.ExitStack() as stack:
-            few, roomy, *limited = [stack.enter_context(_serving(repository, each)) for each in (None, None, *limits)]
+            few, roomy, *limited = [
+                stack.enter_context(_serving(repository, arguments, each)) for each in ({}, {}, *limits)
+            ]
             for number in range(count):
                 post(roomy, mlp(f"m{number}"))
             everywhere = [(server, trace) for server in (roomy, *limited)]
@@ -357,12 +389,13 @@ def _report_zipf(
     """What a policy made of the trace; p50s are the seconds of three models alone, and of all of them in memory."""
     of_few, of_all = p50s
     what = f"{policy}: hits of {len(times)}, against a perfect LRU's {perfect}"
-    report.add("zipf", what, f"{hits}", hits / perfect, "≥ 1.0x")
-    added = statistics.mean(times) - of_all
-    report.add("zipf", f"{policy}: mean that misses add to p50 with room for all", f"{added * 1e3:.2f} ms")
+    report.add("zipf", what, f"{hits}", hits / perfect, "≥ 1.0x", (hits, ""))
+    added = (statistics.mean(times) - of_all) * 1e3
+    what = f"{policy}: mean that misses add to p50 with room for all"
+    report.add("zipf", what, f"{added:.2f} ms", own=(added, "ms"))
     of_hits = sorted(times)[hits // 2]  # misses are the slowest
     what = f"{policy}: p50 of hits, against that of three models alone ({of_few * 1e3:.2f} ms)"
-    report.add("zipf", what, f"{of_hits * 1e3:.2f} ms", of_hits / of_few, "≤ 1.05x")
+    report.add("zipf", what, f"{of_hits * 1e3:.2f} ms", of_hits / of_few, "≤ 1.05x", (of_hits * 1e3, "ms"))
 
 
 def _perfect_hits(trace: list[int], footprints: list[float], budget: float) -> int:
@@ -402,13 +435,14 @@ def measure_start(_folder: Path, report: Report, arguments: argparse.Namespace) 
         after = os.times()
         bare.append(sum(after[2:4]) - sum(before[2:4]))
         began = time.perf_counter()
-        with servers.managed_mme() as server:
+        with servers.managed_mme(commands=arguments.commands) as server:
             taken.append(time.perf_counter() - began)
             used.append(_processor_time(server.pid))
-    own, imports = statistics.median(used), statistics.median(bare)
-    report.add("start", "a bare Python that imports Flask and NumPy, processor time", f"{imports * 1e3:.0f} ms")
-    report.add("start", "a server without models, until it is ready", f"{statistics.median(taken) * 1e3:.0f} ms")
-    report.add("start", "processor time for that, against the bare Python", f"{own * 1e3:.0f} ms", own / imports)
+    ready, own, imports = (statistics.median(each) * 1e3 for each in (taken, used, bare))
+    report.add("start", "a bare Python that imports Flask and NumPy, processor time", f"{imports:.0f} ms")
+    report.add("start", "a server without models, until it is ready", f"{ready:.0f} ms", own=(ready, "ms"))
+    what = "processor time for that, against the bare Python"
+    report.add("start", what, f"{own:.0f} ms", own / imports, own=(own, "ms"))
 
 
 def _processor_time(pid: int) -> float:
@@ -417,7 +451,7 @@ def _processor_time(pid: int) -> float:
     return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
 
 
-def measure_fleet(folder: Path, report: Report, _arguments: argparse.Namespace) -> None:
+def measure_fleet(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
     """See the module."""
     count = 500
     build_mlp(folder / "mlp.onnx")
@@ -425,15 +459,11 @@ def measure_fleet(folder: Path, report: Report, _arguments: argparse.Namespace) 
         for number in range(count):
             lay_out(repository, f"m{number}", folder / "mlp.onnx")
         began = time.perf_counter()
-        with _serving(repository) as server:
+        with _serving(repository, arguments) as server:
             post(server, mlp("m0"))
-            report.add(
-                "fleet",
-                f"start with {count} models to offer, to the first answer",
-                f"{time.perf_counter() - began:.2f} s",
-                None,
-                "≤ 5 s",
-            )
+            started = time.perf_counter() - began
+            what = f"start with {count} models to offer, to the first answer"
+            report.add("fleet", what, f"{started:.2f} s", None, "≤ 5 s", (started, "s"))
             before = pss(server.pid)
             began = time.perf_counter()
             for number in range(count):
@@ -443,8 +473,10 @@ def measure_fleet(folder: Path, report: Report, _arguments: argparse.Namespace) 
                 post(server, mlp(f"m{number}"))
             resident = _metric(server, "mme_loaded_models", "")
             added = pss(server.pid) - before
-    report.add("fleet", f"{count} loaded one after the other", f"{took:.1f} s, {took / count * 1e3:.1f} ms each")
-    report.add("fleet", "in memory at once", f"{resident:.0f}, {added / count / 1024:.0f} KiB each", None, "500")
+    each, size = took / count * 1e3, added / count / 1024
+    what = f"{count} loaded one after the other"
+    report.add("fleet", what, f"{took:.1f} s, {each:.1f} ms each", own=(each, "ms each"))
+    report.add("fleet", "in memory at once", f"{resident:.0f}, {size:.0f} KiB each", None, "500", (size, "KiB each"))
 
 
 def measure_cold(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
@@ -457,7 +489,7 @@ def measure_cold(folder: Path, report: Report, arguments: argparse.Namespace) ->
         client.upload_file(str(archive), "models", "large.tar.gz")
         for _ in range(arguments.repeats):
             download, unzip = _download(client, folder), _gunzip(archive)
-            with _serving_store(s3_url) as server:
+            with _serving_store(s3_url, arguments) as server:
                 cold = post(
                     server,
                     load.Request(
@@ -471,20 +503,11 @@ def measure_cold(folder: Path, report: Report, arguments: argparse.Namespace) ->
     size = archive.stat().st_size / 1e6
     report.add("cold", f"{size:.0f} MB from S3, downloaded by boto3", f"{download:.2f} s")
     report.add("cold", "gunzipped, without writing", f"{unzip:.2f} s")
-    report.add(
-        "cold",
-        "until the first answer, against the slower of them",
-        f"{cold:.2f} s",
-        statistics.median(ratios),
-        "≤ 1.25x",
-    )
-    report.add(
-        "cold",
-        "memory on the way, over what is left in the end",
-        f"{statistics.median(peaks) / 1e6:.0f} MB",
-        None,
-        "≤ 64 MB",
-    )
+    what = "until the first answer, against the slower of them"
+    report.add("cold", what, f"{cold:.2f} s", statistics.median(ratios), "≤ 1.25x", (cold, "s"))
+    peak = statistics.median(peaks) / 1e6
+    what = "memory on the way, over what is left in the end"
+    report.add("cold", what, f"{peak:.0f} MB", None, "≤ 64 MB", (peak, "MB"))
 
 
 def _peak_over_now(pid: int) -> int:
@@ -537,17 +560,17 @@ def _s3(url: str) -> Any:
 # -- servers ---------------------------------------------------------------------------------------------------------
 
 
-def _serving(repository: Path, environment: dict[str, str] | None = None) -> Any:
+def _serving(repository: Path, arguments: argparse.Namespace, environment: dict[str, str] | None = None) -> Any:
     """Ours over a repository, of which one small model is loaded at the start."""
     build_mlp(repository / "idle.onnx", 8)
     lay_out(repository, "idle", repository / "idle.onnx")
-    return servers.mme(repository, {"MME_LOAD_MODEL": "idle", **(environment or {})})
+    return servers.mme(repository, {"MME_LOAD_MODEL": "idle", **(environment or {})}, commands=arguments.commands)
 
 
-def _serving_store(s3_url: str) -> Any:
+def _serving_store(s3_url: str, arguments: argparse.Namespace) -> Any:
     """Ours over a store in S3, its cache empty."""
     aws = {"AWS_ENDPOINT_URL_S3": s3_url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    return servers.mme_store("s3://models", {**aws, "AWS_DEFAULT_REGION": "us-east-1"})
+    return servers.mme_store("s3://models", {**aws, "AWS_DEFAULT_REGION": "us-east-1"}, commands=arguments.commands)
 
 
 @contextlib.contextmanager
@@ -573,6 +596,19 @@ MEASURES: dict[str, Callable[[Path, Report, argparse.Namespace], None]] = {
 }
 
 
+def compare(folder: Path, arguments: argparse.Namespace, commands: Mapping[str, Path]) -> Iterator[Row]:
+    """Each part for each checkout in turn; its figures are matched by their places."""
+    for part in arguments.only:
+        rows: list[Row] = []
+        for name in against.order(commands, arguments.pairs):
+            report = Report(quiet=True)
+            alone = argparse.Namespace(**{**vars(arguments), "repeats": 1, "commands": commands[name]})
+            MEASURES[part](folder, report, alone)
+            rows = rows or [row for row, _ in report.own]
+            against.append(rows, name, [number for _, number in report.own])
+        yield from rows
+
+
 def main() -> int:
     """Measure what was asked for, print it, and write it down."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.split("\n\n")[0])
@@ -581,11 +617,16 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="measurements, whose median counts")
     parser.add_argument("--folder", type=Path, help="where models are built, and kept for the next time")
     parser.add_argument("--json", type=Path, help="a file to write the rows to")
+    parser.set_defaults(commands=servers.COMMANDS)
+    against.add_arguments(parser)
     arguments = parser.parse_args()
+    commands = against.environments(arguments)
     report = Report()
     with contextlib.ExitStack() as stack:
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
+        if arguments.against:
+            return against.report(compare(folder, arguments, commands), arguments, arguments.json)
         for part in arguments.only:
             MEASURES[part](folder, report, arguments)
     report.print()

@@ -27,7 +27,7 @@ import psutil
 from container.version import is_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -41,6 +41,22 @@ done = function(summary, latency, requests)
   io.write(string.format("RESULT %d %d %d %d %d\\n", summary.requests, summary.duration,
     latency:percentile(50), latency:percentile(99), summary.errors.status + summary.errors.read
     + summary.errors.write + summary.errors.timeout + summary.errors.connect))
+end
+"""
+
+
+_ROTATING = """
+local requests = {{}}
+local turn = 0
+init = function()
+  for _, target in ipairs({{{targets}}}) do
+    wrk.headers["X-Amzn-SageMaker-Target-Model"] = target
+    requests[#requests + 1] = wrk.format(nil, "/models/" .. target .. "/invoke")
+  end
+end
+request = function()
+  turn = turn % #requests + 1
+  return requests[turn]
 end
 """
 
@@ -141,17 +157,27 @@ def processor_seconds(pid: int) -> float:
     return sum(time.clock_gettime(~each << 3 | 2) for each in pids)  # the clock of another process, as Linux numbers it
 
 
-def wrk(url: str, request: Request, pid: int, *, connections: int, seconds: int) -> Result:
+def wrk(url: str, request: Request, pid: int, *, connections: int, seconds: int, targets: Sequence[str] = ()) -> Result:
     """Load by wrk, on one thread.
 
+    Args:
+        url: the server's.
+        request: what is sent.
+        pid: the server's process.
+        connections: how many clients there are, each with one request at a time.
+        seconds: how long they send.
+        targets: models of a multi-model endpoint, for which the request is sent in turn as SageMaker sends it; without
+            any, the request goes where it says.
+
     Raises:
-        RuntimeError: a request was not answered with 200.
+        RuntimeError: a request was not answered with 200, or none was answered.
     """
     headers = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in request.headers.items())
     with tempfile.TemporaryDirectory() as folder:
         body, script = Path(folder, "body"), Path(folder, "post.lua")
         body.write_bytes(request.body)
-        script.write_text(_LUA.format(body=body, headers=headers))
+        rotating = _ROTATING.format(targets=", ".join(f'"{name}"' for name in targets)) if targets else ""
+        script.write_text(_LUA.format(body=body, headers=headers) + rotating)
         before = processor_seconds(pid)
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s", "-s", str(script)]
         output = subprocess.run([*command, url + request.path], capture_output=True, text=True, check=True).stdout
@@ -160,6 +186,8 @@ def wrk(url: str, request: Request, pid: int, *, connections: int, seconds: int)
     if match is None or int(match[5]):
         raise RuntimeError(f"wrk did not get its answers:\n{output}")
     count, micros, p50, p99 = (int(group) for group in match.groups()[:4])
+    if not count:
+        raise RuntimeError(f"No request was answered within {seconds} s: measure for longer.")
     return Result(count / micros * 1e6, p50 / 1e3, p99 / 1e3, spent / count * 1e6)
 
 
@@ -175,7 +203,7 @@ def perf_analyzer(  # noqa: D417 - the rest is perf_analyzer's own
     data: Path,
     pid: int,
     *,
-    seconds: int,
+    seconds: float,
     concurrency: int = 0,
     rate: int = 0,
     grpc: str = "",
@@ -194,7 +222,7 @@ def perf_analyzer(  # noqa: D417 - the rest is perf_analyzer's own
         command += ["-i", "grpc"] if grpc else []
         command += ["--streaming"] if stream else ["-a"]
         command += ["--request-rate-range", str(rate)] if rate else ["--concurrency-range", str(concurrency)]
-        command += ["-p", str(seconds * 1000), "-s", "999", "-r", "3"]
+        command += ["-p", str(round(seconds * 1000)), "-s", "999", "-r", "3"]
         counter = Window(pid, address, model)
         subprocess.run(command, capture_output=True, text=True, check=True)
         spent = counter.per_request()

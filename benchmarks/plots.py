@@ -61,7 +61,7 @@ def plot_python_models(rows: list[dict[str, Any]], path: Path) -> None:
     panels = {"adding_batched": "dynamic batching", "adding": "no batching", "adding_batched over gRPC": "over gRPC"}
     _plot_rates(
         {
-            title: [row for row in rows if row["what"] == "infer/s" and row["part"].startswith(f"{model}, ")]
+            title: [row for row in rows if row["what"] == "answers/s" and row["part"].startswith(f"{model}, ")]
             for model, title in panels.items()
         },
         "answers a second",

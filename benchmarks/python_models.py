@@ -1,12 +1,13 @@
 """What a Python model costs: mme against Triton's own Python backend, in one run.
 
     python -m benchmarks.python_models [--peer FOLDER] [--seconds 2] [--repeats 5] [--json FILE]
+    python -m benchmarks.python_models --against CHECKOUT [--only PART]
 
 Both servers get the same repository, run the same Python with the same numpy, and are measured in turn, so that a
 machine whose speed drifts cheats both alike; what is printed is the median of each, and the median of the ratios of
 each turn. The peer is unpacked into FOLDER on first use (see `fetch_triton`); without one, ours is measured alone.
 Needs perf_analyzer for the first part: `python -m benchmarks.fetch_perf_analyzer FOLDER` prints its path, to be put
-into PERF_ANALYZER.
+into PERF_ANALYZER. With `--against` the other server is one of another checkout: see `benchmarks.against`.
 
     adding    numpy's sum and difference of two FP32[16], by perf_analyzer with binary tensors over HTTP: batched, and
               without (as in Triton's example, which says nothing of batches); and as steps of sequences, 20 each
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -29,7 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,11 +39,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import load, servers
+from benchmarks import against, load, servers
+from benchmarks.against import Row
 from benchmarks.fetch_triton import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from benchmarks.fetch_triton import Triton
@@ -82,7 +85,7 @@ sequence_batching {
 """
 _STEPS = 20  # of each sequence, then a client begins another one
 _LARGE = 16 << 20
-_LOADS = {"mme": 20, "Triton": 5}  # after the first; the peer takes a second and a half for each
+_MORE = 4  # times as many turns where one takes little: of large tensors and loads
 _CONCURRENCIES = (1, 8, 32)
 _NONE = ("", "", "")
 _AIMS = {  # by wire and model: at each concurrency
@@ -90,30 +93,6 @@ _AIMS = {  # by wire and model: at each concurrency
     " over gRPC": {"adding_batched": _NONE},
     " on gRPC streams": {"adding_batched": _NONE, "adding_sequences": _NONE},
 }
-
-
-@dataclass
-class Row:
-    """One thing measured: the values of each turn, ours and the peer's, and what ours is to be."""
-
-    part: str
-    what: str
-    unit: str
-    aim: str = ""
-    values: dict[str, list[float]] = field(default_factory=lambda: {"mme": [], "Triton": []})
-
-    def median(self, server: str) -> float | None:
-        """Of one server; None if it was not measured."""
-        return statistics.median(self.values[server]) if self.values[server] else None
-
-    def ratio(self) -> float | None:
-        """Ours to the peer's: of each turn where they took turns, else of the medians."""
-        ours, theirs = self.values["mme"], self.values["Triton"]
-        if not theirs:
-            return None
-        if len(ours) != len(theirs):
-            return statistics.median(ours) / statistics.median(theirs)
-        return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def write_model(repository: Path, name: str, code: str, pairs: int, dims: list[int], config: str = "") -> None:
@@ -132,15 +111,21 @@ def write_model(repository: Path, name: str, code: str, pairs: int, dims: list[i
 Start = dict[str, "Callable[[Path], AbstractContextManager[Server]]"]
 
 
-def starters(peer: Triton | None, *, empty: bool = False, grpc: bool = False) -> Start:
+def starters(
+    commands: Mapping[str, Path], peer: Triton | None = None, *, empty: bool = False, grpc: bool = False
+) -> Start:
     """How each server is started for a repository; `empty`: without its models, which are loaded on request."""
-    ours: Start = {"mme": lambda folder: servers.managed_mme() if empty else servers.mme(folder, grpc=grpc)}
-    if peer is None:
-        return ours
-    return {**ours, "Triton": lambda repository: servers.triton(peer, repository, explicit=empty, grpc=grpc)}
+
+    def ours(where: Path, folder: Path) -> AbstractContextManager[Server]:
+        return servers.managed_mme(commands=where) if empty else servers.mme(folder, grpc=grpc, commands=where)
+
+    start: Start = {name: functools.partial(ours, where) for name, where in commands.items()}
+    if peer is not None:
+        start["Triton"] = functools.partial(servers.triton, peer, explicit=empty, grpc=grpc)
+    return start
 
 
-def measure_adding(start: Start, seconds: int, repeats: int, wire: str = "") -> Iterator[Row]:
+def measure_adding(start: Start, seconds: float, repeats: int, wire: str = "") -> Iterator[Row]:
     """Throughput, latency and processor time under load, over HTTP or as one of `_AIMS` says."""
     program = load.find_perf_analyzer()
     if program is None:
@@ -161,15 +146,10 @@ def measure_adding(start: Start, seconds: int, repeats: int, wire: str = "") -> 
                 Client(server).time(_adding_request(name, batched=name != "adding"))  # it may have yet to be loaded
         for model, aims in _AIMS[wire].items():
             for concurrency, aim in zip(_CONCURRENCIES, aims, strict=True):
-                part = f"{model}{wire}, {concurrency} at a time"
-                rows = (
-                    Row(part, "infer/s", "", aim),
-                    Row(part, "p50", "ms"),
-                    Row(part, "p99", "ms"),
-                    Row(part, "processor time an answer", "µs"),
-                )
-                for name, server in list(running.items()) * repeats:
-                    result = load.perf_analyzer(
+                rows = against.result_rows(f"{model}{wire}, {concurrency} at a time", aim)
+
+                def measure(server: Server, model: str = model, concurrency: int = concurrency) -> load.Result:
+                    return load.perf_analyzer(
                         program,
                         server.address,
                         model,
@@ -180,8 +160,8 @@ def measure_adding(start: Start, seconds: int, repeats: int, wire: str = "") -> 
                         grpc=server.grpc,
                         stream="streams" in wire,
                     )
-                    _append(rows, name, (result.rate, result.p50, result.p99, result.cpu))
-                yield from rows
+
+                yield from against.measure_in_turns(running, repeats, rows, measure)
 
 
 def _adding_request(model: str, *, batched: bool = False) -> load.Request:
@@ -194,22 +174,18 @@ def measure_large(start: Start, repeats: int) -> Iterator[Row]:
     array = np.random.default_rng(0).normal(size=_LARGE // 4).astype(np.float32)
     request = load.binary_request("large", {"INPUT0": array})
     part = f"{_LARGE >> 20} MiB in and out"
-    rows = Row(part, "time", "ms"), Row(part, "bytes both ways", "GB/s"), Row(part, "worth in copies", "")
+    rows = Row(part, "time", "ms"), Row(part, "bytes both ways", "GB/s", "", "rate"), Row(part, "worth in copies", "")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_model(folder, "large", _IDENTITY, 1, [-1])
-        clients = {name: Client(stack.enter_context(begin(folder))) for name, begin in start.items()}
+        running = {name: stack.enter_context(begin(folder)) for name, begin in start.items()}
+        clients = {name: Client(server) for name, server in running.items()}
         for client in clients.values():
             client.time(request)
-        for name, client in list(clients.items()) * 4 * repeats:
-            took = client.time(request)
-            _append(rows, name, (took * 1e3, 2 * _LARGE / took / 1e9, took / copying(array)))
+        for name in against.order(running, _MORE * repeats):
+            took = clients[name].time(request)
+            against.append(rows, name, (took * 1e3, 2 * _LARGE / took / 1e9, took / copying(array)))
     yield from rows
-
-
-def _append(rows: tuple[Row, ...], server: str, values: tuple[float, ...]) -> None:
-    for row, value in zip(rows, values, strict=True):
-        row.values[server].append(value)
 
 
 def copying(array: np.ndarray) -> float:
@@ -220,26 +196,27 @@ def copying(array: np.ndarray) -> float:
     return time.perf_counter() - began
 
 
-def measure_loads(start: Start) -> Iterator[Row]:
-    """The start of light models one after another, and the memory of all of them."""
-    loading = Row("light model", "from the request to load it to its answer", "ms", "< 60")
-    memory = Row("light model", "private memory that it adds", "MiB", "< 15")
-    with tempfile.TemporaryDirectory() as folder:
-        names = [f"light{index}" for index in range(1 + max(_LOADS.values()))]
-        for name in names:
-            write_model(Path(folder), name, _ADDING, 2, [16])
-        for name, begin in start.items():
-            with begin(Path(folder)) as server:
-                client = Client(server)
-                first, *others = names[: 1 + _LOADS[name]]
-                client.load(Path(folder, first), managed=name == "mme")
-                client.time(_adding_request(first))
-                before = server.private_memory()
-                for each in others:
-                    loading.values[name].append(client.load(Path(folder, each), managed=name == "mme") * 1e3)
-                    client.time(_adding_request(each))
-                memory.values[name].append((server.private_memory() - before) / len(others) / (1 << 20))
-    yield from (loading, memory)
+def measure_loads(start: Start, repeats: int) -> Iterator[Row]:
+    """The start of light models one after another, and the memory that each adds."""
+    rows = (
+        Row("light model", "from the request to load it to its answer", "ms", "< 60"),
+        Row("light model", "private memory that it adds", "MiB", "< 15"),
+    )
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running = {name: stack.enter_context(begin(folder)) for name, begin in start.items()}
+        clients = {name: Client(server) for name, server in running.items()}
+        for turn in range(1 + _MORE * repeats):
+            model = f"light{turn}"
+            write_model(folder, model, _ADDING, 2, [16])
+            for name in list(running)[:: -1 if turn % 2 else 1]:
+                before = running[name].private_memory()
+                took = clients[name].load(folder / model, managed=name != "Triton")
+                clients[name].time(_adding_request(model))
+                if turn:  # the first one starts what all have in common
+                    added = running[name].private_memory() - before
+                    against.append(rows, name, (took * 1e3, added / (1 << 20)))
+    yield from rows
 
 
 class Client:
@@ -282,10 +259,15 @@ def as_table(rows: list[Row]) -> Table:
     for row in rows:
         if part and row.part != part:
             table.add_section()
-        ratio = row.ratio()
+        ratios = row.ratios("mme", "Triton")
         shown = [_number(row.median(name)) for name in ("mme", "Triton")]
         table.add_row(
-            row.part if row.part != part else "", row.what, row.unit, *shown, f"{ratio:.2f}" if ratio else "", row.aim
+            row.part if row.part != part else "",
+            row.what,
+            row.unit,
+            *shown,
+            f"{statistics.median(ratios):.2f}" if ratios else "",
+            row.aim,
         )
         part = row.part
     return table
@@ -300,8 +282,10 @@ def _number(value: float | None) -> str:
 def as_json(rows: list[Row]) -> str:
     """The same with the values of each turn."""
     medians = [{name: row.median(name) for name in row.values} for row in rows]
+    ratios = [row.ratios("mme", "Triton") for row in rows]
     document = [
-        {**asdict(row), "median": median, "ratio": row.ratio()} for row, median in zip(rows, medians, strict=True)
+        {**asdict(row), "median": median, "ratio": statistics.median(ratio) if ratio else None}
+        for row, median, ratio in zip(rows, medians, ratios, strict=True)
     ]
     return json.dumps({"cores": os.cpu_count(), "rows": document}, indent=2)
 
@@ -331,21 +315,28 @@ def main() -> int:
     """Run everything and print a table."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--peer", type=Path, metavar="FOLDER", help="where Triton is, or is to be unpacked")
-    parser.add_argument("--seconds", type=int, default=2, help="of each of perf_analyzer's windows (default 2)")
+    parser.add_argument("--seconds", type=float, help="of each of perf_analyzer's windows (default 2, --against 0.33)")
     parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every turn's figures")
     parser.add_argument("--only", choices=("adding", "grpc", "stream", "large", "light"), help="one part")
+    against.add_arguments(parser)
     arguments = parser.parse_args()
-    peer = find_peer(arguments.peer)
-    by_grpc = starters(peer, grpc=True)
+    commands = against.environments(arguments)
+    peer = None if arguments.against else find_peer(arguments.peer)
+    seconds = arguments.seconds or (0.33 if arguments.against else 2)
+    repeats = arguments.pairs if arguments.against else arguments.repeats
+    by_http, by_grpc = starters(commands, peer), starters(commands, peer, grpc=True)
     parts = {
-        "adding": lambda: measure_adding(starters(peer), arguments.seconds, arguments.repeats),
-        "grpc": lambda: measure_adding(by_grpc, arguments.seconds, arguments.repeats, " over gRPC"),
-        "stream": lambda: measure_adding(by_grpc, arguments.seconds, arguments.repeats, " on gRPC streams"),
-        "large": lambda: measure_large(starters(peer), arguments.repeats),
-        "light": lambda: measure_loads(starters(peer, empty=True)),
+        "adding": lambda: measure_adding(by_http, seconds, repeats),
+        "grpc": lambda: measure_adding(by_grpc, seconds, repeats, " over gRPC"),
+        "stream": lambda: measure_adding(by_grpc, seconds, repeats, " on gRPC streams"),
+        "large": lambda: measure_large(by_http, repeats),
+        "light": lambda: measure_loads(starters(commands, peer, empty=True), repeats),
     }
-    show((row for name, part in parts.items() if arguments.only in {None, name} for row in part()), arguments.json)
+    measured = (row for name, part in parts.items() if arguments.only in {None, name} for row in part())
+    if arguments.against:
+        return against.report(measured, arguments, arguments.json)
+    show(measured, arguments.json)
     return 0
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from benchmarks.fetch_triton import Triton
 
 
+COMMANDS = Path(sys.executable).parent  # where the commands of this checkout are
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A running server. `grpc` is where it takes gRPC, as host:port; "" where it does not."""
@@ -77,30 +80,35 @@ def _private(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def mme(repository: Path, environment: Mapping[str, str] | None = None, *, grpc: bool = False) -> Iterator[Server]:
-    """Ours, serving a model repository; `grpc`: by gRPC, too."""
+def mme(
+    repository: Path, environment: Mapping[str, str] | None = None, *, grpc: bool = False, commands: Path = COMMANDS
+) -> Iterator[Server]:
+    """Ours, serving a model repository; `grpc`: by gRPC, too; `commands`: those of another checkout."""
     words = ["--grpc-port", "{grpc}"] if grpc else []
-    with _ours(["--model-repository", str(repository), *words], environment or {}) as server:
+    with _ours(["--model-repository", str(repository), *words], environment or {}, commands) as server:
         yield server
 
 
 @contextlib.contextmanager
-def mme_store(store: str, environment: Mapping[str, str], cache: Path | None = None) -> Iterator[Server]:
+def mme_store(
+    store: str, environment: Mapping[str, str], cache: Path | None = None, *, commands: Path = COMMANDS
+) -> Iterator[Server]:
     """Ours, serving a store of archives; of it on disk is what `cache` holds, nothing without."""
     with contextlib.ExitStack() as stack:
         folder = str(cache) if cache is not None else stack.enter_context(tempfile.TemporaryDirectory())
-        yield stack.enter_context(_ours(["--model-store", store], {**environment, "MME_CACHE_DIR": folder}))
+        words = ["--model-store", store]
+        yield stack.enter_context(_ours(words, {**environment, "MME_CACHE_DIR": folder}, commands))
 
 
-def _ours(words: list[str], environment: Mapping[str, str]) -> AbstractContextManager[Server]:
-    command = [str(Path(sys.executable).with_name("mme")), "serve", "--host", "127.0.0.1", "--port", "{port}"]
+def _ours(words: list[str], environment: Mapping[str, str], commands: Path) -> AbstractContextManager[Server]:
+    command = [str(commands / "mme"), "serve", "--host", "127.0.0.1", "--port", "{port}"]
     return _running([*command, *words], environment)
 
 
 @contextlib.contextmanager
-def managed_mme(environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def managed_mme(environment: Mapping[str, str] | None = None, *, commands: Path = COMMANDS) -> Iterator[Server]:
     """Ours as SageMaker starts it: without a model, until POST /models brings one."""
-    command = [str(Path(sys.executable).with_name("serve")), "--host", "127.0.0.1", "--port", "{port}"]
+    command = [str(commands / "serve"), "--host", "127.0.0.1", "--port", "{port}"]
     with _running(command, {**(environment or {}), "SAGEMAKER_MULTI_MODEL": "true"}) as server:
         yield server
 
@@ -122,7 +130,7 @@ def _running(command: list[str], environment: Mapping[str, str]) -> Iterator[Ser
     port, grpc = _free_port(), _free_port()
     process = subprocess.Popen(
         [part.format(port=port, grpc=grpc) for part in command],
-        env={**os.environ, **environment},
+        env={**own_environment(), **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -133,6 +141,11 @@ def _running(command: list[str], environment: Mapping[str, str]) -> Iterator[Ser
     finally:
         process.terminate()
         process.wait(40)
+
+
+def own_environment() -> dict[str, str]:
+    """The variables of this process, but for the one that would have a server import another checkout's modules."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def _free_port() -> int:

@@ -1,13 +1,14 @@
 """What a streamed response costs: mme against Triton's own Python backend, in one run.
 
     python -m benchmarks.streams [--peer FOLDER] [--repeats 5] [--only WAY] [--json FILE]
+    python -m benchmarks.streams --against CHECKOUT [--only WAY]
 
 A decoupled Python model sends 200 responses to each request, a text and a number each: what a language model's tokens
 are to the server. It sends them as fast as it can, or one to every open request each 5 ms, as a model does that
 computes the next token of all of them at once. Both servers are asked in turn by 1, 8 and 32 clients: by
 `generate_stream` (server-sent events) and over a gRPC stream for each client; ours by `/invocations`, too (lines of
-JSON), where the peer answers once. The peer is as in `benchmarks.python_models`. Clients share one thread, and the
-cores with the server.
+JSON), where the peer answers once. The peer is as in `benchmarks.python_models`; with `--against` it is another
+checkout (see `benchmarks.against`). Clients share one thread, and the cores with the server.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import numpy as np
 
-from benchmarks import load
-from benchmarks.python_models import Row, find_peer, show, starters
+from benchmarks import against, load
+from benchmarks.against import Row
+from benchmarks.python_models import find_peer, show, starters
 from container.grpc import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -176,7 +178,7 @@ def measure(start: dict[str, Any], repeats: int, only: str | None = None) -> Ite
         for way, ask in ways.items():
             if only not in {None, way}:
                 continue
-            asked = {name: server for name, server in running.items() if name == "mme" or way != "invocations"}
+            asked = {name: server for name, server in running.items() if name != "Triton" or way != "invocations"}
             for server in asked.values():
                 asyncio.run(ask(server, 1, 0))  # it may have yet to be loaded
             for clients in _CONCURRENCIES:
@@ -185,27 +187,27 @@ def measure(start: dict[str, Any], repeats: int, only: str | None = None) -> Ite
 
 
 def _fast(servers: dict[str, Server], part: str, ask: Ask, clients: int, repeats: int) -> tuple[Row, ...]:
-    rate = Row(part, "responses/s", "")
-    cost = Row(part, "processor time a response", "µs")
+    rate = Row(part, "responses/s", "", judged="rate")
+    cost = Row(part, "processor time a response", "µs", judged="cost")
     requests = max(_MANY // _COUNT // clients, 1)
-    for name, server in list(servers.items()) * repeats:
+    for name, server in against.in_turns(servers, repeats):
         took, spent, _ = asyncio.run(_asked(server, ask, clients, requests, 0))
         responses = clients * requests * _COUNT
-        rate.values[name].append(responses / took)
-        cost.values[name].append(spent / responses * 1e6)
+        against.append((rate, cost), name, (responses / took, spent / responses * 1e6))
     return rate, cost
 
 
 def _paced(servers: dict[str, Server], part: str, ask: Ask, clients: int, repeats: int) -> tuple[Row, ...]:
-    cost = Row(part, "processor time a response", "µs")
+    cost = Row(part, "processor time a response", "µs", judged="cost")
     first = Row(part, "p50 until the first", "ms")
     gap = Row(part, "p99 between two", "ms")
-    for name, server in list(servers.items()) * repeats:
+    for name, server in against.in_turns(servers, repeats):
         _, spent, times = asyncio.run(_asked(server, ask, clients, 1 + (clients == 1), 5))
         gaps = np.concatenate([np.diff(each) for each in times])
-        cost.values[name].append(spent / len(times) / _COUNT * 1e6)
-        first.values[name].append(statistics.median(each[0] for each in times) * 1e3)
-        gap.values[name].append(float(np.percentile(gaps, 99)) * 1e3)
+        until_first = statistics.median(each[0] for each in times)
+        longest = float(np.percentile(gaps, 99))
+        values = spent / len(times) / _COUNT * 1e6, until_first * 1e3, longest * 1e3
+        against.append((cost, first, gap), name, values)
     return cost, first, gap
 
 
@@ -230,8 +232,15 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5, help="turns, of which the median counts (default 5)")
     parser.add_argument("--only", choices=("generate_stream", "gRPC stream", "invocations"), help="one way")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every turn's figures")
+    against.add_arguments(parser)
     arguments = parser.parse_args()
-    show(measure(starters(find_peer(arguments.peer), grpc=True), arguments.repeats, arguments.only), arguments.json)
+    commands = against.environments(arguments)
+    peer = None if arguments.against else find_peer(arguments.peer)
+    repeats = arguments.pairs if arguments.against else arguments.repeats
+    measured = measure(starters(commands, peer, grpc=True), repeats, arguments.only)
+    if arguments.against:
+        return against.report(measured, arguments, arguments.json)
+    show(measured, arguments.json)
     return 0
 
 
