@@ -437,18 +437,12 @@ def measure_start(_folder: Path, report: Report, arguments: argparse.Namespace) 
         began = time.perf_counter()
         with servers.managed_mme(commands=arguments.commands) as server:
             taken.append(time.perf_counter() - began)
-            used.append(_processor_time(server.pid))
+            used.append(load.processor_seconds(server.pid))
     ready, own, imports = (statistics.median(each) * 1e3 for each in (taken, used, bare))
     report.add("start", "a bare Python that imports Flask and NumPy, processor time", f"{imports:.0f} ms")
     report.add("start", "a server without models, until it is ready", f"{ready:.0f} ms", own=(ready, "ms"))
     what = "processor time for that, against the bare Python"
     report.add("start", what, f"{own:.0f} ms", own / imports, own=(own, "ms"))
-
-
-def _processor_time(pid: int) -> float:
-    """Seconds that the processes of a server have used so far."""
-    process = psutil.Process(pid)
-    return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
 
 
 def measure_fleet(folder: Path, report: Report, arguments: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ wrk costs little itself and shows what the server can do; perf_analyzer is what 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -152,9 +153,18 @@ def ask(
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time that a process and its children have used, to the nanosecond: `cpu_times` has hundredths."""
-    pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    return sum(time.clock_gettime(~each << 3 | 2) for each in pids)  # the clock of another process, as Linux numbers it
+    """Processor time that a process and its children have used, those that have ended included.
+
+    To the nanosecond where `cpu_times` has hundredths, which children that end are counted in.
+    """
+    process = psutil.Process(pid)
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):  # it has just ended
+            times = each.cpu_times()
+            total += time.clock_gettime(~each.pid << 3 | 2)  # the clock of another process, as Linux numbers it
+            total += times.children_user + times.children_system
+    return total
 
 
 def wrk(url: str, request: Request, pid: int, *, connections: int, seconds: int, targets: Sequence[str] = ()) -> Result:
