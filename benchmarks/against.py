@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BASE, THIS, AGAIN = "base", "this", "base again"
 _REST = 0.03  # of a processor: servers at rest do not use more
 _SETTLE_SECONDS = 30.0
+_PACKAGES = ("container", "serve", "model_handlers")
 _COLUMNS = ("", "figure", "baseline", "this", "this / baseline", "baseline / itself", "limit", "")
 
 
@@ -180,7 +181,7 @@ def environments(arguments: argparse.Namespace) -> dict[str, Path]:
     """The folder of commands that each server is started from, by the server's name; without --against ours alone.
 
     Raises:
-        SystemExit: a checkout has no mme, or one that is not compiled.
+        SystemExit: a checkout has no mme, or one that is not compiled, or not as its sources are now.
     """
     if arguments.against is None:
         return {"mme": servers.COMMANDS}
@@ -188,12 +189,22 @@ def environments(arguments: argparse.Namespace) -> dict[str, Path]:
     for commands in (base, servers.COMMANDS):
         if not (commands / "mme").exists():
             raise SystemExit(f"There is no {commands / 'mme'}: run `make install` in that checkout.")
-        if "compiled" not in version(commands) and not arguments.uncompiled:
-            raise SystemExit(
-                f"{commands.parents[1]} is not compiled: run `make compiled` there, "
-                "or compare as they are by --uncompiled."
-            )
+        wrong = "" if arguments.uncompiled else unfit(commands)
+        if wrong:
+            raise SystemExit(f"{wrong}: run `make compiled` there, or compare as they are by --uncompiled.")
     return {BASE: base, THIS: servers.COMMANDS, AGAIN: base}
+
+
+def unfit(commands: Path) -> str:
+    """Why a checkout is not compiled as its sources are now; empty where it is."""
+    checkout = commands.parents[1]
+    if "compiled" not in version(commands):
+        return f"{checkout} is not compiled"
+    for library in (each for package in _PACKAGES for each in (checkout / package).rglob("*.so")):
+        source = library.with_name(library.name.partition(".")[0]).with_suffix(".py")
+        if source.exists() and source.stat().st_mtime > library.stat().st_mtime:
+            return f"{source} was edited after it was compiled"
+    return ""
 
 
 def version(commands: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 import pytest
@@ -21,6 +22,7 @@ from benchmarks.against import (
     quartiles,
     report,
     result_rows,
+    unfit,
     version,
 )
 
@@ -137,6 +139,21 @@ def test_a_baseline_that_is_not_compiled_is_refused_unless_asked_for(tmp_path):
     commands = environments(asked("--against", str(base), "--uncompiled"))
     assert list(commands) == [BASE, THIS, AGAIN]
     assert commands[BASE] == commands[AGAIN] == base / ".venv" / "bin"
+
+
+def test_a_baseline_that_was_edited_since_it_was_compiled_is_refused(tmp_path):
+    """What would be measured is the module as it was; sources that are not compiled may be newer."""
+    base = checkout(tmp_path, compiled=True)
+    package = base / "serve" / "models"
+    package.mkdir(parents=True)
+    for name in ("model.cpython-311-x86_64-linux-gnu.so", "model.py", "plain.py"):
+        (package / name).touch()
+    os.utime(package / "model.py", (0, 0))
+    os.utime(package / "model.cpython-311-x86_64-linux-gnu.so", (1, 1))
+    assert unfit(base / ".venv" / "bin") == ""
+    os.utime(package / "model.py", (2, 2))
+    with pytest.raises(SystemExit, match="was edited after it was compiled: run `make compiled`"):
+        environments(asked("--against", str(base)))
 
 
 def test_the_version_is_that_of_the_checkout_whatever_python_is_to_import(tmp_path, monkeypatch):
