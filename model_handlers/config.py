@@ -311,7 +311,7 @@ class ModelConfig:
         runtime: the library that Triton's backend is to be, "" for its own.
         agents: what is to be done before a load.
         histograms: metric → its buckets, ascending.
-        op_libraries: files of custom operations, beside the model's or its configuration, or where the system looks.
+        op_libraries: files of custom operations, beside the model's file or its configuration.
         strict: whether nothing is taken from the model that the configuration leaves out.
         default_max_batch_size: what a model gets that batches and whose configuration does not say how much; 0 for its
             backend's own.

@@ -5,6 +5,7 @@ Pure but for a look at the processors.
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # optimization.graph.level and the parameter `level` use the same numbers.
 _GRAPH_LEVELS = {-1: "ORT_DISABLE_ALL", 1: "ORT_ENABLE_BASIC", 2: "ORT_ENABLE_EXTENDED", 0: "ORT_ENABLE_ALL"}
+_SHOWN = 200  # characters of a file name in a message
+_BESIDE = "put the library beside the model or its config.pbtxt, and name it by its file name"
 _PARAMETERS = frozenset(
     (
         "intra_op_thread_count",
@@ -60,22 +63,27 @@ def session_options(config: ModelConfig, threads: int) -> Any:
 
 
 def register_operations(options: Any, config: ModelConfig, model_file: Path) -> None:
-    """Have a session know the operations of the libraries that the configuration names.
+    """Register the libraries of custom operations that the configuration names with a session's options.
+
+    A library is code: only files of the model's own folder are loaded, beside the model or its configuration, never a
+    path elsewhere or a name that the system would search for.
 
     Raises:
-        MmeError: INVALID_MODEL for one that is not there, or is none.
+        MmeError: INVALID_MODEL for a name outside of the folder, a file that is not there, or no such library.
     """
     for name in config.op_libraries:
+        subject = f"model '{config.name}': model_operations.op_library_filename '{name[:_SHOWN]}'"
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise invalid_model(f"{subject} is outside of the model's folder: {_BESIDE}")
         places = (model_file.parent / name, model_file.parent.parent / name)
-        library = next((str(place) for place in places if place.is_file()), name)
+        library = next((place for place in places if place.is_file()), None)
+        if library is None:
+            raise invalid_model(f"{subject} is not there: {_BESIDE}")
         try:
-            options.register_custom_ops_library(library)
+            options.register_custom_ops_library(str(library))
         except Exception as error:  # of any of a dozen classes, as for sessions
             words = " ".join(str(error).split())
-            raise invalid_model(
-                f"model '{config.name}': model_operations.op_library_filename '{name}' is no library of operations of "
-                f"ONNX Runtime's beside the model: {words}"
-            ) from error
+            raise invalid_model(f"{subject} is no library of ONNX Runtime operations: {words}") from error
 
 
 def graph_level(config: ModelConfig) -> str:

@@ -52,14 +52,30 @@ def test_a_library_lies_beside_the_model_or_its_configuration(folder, model_file
     handler.close()
 
 
-@pytest.mark.parametrize("content", [None, b"no library"])
-def test_a_library_that_is_none_is_told_by_name(content, model_file, tmp_path):
-    """One that is not there, or is something else."""
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "is not there: put the library beside"), (b"no library", "is no library")]
+)
+def test_a_library_that_cannot_be_loaded_is_named(content, words, model_file, tmp_path):
+    """One that is not there, and a file that is something else."""
     if content is not None:
         (tmp_path / "ops.so").write_bytes(content)
-    with pytest.raises(
-        MmeError, match=r"model 'm': model_operations.op_library_filename 'ops.so' is no library"
-    ) as caught:
+    with pytest.raises(MmeError, match=f"model 'm': model_operations.op_library_filename 'ops.so' {words}") as caught:
         OnnxHandler.load(ModelConfig("m", op_libraries=("ops.so",)), model_file, CPU)
 
     assert caught.value.kind is Kind.INVALID_MODEL
+
+
+@pytest.mark.parametrize("name", ["/usr/lib/x86_64-linux-gnu/libm.so.6", "../ops.so", "1/../../ops.so"])
+def test_a_library_outside_of_the_models_folder_is_refused(name, model_file, tmp_path):
+    """A configuration reaches no file of the machine: a library is code, and its author's is all that may run."""
+    (tmp_path.parent / "ops.so").write_bytes(b"never read")
+    with pytest.raises(MmeError, match="is outside of the model's folder: put the library beside the model") as caught:
+        OnnxHandler.load(ModelConfig("m", op_libraries=(name,)), model_file, CPU)
+
+    assert caught.value.kind is Kind.INVALID_MODEL
+
+
+def test_a_name_that_the_system_knows_is_not_searched_for(model_file):
+    """A bare name means a file beside the model, never what the dynamic linker would find."""
+    with pytest.raises(MmeError, match="'libm.so.6' is not there"):
+        OnnxHandler.load(ModelConfig("m", op_libraries=("libm.so.6",)), model_file, CPU)
