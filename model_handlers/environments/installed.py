@@ -15,7 +15,9 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
+import shlex
 import shutil
 import site
 import sys
@@ -38,7 +40,11 @@ if TYPE_CHECKING:
     from model_handlers.environments.patience import Patience
     from model_handlers.environments.wanted import Requirements
 
-_INCLUDED = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)", re.MULTILINE)
+_CONTINUED = re.compile(r"\\\n")  # a line that goes on
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_INCLUDES = re.compile(r"-[rc](?P<short>.*)|--(?:requirem|con)[a-z]*(?:=(?P<long>.*))?")  # pip takes abbreviations
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")  # what pip replaces by the value of an environment variable
+_SHOWN = 200  # characters of a name in a message
 _ERRORS = 3  # of pip's last ones, in an error message
 _PIP = [
     *("-I", "-m", "pip", "install", "--no-input", "--no-color", "--progress-bar", "off"),
@@ -51,6 +57,7 @@ def name_of(wanted: Requirements, digests: Digests, patience: Patience) -> str:
     """What the folder of such an environment is called: it tells what was asked for, and on top of what.
 
     Raises:
+        MmeError: INVALID_MODEL for an included file outside of the model's folder.
         OSError: a file can't be read.
     """
     wheels = sorted(path for path in wanted.wheels.iterdir() if path.is_file()) if wanted.wheels is not None else []
@@ -58,7 +65,7 @@ def name_of(wanted: Requirements, digests: Digests, patience: Patience) -> str:
         list(sys.version_info),
         _server_packages(),
         _server_distributions(),
-        [digests.of(file, patience.check) for file in _read_by_pip(wanted.file)],
+        [digests.of(file, patience.check) for file in _read_by_pip(wanted, patience.model)],
         [(wheel.name, digests.of(wheel, patience.check)) for wheel in wheels],
         wanted.wheels is None,
     ]
@@ -95,27 +102,62 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
     )
     ended = command.run(pip, patience.model, "pip", patience.check)
     if ended.code != 0:
-        raise MmeError(ended.kind, f"{subject} can't be installed: {_told(ended)}")
+        raise MmeError(
+            ended.kind, f"{subject} can't be installed: {_told(ended, _read_by_pip(wanted, patience.model))}"
+        )
     shutil.rmtree(temporary)
 
 
-def _told(ended: command.Ended) -> str:
-    """Why pip failed, in its own words."""
+def _told(ended: command.Ended, files: Iterable[Path]) -> str:
+    """Why pip failed, in its own words, but for the values of the environment variables that the files name."""
     errors = [line for line in ended.words if line.startswith("ERROR: ")]
-    return " | ".join(errors[-_ERRORS:]) or f"pip {ended}"
+    words = " | ".join(errors[-_ERRORS:]) or f"pip {ended}"
+    for name in {name for file in files for name in _VARIABLE.findall(file.read_text(errors="replace"))}:
+        if value := os.environ.get(name):
+            words = words.replace(value, f"${{{name}}}")
+    return words
 
 
-def _read_by_pip(file: Path) -> Iterator[Path]:
-    """A file of requirements, and those that it includes."""
-    pending, seen = [file], set()
+def _read_by_pip(wanted: Requirements, model: str) -> Iterator[Path]:
+    """The file of requirements, and those that it includes.
+
+    pip tells the first line of a file that holds no requirements, and clients are told what pip says.
+
+    Raises:
+        MmeError: INVALID_MODEL for one outside of the model's folder.
+    """
+    folder = wanted.file.parent.resolve()
+    pending, seen = [wanted.file], set()
     while pending:
         file = pending.pop()
         if file in seen or not file.is_file():
             continue
         seen.add(file)
         yield file
-        text = file.read_text(errors="replace")
-        pending += [file.parent / name for name in _INCLUDED.findall(text) if "://" not in name]
+        for name in _included(file.read_text(errors="replace")):
+            included = file.parent / name
+            if "$" in name or ":" in name or not included.resolve().is_relative_to(folder):
+                raise invalid_model(
+                    f"model '{model}': {wanted.subject} includes '{name[:_SHOWN]}', which is outside of the model's "
+                    "folder: put the file into the archive, beside requirements.txt"
+                )
+            pending.append(included)
+
+
+def _included(text: str) -> Iterator[str]:
+    """The files that -r and -c name in a file of requirements."""
+    for line in _CONTINUED.sub("", text.replace("\r\n", "\n")).splitlines():
+        words = iter(_words(_COMMENT.sub("", line)))
+        for word in words:
+            if match := _INCLUDES.fullmatch(word):
+                yield match["short"] or match["long"] or next(words, "")
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # pip refuses a line whose quotes do not end
+        return line.split()
 
 
 @functools.cache

@@ -98,6 +98,56 @@ def test_a_package_that_the_server_has_is_not_installed_again(folder, want, pati
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "-r /etc/passwd",
+        "-r/etc/passwd",
+        "--requirement=/etc/passwd",
+        "--requirem /etc/passwd",
+        "-c ../../../etc/passwd",
+        "--constraint '/etc/passwd'",
+        "--no-index -r /etc/passwd",
+        "-r \\\n /etc/passwd",
+        "-r file:///etc/passwd",
+        "-r http://169.254.169.254/latest/meta-data/",
+        "-r ${HOME}/secret.txt",
+        "-r inside.txt",
+        "-r link.txt",
+    ],
+)
+def test_files_outside_of_the_models_folder_are_not_included(folder, want, patience, line):
+    """pip quotes the first line of what it can't read, and clients are told what pip says."""
+    wanted = want(f"greeting==1.0\n{line}\n")
+    (wanted.file.parent / "inside.txt").write_text("-r /etc/passwd")
+    (wanted.file.parent / "link.txt").symlink_to("/etc/passwd")
+    with pytest.raises(
+        MmeError, match=r"requirements.txt includes '.+', which is outside of the model's folder"
+    ) as error:
+        Environments(folder).provide(wanted, patience)
+
+    assert error.value.kind is Kind.INVALID_MODEL
+    assert "root:" not in error.value.message
+
+
+def test_files_inside_of_the_models_folder_are_included(folder, want, patience):
+    """In folders below it, too."""
+    wanted = want("# -r /etc/passwd\n-r more/requirements.txt\n")
+    (wanted.file.parent / "more").mkdir()
+    (wanted.file.parent / "more/requirements.txt").write_text("greeting==1.0  # -r /etc/passwd\n")
+
+    assert told(Environments(folder).provide(wanted, patience), "import greeting; print(greeting.VERSION)") == "1.0"
+
+
+def test_values_of_variables_are_not_told(folder, want, patience, monkeypatch):
+    """pip puts them into its requirements, and its errors."""
+    monkeypatch.setenv("INDEX_TOKEN", "s3cret")
+    error = refused(folder, want("greeting==1.0-${INDEX_TOKEN}\n"), patience)
+
+    assert "s3cret" not in error.message
+    assert "${INDEX_TOKEN}" in error.message
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("nosuchpackage==1.0\n", "ERROR: No matching distribution found for nosuchpackage==1.0"),
