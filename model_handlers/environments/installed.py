@@ -33,7 +33,7 @@ from model_handlers.isolation import command
 from model_handlers.isolation.program import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from model_handlers.environments.digests import Digests
     from model_handlers.environments.environment import Environment

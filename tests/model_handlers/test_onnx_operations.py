@@ -77,5 +77,5 @@ def test_a_library_outside_of_the_models_folder_is_refused(name, model_file, tmp
 
 def test_a_name_that_the_system_knows_is_not_searched_for(model_file):
     """A bare name means a file beside the model, never what the dynamic linker would find."""
-    with pytest.raises(MmeError, match="'libm.so.6' is not there"):
+    with pytest.raises(MmeError, match=r"'libm\.so\.6' is not there"):
         OnnxHandler.load(ModelConfig("m", op_libraries=("libm.so.6",)), model_file, CPU)

@@ -116,7 +116,7 @@ def test_a_package_that_the_server_has_is_not_installed_again(folder, want, pati
     ],
 )
 def test_files_outside_of_the_models_folder_are_not_included(folder, want, patience, line):
-    """pip quotes the first line of what it can't read, and clients are told what pip says."""
+    """Pip quotes the first line of what it can't read, and clients are told what pip says."""
     wanted = want(f"greeting==1.0\n{line}\n")
     (wanted.file.parent / "inside.txt").write_text("-r /etc/passwd")
     (wanted.file.parent / "link.txt").symlink_to("/etc/passwd")
@@ -139,7 +139,7 @@ def test_files_inside_of_the_models_folder_are_included(folder, want, patience):
 
 
 def test_values_of_variables_are_not_told(folder, want, patience, monkeypatch):
-    """pip puts them into its requirements, and its errors."""
+    """Pip puts them into its requirements, and its errors."""
     monkeypatch.setenv("INDEX_TOKEN", "s3cret")
     error = refused(folder, want("greeting==1.0-${INDEX_TOKEN}\n"), patience)
 
