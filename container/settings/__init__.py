@@ -153,6 +153,7 @@ class Settings:
     ping_mode: PingMode = PingMode.READY
     default_accept: str = "application/json"
     booster_accept: str = "text/csv"
+    allow_pickle: bool = False
     script_program: str = "inference.py"
     script_directory: str = ""
     script_workers: int = 1
@@ -206,6 +207,7 @@ class Settings:
             self.batch_transform,
             self.script_task,
             self.script_saved_model,
+            self.allow_pickle,
         )
 
     @classmethod

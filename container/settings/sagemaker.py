@@ -59,6 +59,7 @@ def apply_rules(reading: Reading) -> None:
     _check_load_timeout(reading)
     _choose_emf(reading)
     _choose_booster_accept(reading)
+    _choose_pickles(reading)
     _check_traces(reading)
 
 
@@ -222,6 +223,12 @@ def _choose_booster_accept(reading: Reading) -> None:
         reading.fields["booster_accept"] = reading.parsed[name]
     elif reading.fields["mode"] is not Mode.SINGLE:
         reading.fields["booster_accept"] = DEFAULT_TYPE
+
+
+def _choose_pickles(reading: Reading) -> None:
+    """Allowed where SageMaker runs the container, unless set: its archives come from the account's own buckets."""
+    platform = {"SAGEMAKER_SAFE_PORT_RANGE", "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_MULTI_MODEL"}
+    reading.fields.setdefault("allow_pickle", not platform.isdisjoint(reading.given))
 
 
 def _check_traces(reading: Reading) -> None:

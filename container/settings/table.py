@@ -131,6 +131,13 @@ MME_VARIABLES = (
         "Refuse a model whose instance group is KIND_GPU where there is no GPU, instead of running it on the CPU.",
     ),
     ours(
+        "MME_ALLOW_PICKLE",
+        v.boolean,
+        "Load models of XGBoost that are pickles (`xgboost-model` of older containers), which may run any code of "
+        "their author's.",
+        default="true where SageMaker runs the container, else false",
+    ),
+    ours(
         "MME_WEIGHTS",
         v.enum_of(Weights),
         "How ONNX models on the CPU hold their weights: mapped from disk, once for all that share them; packed for the "

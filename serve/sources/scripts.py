@@ -4,7 +4,7 @@
     model.joblib                              a script for all models, in a folder outside of their archives
     xgboost-model                             no script: one of those that are built in
 
-Looks at names alone, on load threads; says what a configuration would have said.
+Looks at names, and at the first byte of boosters, on load threads; says what a configuration would have said.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, SUBMIT_DIRECTORY
 from model_handlers.config import InstanceGroup
-from model_handlers.python.script.no_script import BOOSTER, DEFAULT, FOLDER, LINES, TASK, script_for
+from model_handlers.errors import invalid_model
+from model_handlers.python.script.no_script import (
+    BOOSTER,
+    DEFAULT,
+    FOLDER,
+    LINES,
+    TASK,
+    boosters_in,
+    is_pickle,
+    script_for,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +50,7 @@ class Scripts:
         lines: whether their answers are put together line by line.
         task: what models of Hugging Face are for that bring no script, "" for what each is made for.
         saved_model: which of several SavedModels in an archive is meant where a client names none, "" for the first.
+        allow_pickle: whether boosters that are pickles are loaded, which may run any code of their author's.
     """
 
     program: str = "inference.py"
@@ -53,6 +64,7 @@ class Scripts:
     lines: bool = False
     task: str = ""
     saved_model: str = ""
+    allow_pickle: bool = False
 
     def own(self, path: Path) -> str:
         """The script that a model's directory holds, relative to it; "" for none."""
@@ -64,8 +76,14 @@ class Scripts:
         return bool(self.shared) or bool(self.own(path)) or bool(script_for(path))
 
     def completed(self, config: ModelConfig, path: Path) -> ModelConfig:
-        """What the configuration of the model in that directory leaves out."""
+        """What the configuration of the model in that directory leaves out.
+
+        Raises:
+            MmeError: INVALID_MODEL for a pickle, where none is to be loaded and the archive brings no code anyway.
+        """
         own = self.own(path)
+        if not own and not self.allow_pickle:
+            _refuse_pickles(config.name, path)
         built_in = "" if own or self.shared else script_for(path)
         accept = self.booster_accept if built_in == BOOSTER else self.default_accept
         said = {} if accept == DEFAULT_TYPE else {DEFAULT_ACCEPT: accept}
@@ -86,6 +104,15 @@ class Scripts:
         sizes = dict(self.batch_sizes)
         size = sizes.get(config.backend, sizes.get("", 0))
         return replace(config, strict=self.strict, default_max_batch_size=size)
+
+
+def _refuse_pickles(model: str, path: Path) -> None:
+    for file in boosters_in(path):
+        if is_pickle(file):
+            raise invalid_model(
+                f"model '{model}': {file.name} is a pickle, which may run any code when it is loaded: save it with "
+                "Booster.save_model, or start the server with MME_ALLOW_PICKLE=true where all authors are trusted"
+            )
 
 
 DEFAULT_SCRIPTS = Scripts()

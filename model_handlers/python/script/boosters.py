@@ -26,6 +26,7 @@ from model_handlers.python.script.formats import (
     encode,
     media_type,
 )
+from model_handlers.python.script.no_script import PICKLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 LIBSVM = ("text/libsvm", "text/x-libsvm")
 RECORDIO = "application/x-recordio-protobuf"
 
-_PICKLED = b"\x80"  # how a pickle begins, and none of XGBoost's own formats
 _OF_CLASSES = ("multi:softmax", "binary:hinge")  # objectives whose predictions are numbers of classes
 _SEPARATORS = ",;\t| "
 _OF_PROTOBUF = (RECORDIO,) if is_installed("google.protobuf") else ()  # a model's own environment may lack it
@@ -77,7 +77,7 @@ def load(files: Sequence[Path]) -> Any:
 def _loaded(file: Path) -> Any:
     """A booster in one of XGBoost's formats, or pickled as older containers have it."""
     content = file.read_bytes()
-    if content.startswith(_PICKLED):
+    if content.startswith(PICKLED):
         return pickle.loads(content)  # noqa: S301 - the customer's own, as the code beside a model would be
     booster = _xgboost().Booster()
     booster.load_model(bytearray(content))  # a path it would judge by its suffix, and there is none

@@ -17,6 +17,7 @@ TASK = "HF_TASK"  # a parameter of models, by the variable that Amazon's contain
 DEFAULT = "SAGEMAKER_TFS_DEFAULT_MODEL_NAME"  # the same
 
 _BOOSTER_FILES = ("xgboost-model", "xgboost-model-[0-9]*")  # of SageMaker's XGBoost, and of its cross-validation
+PICKLED = b"\x80"  # how a pickle begins, and none of XGBoost's own formats
 CONFIG_FILE = "config.json"  # of a model that transformers saved, beside its weights
 _SAVED_FILE = "saved_model.pb"
 _SAVED_PLACES = ("", "*/", "*/*/")  # above the folder of a version: 1/, a-model/1/, export/Servo/1/
@@ -36,6 +37,12 @@ def script_for(directory: Path) -> str:
 def boosters_in(directory: Path) -> list[Path]:
     """The files of a model of SageMaker's XGBoost: one, or one for each fold of a cross-validation, in order."""
     return sorted(file for name in _BOOSTER_FILES for file in directory.glob(name) if file.is_file())
+
+
+def is_pickle(booster: Path) -> bool:
+    """Return whether a file of a booster is a pickle, as older containers wrote them, by its first byte."""
+    with booster.open("rb") as file:
+        return file.read(1) == PICKLED
 
 
 def is_saved_pipeline(directory: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from dataclasses import replace
 
 import pytest
 
@@ -154,6 +155,26 @@ def test_a_script_of_its_own_or_a_shared_one_comes_before_a_built_in_one(tree, t
     assert bare.config.default_model_filename == ROOT
     own = open_target(tree(CODE), "m")
     assert (own.config.default_model_filename, dict(own.config.parameters)) == (CODE, {})
+
+
+@pytest.mark.parametrize("paths", [("xgboost-model",), ("xgboost-model-0", "xgboost-model-1")])
+def test_a_pickle_is_loaded_where_that_is_allowed(tree, paths, tmp_path):
+    """It may run any code when it is loaded: by a built-in script or a shared one, which the archive's author wrote neither."""
+    (tmp_path / ROOT).touch()
+    root = tree(*paths)
+    (root / paths[-1]).write_bytes(b"\x80\x05.")
+    for scripts in (Scripts(), Scripts(shared=str(tmp_path))):
+        with pytest.raises(MmeError, match=r"xgboost-model\S* is a pickle, .+ MME_ALLOW_PICKLE=true") as refused:
+            open_target(root, "m", scripts)
+        assert refused.value.kind is Kind.INVALID_MODEL
+        assert open_target(root, "m", replace(scripts, allow_pickle=True)).versions == {1: root}
+
+
+def test_an_archive_that_brings_code_may_bring_a_pickle(tree):
+    """Its author runs code anyway."""
+    root = tree("xgboost-model", CODE)
+    (root / "xgboost-model").write_bytes(b"\x80\x05.")
+    assert open_target(root, "m").config.default_model_filename == CODE
 
 
 def test_what_is_set_for_models_without_scripts_is_said_to_them(tree):
