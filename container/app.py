@@ -11,10 +11,11 @@ import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote_from_bytes, unquote
 
 from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntityTooLarge
+from werkzeug.routing import PathConverter, UnicodeConverter
 
 from container import answers, kserve, metrics, runtime_api, sagemaker
 from container.dashboard import routes as dashboard
@@ -26,11 +27,28 @@ from container.settings import Settings
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
-    from wsgiref.types import WSGIEnvironment
+    from collections.abc import Iterable
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
     from container.views import View
 
 _END_SECONDS = 20.0  # for models that still execute when the process ends
+
+
+class _Name(UnicodeConverter):
+    """A name between two slashes, whose `%2F` and `%25` are decoded here: routes are matched before."""
+
+    def to_python(self, value: str) -> str:
+        """Decode the name."""
+        return unquote(value)
+
+
+class _Names(PathConverter):
+    """A name that may hold slashes, `%2F` or not."""
+
+    def to_python(self, value: str) -> str:
+        """Decode the name."""
+        return unquote(value)
 
 
 def make_app(service: Service, on_loop: OnLoop) -> Flask:
@@ -39,6 +57,7 @@ def make_app(service: Service, on_loop: OnLoop) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body_bytes
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
+    app.url_map.converters.update(default=_Name, string=_Name, path=_Names)
 
     def hot(**_names: str) -> Response:
         """A route that the event loop answers."""
@@ -97,7 +116,16 @@ def create_app() -> Flask:
     # `atexit` would be too late: Python has ended its thread pools by then, with which models are unloaded. This is
     # how the pools themselves are told, right after the main thread's end.
     threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001
-    return make_app(service, on_loop)
+    app = make_app(service, on_loop)
+    decoded = app.wsgi_app
+
+    def with_quoted_percent_signs(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        """Other servers decode the whole path: what is left of a percent sign stands for itself."""
+        environ["PATH_INFO"] = environ["PATH_INFO"].replace("%", "%25")
+        return decoded(environ, start)
+
+    app.wsgi_app = with_quoted_percent_signs  # type: ignore[method-assign,assignment]
+    return app
 
 
 def _target(environ: WSGIEnvironment) -> bytes:

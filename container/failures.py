@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from container.headers import INFERENCE_ID, TARGET_MODEL
+from container.targets import shown
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def log_failure(error: MmeError, exchange: Exchange) -> None:
     if _log.isEnabledFor(level):
         headers = exchange.headers
         context = {
-            "path": exchange.target.decode("latin-1"),
+            "path": shown(exchange.target),
             "target_model": headers.get(TARGET_MODEL, ""),
             "inference_id": headers.get(INFERENCE_ID, ""),
         }

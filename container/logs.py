@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 else:
     structlog = import_without("structlog", "rich")  # 80 modules, for tracebacks that we do not want
 
-# They tell of every request and every header at debug level, credentials among them; never below info.
-_TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3", "asyncio")
+# Libraries log every request and header at debug level, credentials among them: below info, only ours are heard.
+_OURS = ("mme", "gunicorn.error")
 _HANDLER = "stream"  # by which it is found again
 _NO_FACTS = ("_record", "_from_structlog", "event", "level", "logger")
 
@@ -71,11 +71,10 @@ def logging_config(level: str, format: LogFormat, stream: TextIO | None = None) 
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": _formatter, "colours": stream.isatty(), "lines": lines}},
         "handlers": {_HANDLER: {"class": "logging.StreamHandler", "formatter": "line", "stream": stream}},
-        "root": {"level": level.upper(), "handlers": [_HANDLER]},
+        "root": {"level": quiet, "handlers": [_HANDLER]},
         "loggers": {
-            "gunicorn.error": {"level": level.upper(), "handlers": [], "propagate": True},
+            **{name: {"level": level.upper(), "handlers": [], "propagate": True} for name in _OURS},
             "gunicorn.access": {"level": "CRITICAL", "handlers": [], "propagate": False},
-            **{name: {"level": quiet} for name in _TALKATIVE},
         },
     }
 
@@ -101,10 +100,9 @@ class LogControl:
             MmeError: see `LogSettings.changed`.
         """
         self._now = now = self._now.changed(wanted)
-        for name in ("", "gunicorn.error"):
+        for name in _OURS:
             logging.getLogger(name).setLevel(now.level)
-        for name in _TALKATIVE:
-            logging.getLogger(name).setLevel(_quiet(now.level))
+        logging.getLogger().setLevel(_quiet(now.level))
         for handler in logging.getLogger().handlers:
             if handler.name == _HANDLER and isinstance(handler, logging.StreamHandler):
                 handler.filters = [lambda record: now.lets_through(record.levelno)]

@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from container.http1.limits import Limits
+from container.targets import shown
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class WaitingExchange:
         self._answer.set_result((status, headers, body))
 
     def _cut_off(self) -> MmeError:
-        sentence = f"the answer to {self.method} {self.target.decode('latin-1')} can't be finished and was cut"
+        sentence = f"the answer to {self.method} {shown(self.target)} can't be finished and was cut"
         return MmeError(Kind.EXECUTION_FAILED, sentence)
 
     def _under_way(self) -> Parts:

@@ -64,6 +64,8 @@ _NEGATIVE = re.compile(r"-[0-9]+", re.ASCII)
 _RUNTIME = re.compile(rb"/endpoints/[^/]+/invocations(?P<stream>-response-stream)?")
 _OF_MODEL = b"/v2/models/"
 _FRONT = re.compile(rb"\A/+")
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
+_SLASH, _PERCENT = 0x2F, 0x25
 _READY = re.compile(rb"/v2/models/.+/ready")
 _KNOWN_WITHOUT_LOAD = re.compile(rb"/v2/models/(?:.+/(?:stats|trace/setting)|stats)")
 
@@ -71,19 +73,10 @@ _KNOWN_WITHOUT_LOAD = re.compile(rb"/v2/models/(?:.+/(?:stats|trace/setting)|sta
 def parse_target(target: bytes) -> Route | None:
     """The hot route of a request target, None if it is not one.
 
-    As Flask has it, so that all routes take the same forms: with a trailing slash where it allows one, with several
-    slashes in front (an address that ends in one), and with slashes that are quoted.
+    As Flask has it, so that all routes take the same forms: with a trailing slash where it allows one, and with several
+    slashes in front (an address that ends in one).
     """
-    return _parsed(target.partition(b"?")[0]) or _parsed(_path(target).replace(b"%", b"%25"))
-
-
-def _path(target: bytes) -> bytes:
-    """The path of a target as Flask has it."""
-    return _FRONT.sub(b"/", unquote_to_bytes(target.partition(b"?")[0]))
-
-
-def _parsed(path: bytes) -> Route | None:
-    """The hot route of a path; the names in it are unquoted."""
+    path = path_of(target)
     if match := _INFER.fullmatch(path):
         inference_type = InferenceType(match["type"].decode())
         return Route(Flavor.KSERVE, _text(match["model"]), _text(match["version"] or b""), inference_type)
@@ -114,10 +107,29 @@ def work_of(method: str, target: bytes) -> Work:
     """
     if method not in {"GET", "HEAD"}:
         return Work.CHANGES
-    path = _path(target)
+    path = path_of(target)
     if _READY.fullmatch(path):
         return Work.ASKS
     return Work.READS if not path.startswith(_OF_MODEL) or _KNOWN_WITHOUT_LOAD.fullmatch(path) else Work.CHANGES
+
+
+def shown(target: bytes) -> str:
+    """Return a target as logs have it: without its query, where clients put tokens and signatures."""
+    return target.partition(b"?")[0].decode("latin-1")
+
+
+def path_of(target: bytes) -> bytes:
+    """Return the path of a target, decoded but for `%2F` and `%25`, which stay, so that a slash in it is a separator.
+
+    A route is matched against this path, and the names in it are decoded afterwards: `/models/a%2Fb` names `a/b`, and
+    `/v2%2Fmodels/m` is no route.
+    """
+    return _FRONT.sub(b"/", _ESCAPE.sub(_decoded, target.partition(b"?")[0]))
+
+
+def _decoded(escape: re.Match[bytes]) -> bytes:
+    byte = int(escape[1], 16) if escape[1] else _PERCENT  # a percent sign alone stands for itself
+    return b"%%%02X" % byte if byte in {_SLASH, _PERCENT} else bytes((byte,))
 
 
 def parse_version(text: str) -> int | None:

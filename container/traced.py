@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from container.headers import INFERENCE_ID, TARGET_MODEL
+from container.targets import shown
 from container.traces.context import Origin, origin
 from container.traces.settings import TraceControl, TraceSettings
 from serve.request import InferenceResponse
@@ -197,7 +198,7 @@ def _origin_attributes(exchange: Exchange) -> Iterator[tuple[str, Any]]:
     """By which way a request came over HTTP, under OpenTelemetry's names and SageMaker's."""
     headers = exchange.headers
     yield "http.request.method", exchange.method
-    yield "url.path", exchange.target.partition(b"?")[0].decode("latin-1")
+    yield "url.path", shown(exchange.target)
     if TARGET_MODEL in headers:
         yield "aws.sagemaker.target_model", headers[TARGET_MODEL]
     if INFERENCE_ID in headers:

@@ -9,9 +9,9 @@ import io
 import logging
 import sys
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_to_bytes
 
 from container.answers import error_body
+from container.targets import path_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ def call_application(application: WSGIApplication, exchange: Exchange) -> tuple[
             if close is not None:
                 close()
     except Exception:  # noqa: BLE001 - whatever an application throws is answered, or its client waits for ever
-        _log.exception("%s %s failed", exchange.method, exchange.target.decode("latin-1"))
+        _log.exception("%s %s failed", exchange.method, shown(exchange.target))
         message = error_body("the server failed to answer this request; its log says why")
         return 500, b"Content-Type: application/json\r\n", message
     finally:  # Flask's routing error and its request refer to each other, and would keep the body until some collection
@@ -47,13 +47,16 @@ def call_application(application: WSGIApplication, exchange: Exchange) -> tuple[
 
 
 def make_environ(exchange: Exchange) -> dict[str, Any]:
-    """The WSGI environment of a request."""
-    path, _, query = exchange.target.partition(b"?")
+    """The WSGI environment of a request.
+
+    Its path keeps `%2F` and `%25`, which the application's converters of names decode.
+    """
+    query = exchange.target.partition(b"?")[2]
     environ: dict[str, Any] = {
         # the HTTP server leaves the body of an answer to HEAD away, and has to know how long it would be
         "REQUEST_METHOD": "GET" if exchange.method == "HEAD" else exchange.method,
         "SCRIPT_NAME": "",
-        "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
+        "PATH_INFO": path_of(exchange.target).decode("latin-1"),
         "QUERY_STRING": query.decode("latin-1"),
         "RAW_URI": exchange.target.decode("latin-1"),
         "SERVER_NAME": "mme",

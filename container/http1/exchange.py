@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from container.http1.stream import Stream
+from container.targets import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -139,4 +140,4 @@ class Exchange:
         raise RuntimeError(f"{self!r} {what}: begin, write, then end or cut once")
 
     def __repr__(self) -> str:
-        return f"<Exchange {self.method} {self.target.decode('latin-1')} {len(self.body)} bytes>"
+        return f"<Exchange {self.method} {shown(self.target)} {len(self.body)} bytes>"

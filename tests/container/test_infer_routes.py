@@ -83,7 +83,11 @@ def outputs_of(reply):
         (b"/v2/models/a/b/versions/3/infer", Route(Flavor.KSERVE, "a/b", "3", InferenceType.INFER)),
         (b"/v2/models/versions/infer", Route(Flavor.KSERVE, "versions", "", InferenceType.INFER)),
         (b"//v2/models/m/infer", Route(Flavor.KSERVE, "m", "", InferenceType.INFER)),
-        (b"/v2%2Fmodels%2Fa%252Fb%2finfer?x=1", Route(Flavor.KSERVE, "a%2Fb", "", InferenceType.INFER)),
+        (b"/v2/models/a%2fb/infer", Route(Flavor.KSERVE, "a/b", "", InferenceType.INFER)),
+        (b"/v2/models/m%2Finfer/infer", Route(Flavor.KSERVE, "m/infer", "", InferenceType.INFER)),
+        (b"/v2/models/a%252Fb%/infer?x=%2F", Route(Flavor.KSERVE, "a%2Fb%", "", InferenceType.INFER)),
+        (b"/v2/models/a%%32Fb/infer", Route(Flavor.KSERVE, "a%2Fb", "", InferenceType.INFER)),
+        (b"/v2/%6dodels/m/%69nfer", Route(Flavor.KSERVE, "m", "", InferenceType.INFER)),
         (b"//invocations", Route(Flavor.SAGEMAKER)),
         (b"/v2/models/m/generate", Route(Flavor.KSERVE, "m", "", InferenceType.GENERATE)),
         (b"/v2/models/m/versions/3/generate_stream", Route(Flavor.KSERVE, "m", "3", InferenceType.GENERATE_STREAM)),
@@ -100,10 +104,11 @@ def test_hot_targets_are_known(target, route):
 @pytest.mark.parametrize(
     "target",
     b"/ * /pings /models /models/a /models//invoke /v2/models/m /v2/models//infer /v2/models/m/stats /endpoints//invocations "
-    b"/endpoints/a/b/invocations /endpoints/a/async-invocations /x/ping /invocations/x /models/x/invoke/y".split(b" "),
+    b"/endpoints/a/b/invocations /endpoints/a/async-invocations /x/ping /invocations/x /models/x/invoke/y "
+    b"/v2%2Fmodels/m/infer /v2/models%2Fm/infer /v2/models/m%2Finfer /models/x%2Finvoke %2Fping".split(b" "),
 )
 def test_other_targets_are_left_to_flask(target):
-    """Whatever is no inference."""
+    """Whatever is no inference; a slash that is quoted is a character of a name, and separates nothing."""
     assert parse_target(target) is None
 
 
@@ -124,7 +129,8 @@ def test_other_targets_are_left_to_flask(target):
         ("GET", b"/v2/models/m/config?x=/ready", CHANGES),
         ("GET", b"/v2/models/ready", CHANGES),
         ("GET", b"/v2/model%73/m", CHANGES),
-        ("GET", b"//v2%2Fmodels/m", CHANGES),
+        ("GET", b"//v2%2Fmodels/m", READS),
+        ("GET", b"/v2/models/m%2Fready", CHANGES),
         ("GET", b"//v2/models/m/ready", ASKS),
         ("POST", b"/v2/repository/index", CHANGES),
         ("DELETE", b"/models/a", CHANGES),

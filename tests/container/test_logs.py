@@ -131,17 +131,19 @@ def test_text_in_a_file_has_a_line_for_each_sentence():
         assert ("load failed: no file | At: | model.py(7)" in stream.getvalue()) == (expected == 1)
 
 
-def test_level_holds_for_everybody_and_botocore_never_tells_its_requests():
-    """At debug level our own debug lines come out, botocore's (with credentials in them) do not."""
+@pytest.mark.parametrize("library", ["botocore.auth", "hpack.hpack", "urllib3", "tomorrows.client"])
+def test_below_info_only_our_own_loggers_are_heard(library):
+    """At debug level our own lines come out, those of libraries (with credentials in them) do not."""
     stream = io.StringIO()
     configure("debug", LogFormat.JSON, stream)
     logging.getLogger("mme").debug("ours")
-    logging.getLogger("botocore.auth").debug("secret")
+    logging.getLogger(library).debug("secret")
+    logging.getLogger(library).info("said")
     configure("warning", LogFormat.JSON, stream)
     logging.getLogger("mme").info("quiet")
-    logging.getLogger("botocore").info("quiet")
+    logging.getLogger(library).info("quiet")
 
-    assert [line["message"] for line in lines(stream)] == ["ours"]
+    assert [line["message"] for line in lines(stream)] == ["ours", "said"]
 
 
 def a_line():
@@ -300,7 +302,7 @@ def test_gunicorn_settings_follow_ours(tmp_path):
     code = (
         "from container import gunicorn_conf as c; import json;"
         "print(json.dumps([c.bind, c.graceful_timeout, c.keepalive, c.workers, c.worker_class, c.preload_app,"
-        "c.accesslog, c.control_socket_disable, c.logconfig_dict['root']['level']]))"
+        "c.accesslog, c.control_socket_disable, c.logconfig_dict['loggers']['mme']['level']]))"
     )
     environ = {"MME_HOST": "::", "MME_PORT": "9000", "MME_IDLE_TIMEOUT": "30", "MME_LOG_LEVEL": "debug"}
     output = subprocess.run(

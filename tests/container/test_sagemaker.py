@@ -182,6 +182,8 @@ def test_names_may_hold_anything_that_a_path_can_carry(platform, models, json_in
         ("a b/c", "a%20b/c"),
         ("模型", "%E6%A8%A1%E5%9E%8B"),
         ("x%2Fy", "x%252Fy"),
+        ("x/z", "x%2Fz"),
+        ("100%", "100%25"),
         ("q?r#s", "q%3Fr%23s"),
     ):
         body = json.dumps({"model_name": name, "url": f"{models}/hash1/model"}).encode()

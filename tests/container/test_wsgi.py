@@ -15,7 +15,7 @@ def exchange(method="GET", target=b"/", headers=None, body=b""):
 
 
 def test_the_environment_says_what_was_asked():
-    """Path decoded as PEP 3333 wants it, query and target as sent, headers by their CGI names, length of the body."""
+    """Path decoded as PEP 3333 wants it but for slashes in names, query and target as sent, headers by their CGI names, length of the body."""
     environ = make_environ(
         exchange(
             "POST",
@@ -30,7 +30,7 @@ def test_the_environment_says_what_was_asked():
         )
     )
     assert environ["REQUEST_METHOD"] == "POST"
-    assert environ["PATH_INFO"].encode("latin-1").decode() == "/v2/models/modèle/x/load"
+    assert environ["PATH_INFO"].encode("latin-1").decode() == "/v2/models/modèle%2Fx/load"
     assert environ["QUERY_STRING"] == "a=%20b&c"
     assert environ["RAW_URI"] == "/v2/models/mod%C3%A8le%2Fx/load?a=%20b&c"
     assert environ["CONTENT_TYPE"] == "application/json"

@@ -119,11 +119,25 @@ def test_a_chunked_body_over_the_limit_is_refused(server, connection):
     assert still_serves(server)
 
 
-@pytest.mark.parametrize("front", ["/", "http://test", "http://test/", "/v2%2Fmodels/plus%2finfer?x=/"])
+@pytest.mark.parametrize("front", ["/", "http://test", "http://test/", "/v2/%6Dodels/plus/infer?x=/"])
 def test_a_target_may_be_written_in_other_ways(connection, front):
-    """With several slashes in front, as who adds a path to an address that ends in one; whole; with quoted slashes."""
+    """With several slashes in front, as clients add a path to an address that ends in one; whole; with quoted letters."""
     target = front if "infer" in front else front + INVOKE
     assert models.y(connection.send(post(target, models.ONE)).answer().json) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("/v2%2Fmodels/plus/infer", 404),
+        ("/v2/models%2Fplus/infer", 404),
+        ("/v2%2fhealth/ready", 404),
+        ("/v2/models/plus%2Finfer", 405),  # the metadata of a model of that name
+    ],
+)
+def test_a_quoted_slash_separates_nothing(connection, target, status):
+    """It is a character of a name: a proxy that allows some paths and ours agree about which one this is."""
+    assert connection.send(post(target, models.ONE)).answer().status == status
 
 
 def test_headers_that_take_too_long(impatient):
