@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.golden import commands, refusals
+from tests.golden import commands, refusals, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,4 +16,8 @@ GROUPS: Mapping[str, Callable[[Path], dict[str, str]]] = {
     "help": commands.record_help,
     "config": commands.record_checks,
     "refusals": refusals.record,
+    "repository": served.record_repository,
+    "platform": served.record_platform,
+    "store": served.record_store,
+    "single": served.record_single,
 }

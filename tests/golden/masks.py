@@ -6,17 +6,23 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # Applied in this order to each text.
-MASKS: tuple[tuple[str, str], ...] = (
+MASKS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"(?<=Allow: )[^\r\n]+", lambda found: ", ".join(sorted(found[0].split(", ")))),  # a set's order is chance
     (r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", "<date>"),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "<time>"),
     (r"(?i)(?<=server-timing: )[^\r\n]+", "<timing>"),
     (r"(?i)(?<=x-amzn-requestid: )[0-9a-f-]{36}", "<id>"),
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>"),
-    (r'("(?:ns|last_inference|byte_size|total_byte_size)":)[1-9]\d*', r"\1<n>"),
-    (r"(?m)^(\s*(?:ns|last_inference|byte_size): )\d+", r"\1<n>"),
+    (r"\b[0-9a-f]{24}-[0-9a-f]{16}\b", "<archive>"),
+    (r"; it is loaded again in \d+ s, or by whoever loads it by name", ""),  # or not, once that time is over
+    (r'("(?:ns|last_inference|host_bytes)":)\d+', r"\1<n>"),
+    (r"(?m)^\s*(?:ns|last_inference): \d+\n", ""),  # protobuf leaves zeros out
+    (r'(?<="data":\[1,1,0,)\d{5,}', "<session>"),
+    (r"\b\d{16,20}(?=; Expires)|(?<=sessionId\":\")\d+", "<session>"),
+    (r'(?<=version: ")\d+\.\d+\.\d+|(?<="version":")\d+\.\d+\.\d+', "<version>"),
     (r"(127\.0\.0\.1|localhost):\d+", r"\1:<port>"),
     (r"\b_ssl\.c:\d+", "_ssl.c"),
     (r"\bmme-(?:check|pack)-\w+", "mme-<random>"),
