@@ -103,7 +103,9 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
         return json_answer(on_loop.call(engine.index, engine.find_all()))
 
     def load_model(name: str) -> Response:
-        override = load_override(_parameters())  # here: files in base64 can be large
+        override = load_override(  # here: files in base64 can be large
+            _parameters(), allowed=service.settings.allow_load_overrides
+        )
         on_loop.run(load(engine, name, override))
         return empty_answer()
 

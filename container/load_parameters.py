@@ -43,12 +43,19 @@ def repository_error() -> MmeError:
     return MmeError(Kind.UNSUPPORTED, "'repository_name' specification is not supported")
 
 
-def load_override(parameters: Mapping[str, Any]) -> Override | None:
-    """What a load request has a model loaded with; None for what the model has itself.
+def load_override(parameters: Mapping[str, Any], *, allowed: bool) -> Override | None:
+    """Return what a load request has a model loaded with; None for what the model has itself.
+
+    Args:
+        parameters: the request's.
+        allowed: whether the server takes configurations and files of clients: they are code that it runs.
 
     Raises:
-        MmeError: INVALID_ARGUMENT for a parameter that is none, not of its type, or an empty configuration.
+        MmeError: FORBIDDEN for a configuration or a file where these are not allowed; INVALID_ARGUMENT for a parameter
+            that is none, not of its type, or an empty configuration.
     """
+    if not allowed and (named := next((key for key in parameters if key == "config" or key.startswith(FILE)), "")):
+        raise overrides_forbidden(f"load parameter '{named[:_SHOWN]}'")
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if key.startswith(FILE):
@@ -59,6 +66,15 @@ def load_override(parameters: Mapping[str, Any]) -> Override | None:
     if config == "":
         raise invalid_argument("load parameter 'config' is empty: leave it out for the model's own configuration")
     return Override(config or "", files) if config or files else None
+
+
+def overrides_forbidden(what: str) -> MmeError:
+    """Return the refusal of something of a client's that a model is to be loaded with."""
+    return MmeError(
+        Kind.FORBIDDEN,
+        f"{what} is not allowed: what clients send with a load is code that the server runs; start the server with "
+        "--allow-load-overrides/MME_ALLOW_LOAD_OVERRIDES=true if all of its clients may do that",
+    )
 
 
 def unload_dependents(parameters: Mapping[str, Any]) -> bool:

@@ -36,6 +36,7 @@ STATUSES: dict[Kind, Statuses] = {
     Kind.ALREADY_EXISTS: Statuses(409, 400),
     Kind.UNSUPPORTED: Statuses(400, 501),
     Kind.RESTRICTED: Statuses(403, 403, "ValidationError"),
+    Kind.FORBIDDEN: Statuses(403, 403, "ValidationError"),
     Kind.QUEUE_FULL: Statuses(503, 503),
     Kind.QUEUE_TIMEOUT: Statuses(503, 503),
     Kind.UNAVAILABLE: Statuses(503, 503, "ServiceUnavailable"),

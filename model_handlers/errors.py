@@ -23,6 +23,7 @@ class Kind(Enum):
     ALREADY_EXISTS = "already exists"  # a model of that name is loaded or being loaded
     UNSUPPORTED = "unsupported"  # a feature or method that is not offered
     RESTRICTED = "restricted"  # a part of the API for those alone who know a secret, which the client did not bring
+    FORBIDDEN = "forbidden"  # what the server's settings do not allow; asking again changes nothing
     QUEUE_FULL = "queue full"  # the model's queue has reached max_queue_size
     QUEUE_TIMEOUT = "queue timeout"  # the request waited longer than its queue policy allows
     UNAVAILABLE = "unavailable"  # not now: draining, unloading, no memory free in time, store unreachable

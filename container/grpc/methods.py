@@ -149,7 +149,8 @@ class Methods:
     async def _load(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.RepositoryModelLoadRequest, data)
         _check_repository(request.repository_name)
-        await load(self._engine, request.model_name, load_override(values(request.parameters)))
+        override = load_override(values(request.parameters), allowed=self._service.settings.allow_load_overrides)
+        await load(self._engine, request.model_name, override)
         return b""
 
     async def _unload(self, data: bytes, _context: Any) -> bytes:

@@ -48,6 +48,7 @@ CODES: dict[Kind, Status] = {
     Kind.ALREADY_EXISTS: Status.ALREADY_EXISTS,
     Kind.UNSUPPORTED: Status.UNIMPLEMENTED,
     Kind.RESTRICTED: Status.UNAVAILABLE,
+    Kind.FORBIDDEN: Status.PERMISSION_DENIED,  # not UNAVAILABLE as above, at which clients try again
     Kind.QUEUE_FULL: Status.UNAVAILABLE,
     Kind.QUEUE_TIMEOUT: Status.UNAVAILABLE,
     Kind.UNAVAILABLE: Status.UNAVAILABLE,

@@ -141,6 +141,7 @@ class Settings:
     load_timeout: float = 350.0
     max_body_bytes: int = DEFAULT_MAX_BODY
     allow_client_shm: bool = False
+    allow_load_overrides: bool = False
     request_timeout: float = 60.0
     idle_timeout: float = 75.0
     header_timeout: float = 15.0

@@ -188,6 +188,12 @@ MME_VARIABLES = (
         "Let clients of this machine register regions of shared memory, and name them in place of tensors.",
     ),
     ours(
+        "MME_ALLOW_LOAD_OVERRIDES",
+        v.boolean,
+        "Let clients send a configuration or files with a load (`config`, `file:…`): these are code that the "
+        "server runs.",
+    ),
+    ours(
         "MME_REQUEST_TIMEOUT",
         _TIMEOUT,
         "Seconds for one inference request; SageMaker gives up after 60. So long may a model's process execute a "

@@ -22,7 +22,7 @@ def own(start, tmp_path, put):
     broken = tmp_path / "bad" / "1"
     broken.mkdir(parents=True)
     (broken / "model.onnx").write_bytes(b"no model")
-    return start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=("twice",))
+    return start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=("twice",), allow_load_overrides=True)
 
 
 def ask(running, path, document=None):

@@ -28,7 +28,7 @@ def b64(content):
 )
 def test_overrides_are_understood(parameters, override):
     """The configuration as text, files as bytes by their parameter's name."""
-    assert load_override(parameters) == override
+    assert load_override(parameters, allowed=True) == override
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,31 @@ def test_overrides_are_understood(parameters, override):
 def test_what_is_no_parameter_is_refused(parameters, words):
     """By its name and type, in Triton's words where it has any."""
     with pytest.raises(MmeError) as caught:
-        load_override(parameters)
+        load_override(parameters, allowed=True)
     assert (caught.value.kind, caught.value.message) == (Kind.INVALID_ARGUMENT, words)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"config": "{}"}, "config"),
+        ({"config": ""}, "config"),
+        ({"file:1/model.py": b64(b"import os")}, "file:1/model.py"),
+        ({"other": 1, "file:1/model.py": "not base64!"}, "file:1/model.py"),
+    ],
+)
+def test_overrides_need_a_setting(parameters, named):
+    """Without it they are refused before anything of them is read, and the sentence says which setting it is."""
+    with pytest.raises(MmeError) as caught:
+        load_override(parameters, allowed=False)
+    assert caught.value.kind is Kind.FORBIDDEN
+    assert caught.value.message.startswith(f"load parameter '{named}' is not allowed")
+    assert "MME_ALLOW_LOAD_OVERRIDES=true" in caught.value.message
+
+
+def test_a_load_without_overrides_needs_no_setting():
+    """Which is what nearly all loads are."""
+    assert load_override({}, allowed=False) is None
 
 
 @pytest.mark.parametrize("name", ["", "..", "../m", "a/../m", "/m", "m/", "a//m", ".", "m\0"])

@@ -165,6 +165,7 @@ def server(tmp_path_factory, repository):
     """A server of it, all of whose models are ready."""
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
+        "MME_ALLOW_LOAD_OVERRIDES": "true",
         "MME_PING_MODE": "ready",
         "MME_GRPC_PORT": "0",
         "MME_DRAIN_SECONDS": "2",

@@ -79,7 +79,12 @@ def repository(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, repository):
     """A server of the repository, all of whose models are ready."""
-    environ = {"MME_MODEL_REPOSITORY": str(repository), "MME_PING_MODE": "ready", "MME_DRAIN_SECONDS": "0.5"}
+    environ = {
+        "MME_MODEL_REPOSITORY": str(repository),
+        "MME_PING_MODE": "ready",
+        "MME_DRAIN_SECONDS": "0.5",
+        "MME_ALLOW_LOAD_OVERRIDES": "true",
+    }
     with Server(tmp_path_factory.mktemp("kserve"), environ) as server:
         yield server
 

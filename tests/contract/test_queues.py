@@ -180,6 +180,7 @@ def server(repository):
     lay_out_python(repository / "told", f"{CACHED} {told}", 1)
     environ = {
         "MME_MODEL_REPOSITORY": str(repository),
+        "MME_ALLOW_LOAD_OVERRIDES": "true",
         "MME_LOAD_MODEL": "levels,warm,cached,ragged,sending,flow,narrow,pair,twice",
         "MME_PING_MODE": "ready",
         "MME_RATE_LIMIT": "execution_count",

@@ -152,7 +152,7 @@ def test_a_journal_that_can_not_be_written_costs_nothing_else(serve, tmp_path):
 
 def test_a_reload_of_the_master_keeps_what_is_registered(serve, tmp_path):
     """SIGHUP starts another worker beside the old one: it knows every model, and what a client loaded it with."""
-    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true", "MME_ALLOW_LOAD_OVERRIDES": "true"})
     url = str(models.lay_out(tmp_path / "m/model", models.plus(1)))
     assert server.ask("POST", "/models", {"model_name": "m", "url": url}).status == 200
     files = {"config": "{}", "file:1/model.onnx": base64.b64encode(models.plus(7)).decode()}
@@ -227,7 +227,11 @@ def test_what_a_client_loaded_a_model_with_survives_the_worker(serve, tmp_path):
     """
     for name in ("configured", "replaced", "plain"):
         models.lay_out(tmp_path / "models" / name, models.plus(1), "max_batch_size: 4")
-    environ = {"MME_MODEL_REPOSITORY": str(tmp_path / "models"), "MME_PING_MODE": "ready"}
+    environ = {
+        "MME_MODEL_REPOSITORY": str(tmp_path / "models"),
+        "MME_PING_MODE": "ready",
+        "MME_ALLOW_LOAD_OVERRIDES": "true",
+    }
     server = serve(environ)
     other = {"config": json.dumps({"max_batch_size": 16})}
     files = other | {"file:1/model.onnx": base64.b64encode(models.plus(7)).decode()}

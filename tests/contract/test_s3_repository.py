@@ -48,7 +48,11 @@ def start(serve, bucket, gate, aws, tmp_path):
 
     def started(*prefixes, ready=True, exit_code=0, **environ):
         urls = ",".join(f"s3://{bucket}/{prefix}" for prefix in prefixes)
-        own = {"MME_MODEL_REPOSITORY": urls, "MME_CACHE_DIR": str(tmp_path / "cache")}
+        own = {
+            "MME_MODEL_REPOSITORY": urls,
+            "MME_CACHE_DIR": str(tmp_path / "cache"),
+            "MME_ALLOW_LOAD_OVERRIDES": "true",
+        }
         server = serve({**own, **aws(gate.url), **environ}, ready=ready, exit_code=exit_code)
         server.cache = tmp_path / "cache"
         return server
