@@ -58,8 +58,11 @@ LABEL com.amazonaws.sagemaker.capabilities.multi-models=true \
 
 # MALLOC_ARENA_MAX is not set, as is often done for servers with threads: mme tells the C library by itself to give back
 # what a model held (model_handlers/devices.py), and holds the same with 2 arenas as with 64.
+#
+# MME_HOST is said, so that no runtime of containers has to be recognised: ports are opened, or not, from outside.
 ENV PATH=/opt/mme/bin:$PATH \
-    PYTHONUNBUFFERED=1
+    PYTHONUNBUFFERED=1 \
+    MME_HOST=0.0.0.0
 
 EXPOSE 8080
 

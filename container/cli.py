@@ -28,6 +28,7 @@ from container.config.flags import COMMAND as CONFIG
 from container.engines.flags import COMMAND as BUILD
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
+from container.settings.address import listening_address
 from container.settings.arguments import tritons_words
 from container.settings.protocol_values import keepalive, latencies, restrictions
 from container.settings.table import MME_VARIABLES
@@ -155,11 +156,14 @@ def run_serve(arguments: argparse.Namespace) -> int:
     given = {row.name: getattr(arguments, row.field) for row in MME_VARIABLES if row.flag}
     flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in given.items() if text}
     with _sigterm_kept():
-        settings = Settings.from_environ({**os.environ, **flags}, arguments.theirs)
+        environ = {**os.environ, **flags}
+        address = listening_address(environ, os.path.exists, os.getpid())
+        settings = Settings.from_environ(environ, arguments.theirs, address.host)
         settings.check_paths()
         settings.check_tracing()
         settings.check_grpc()
         configure(settings.log_level, settings.log_format)
+        _log.info("listening on %s: %s", settings.host, address.reason)
         for notice in settings.notices:
             _log.warning(notice)
         if settings.mode is Mode.SINGLE:

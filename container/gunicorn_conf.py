@@ -21,12 +21,15 @@ from container.authority import authority
 from container.garbage import keep_all
 from container.logs import configure, logging_config
 from container.settings import Settings
+from container.settings.address import listening_address
 from serve.life import life_of
 from serve.sources.override import forget_overrides
 
 if TYPE_CHECKING:
     from typing import Any
 
+# `mme serve` has said where; the worker reads it again, in a process of another number.
+os.environ["MME_HOST"] = listening_address(os.environ, os.path.exists, os.getpid()).host
 _settings = Settings.from_environ(os.environ)
 configure(_settings.log_level, _settings.log_format)
 _DRAIN_MARGIN_SECONDS = 3  # for the worker to close what it holds; SageMaker kills 30 s after SIGTERM

@@ -74,6 +74,7 @@ def test_the_last_stage_of_an_image_builds_nothing(image):
     assert re.fullmatch(r"python -m compileall -q -x '\S+' /usr/local/lib", compiled)
     assert dockerfile.pip_commands(run) == [["install", "--no-cache-dir", "--no-deps", "/dist/*.whl"]]
     assert STAGES[image].pairs("ENV")["PYTHONUNBUFFERED"] == "1"
+    assert STAGES[image].pairs("ENV")["MME_HOST"] == "0.0.0.0"
 
 
 def test_the_gpu_image_asks_for_a_driver():

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from container.settings.address import LOOPBACK
 from container.settings.arguments import expand_arguments
 from container.settings.kinds import (
     DEFAULT_MAX_BODY,
@@ -114,7 +115,8 @@ class Settings:
     strict_config: bool = False
     default_batch_sizes: tuple[BatchSize, ...] = ()
     default_model_name: str = ""
-    host: str = "0.0.0.0"  # noqa: S104 - a container listens on every address
+    host: str = LOOPBACK
+    allowed_hosts: tuple[str, ...] = ()
     port: int = DEFAULT_PORT
     grpc_address: str = ""
     grpc_port: int | None = None
@@ -212,12 +214,13 @@ class Settings:
         )
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> Settings:
+    def from_environ(cls, environ: Mapping[str, str], arguments: Sequence[str] = (), host: str = LOOPBACK) -> Settings:
         """Read and check the settings.
 
         Args:
             environ: the variables.
             arguments: flags of tritonserver with their values, as if they stood in its variable.
+            host: where to listen if `environ` does not say; see `address`.
 
         Raises:
             SettingsError: with one sentence for every variable that is unknown, malformed or in conflict.
@@ -230,6 +233,7 @@ class Settings:
         if reading.problems:
             raise SettingsError(*reading.problems)
         values = reading.fields
+        values.setdefault("host", host)
         values.setdefault("cache_dir", _user_cache_dir(environ))
         values.setdefault("ping_mode", PingMode.READY if values["mode"] is Mode.SINGLE else PingMode.LIVE)
         return cls(**values, notices=tuple(reading.notices))

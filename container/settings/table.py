@@ -86,7 +86,12 @@ MME_VARIABLES = (
         default="4, for trees 32768",
         field="default_batch_sizes",
     ),
-    ours("MME_HOST", v.host, "Address to listen on."),
+    ours(
+        "MME_HOST",
+        v.host,
+        "Address to listen on; the first line of the log says which it is, and why.",
+        default="0.0.0.0 in a container or on a platform, else 127.0.0.1",
+    ),
     ours("MME_PORT", _PORT, "Port to listen on; 0 takes a free one and logs it."),
     ours(
         "MME_GRPC_PORT",

@@ -81,6 +81,7 @@ def test_the_containers_of_kserve_start(name, tmp_path):
     environ = {variable["name"]: variable["value"] for variable in container["env"]}
     settings = Settings.from_environ({**environ, **given, "MME_PORT": arguments.port})
 
+    assert settings.host == "0.0.0.0"
     assert [port["containerPort"] for port in container["ports"]] == [settings.port]
     service = KSERVE["multimodel" if name == "multimodel" else "inferenceservice"]["spec"]["predictor"]
     assert service["terminationGracePeriodSeconds"] > settings.drain_seconds
@@ -100,7 +101,7 @@ def test_kserves_service_names_the_runtime_beside_it():
 def test_azures_variables_are_the_servers():
     """Those of the deployment, and the environment is the one beside it."""
     deployment, environment = AZUREML["deployment"], AZUREML["environment"]
-    Settings.from_environ(deployment["environment_variables"])
+    assert Settings.from_environ(deployment["environment_variables"]).host == "0.0.0.0"
     assert deployment["endpoint_name"] == AZUREML["endpoint"]["name"]
     for key in ("name", "version", "image", "inference_config"):
         assert deployment["environment"][key] == environment[key]

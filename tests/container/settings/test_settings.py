@@ -46,7 +46,7 @@ def test_an_empty_environment_serves_one_model_as_sagemaker_does():
     settings = Settings.from_environ({})
 
     assert settings.mode is Mode.SINGLE
-    assert (settings.host, settings.port, str(settings.model_dir)) == ("0.0.0.0", 8080, "/opt/ml/model")
+    assert (settings.host, settings.port, str(settings.model_dir)) == ("127.0.0.1", 8080, "/opt/ml/model")
     assert settings.ping_mode is PingMode.READY
     assert settings.max_body_bytes == 64 * MIB
     assert settings == Settings()
