@@ -11,19 +11,21 @@ import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
-from urllib.parse import quote_from_bytes, unquote
+from urllib.parse import unquote
 
 from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntityTooLarge
 from werkzeug.routing import PathConverter, UnicodeConverter
 
 from container import answers, kserve, metrics, runtime_api, sagemaker
+from container.access import Access
 from container.dashboard import routes as dashboard
 from container.logs import configure
 from container.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
 from container.restrictions import Restrictions, category_of_route
 from container.service import Service
 from container.settings import Settings
+from container.views import keep_out, request_target
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def make_app(service: Service, on_loop: OnLoop) -> Flask:
         """A route that the event loop answers."""
         exchange = WaitingExchange(
             request.method,
-            _target(request.environ),
+            request_target(request.environ),
             {name.lower(): value for name, value in request.headers.items()},
             request.get_data(cache=False),
         )
@@ -107,6 +109,8 @@ def create_app() -> Flask:
     on_loop = OnLoop(thread.loop)
     service = on_loop.call(Service, settings, thread.loop)
     on_loop.call(service.start)
+    app = make_app(service, on_loop)
+    keep_out(app, Access(settings.allowed_hosts, local=False))  # where it listens, the other server knows
 
     def end() -> None:
         with contextlib.suppress(TimeoutError):
@@ -116,7 +120,6 @@ def create_app() -> Flask:
     # `atexit` would be too late: Python has ended its thread pools by then, with which models are unloaded. This is
     # how the pools themselves are told, right after the main thread's end.
     threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001
-    app = make_app(service, on_loop)
     decoded = app.wsgi_app
 
     def with_quoted_percent_signs(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -126,14 +129,6 @@ def create_app() -> Flask:
 
     app.wsgi_app = with_quoted_percent_signs  # type: ignore[method-assign,assignment]
     return app
-
-
-def _target(environ: WSGIEnvironment) -> bytes:
-    """The request target: as sent where the server tells, else quoted anew from what it decoded."""
-    raw: str | None = environ.get("RAW_URI")
-    if raw is None:
-        raw = quote_from_bytes(environ["PATH_INFO"].encode("latin-1"))
-    return raw.encode("latin-1")
 
 
 def _response(status: int, headers: bytes, body: bytes | Parts) -> Response:

@@ -1,12 +1,16 @@
-"""Where something listens: the sockets, and as URLs and messages write it."""
+"""Where something listens: the sockets, whom these let in, and how URLs and messages write the place."""
 
 from __future__ import annotations
 
 import errno
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from container.access import Access, is_local
 from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 BACKLOG = 1024
 _LACKING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -15,6 +19,12 @@ _LACKING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 def authority(host: str, port: int) -> str:
     """`host:port`, an IPv6 address in brackets: without them nobody could tell the port from it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def access_of(sockets: Iterable[socket.socket], allowed: Sequence[str]) -> Access:
+    """Whom a server on these sockets lets in; see `Access`."""
+    internet = [each for each in sockets if each.family in {socket.AF_INET, socket.AF_INET6}]
+    return Access(allowed, local=bool(internet) and all(is_local(each.getsockname()[0]) for each in internet))
 
 
 def listening(host: str, port: int, protocol: str, setting: str) -> list[socket.socket]:

@@ -30,7 +30,7 @@ from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
 from container.settings.address import listening_address
 from container.settings.arguments import tritons_words
-from container.settings.protocol_values import keepalive, latencies, restrictions
+from container.settings.protocol_values import hosts, keepalive, latencies, restrictions
 from container.settings.table import MME_VARIABLES
 from container.settings.values import batch_sizes, boolean, names, repositories, resource_limits, trace_levels
 from container.ship.flags import COMMANDS as SHIP
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _LISTS = frozenset(
-    {names, repositories, resource_limits, batch_sizes, trace_levels, restrictions, keepalive, latencies}
+    {names, repositories, resource_limits, batch_sizes, trace_levels, hosts, restrictions, keepalive, latencies}
 )
 _FLAGS = frozenset(row.flag for row in MME_VARIABLES if row.flag)
 _log = logging.getLogger("mme.start")

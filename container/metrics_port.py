@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from container.authority import listening
+from container.authority import access_of, listening
 from container.http1 import Http1Server, Limits, error_body
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from container.http1 import Exchange
 
@@ -35,13 +35,14 @@ class MetricsPort:
         self._http = Http1Server(self._answer, Limits(), loop)
         self._listeners: list[asyncio.Server] = []
 
-    async def open(self, host: str, port: int) -> None:
-        """Listen; 0 takes a free port.
+    async def open(self, host: str, port: int, allowed: Sequence[str] = ()) -> None:
+        """Listen; 0 takes a free port. `allowed` are hosts as of `Access`.
 
         Raises:
             MmeError: INVALID_ARGUMENT when the port is taken.
         """
         sockets = listening(host, port, "metrics", "MME_METRICS_PORT or MME_METRICS_ADDRESS")
+        self._http.gate = access_of(sockets, allowed).refusal
         for each in sockets:
             self._listeners.append(await self._loop.create_server(self._http.protocol_factory, sock=each))
         _log.info("metrics listening at port %d", sockets[0].getsockname()[1])

@@ -1,14 +1,23 @@
-"""What the blueprints share: reading a JSON body, writing a JSON answer, or one that its status says all of."""
+"""What applications and blueprints share: reading a JSON body, writing an answer, and who is let in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_from_bytes
 
 import orjson
 from flask import Response, request
 
+from container.answers import error_body
 from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIEnvironment
+
+    from flask import Flask
+
+    from container.access import Access
 
 View = Callable[..., Response]
 
@@ -39,3 +48,24 @@ def json_body(*, required: bool = False) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise invalid_argument("the body must be a JSON object")
     return document
+
+
+def request_target(environ: WSGIEnvironment) -> bytes:
+    """The request target: as sent where the server tells, else quoted anew from what it decoded."""
+    raw: str | None = environ.get("RAW_URI")
+    if raw is None:
+        raw = quote_from_bytes(environ["PATH_INFO"].encode("latin-1"))
+    return raw.encode("latin-1")
+
+
+def keep_out(app: Flask, access: Access) -> None:
+    """Have every route refuse whom our own server would not have let in."""
+
+    def check() -> Response | None:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        refusal = access.refusal(request.method, request_target(request.environ), headers, headers.get("host"))
+        if refusal is None:
+            return None
+        return Response(error_body(str(refusal)), refusal.status, content_type="application/json")
+
+    app.before_request(check)

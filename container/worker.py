@@ -27,6 +27,7 @@ from gunicorn.workers.base import Worker
 
 from container.answers import too_large
 from container.app import make_app
+from container.authority import access_of
 from container.garbage import QuietCollector
 from container.http1 import Http1Server, Limits
 from container.lost_gpus import LostGpus
@@ -99,7 +100,8 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         grpc = await _grpc_server(service)
         front = _Front(service, loop)
         metrics = await _metrics_port(service, front, loop)
-        http = Http1Server(front.handle, http_limits(settings), loop, too_large)
+        gate = access_of([each.sock for each in self.sockets], settings.allowed_hosts).refusal
+        http = Http1Server(front.handle, http_limits(settings), loop, too_large, gate)
         listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]
         service.start()
         if grpc is not None:
@@ -166,7 +168,8 @@ async def _metrics_port(service: Service, front: _Front, loop: asyncio.AbstractE
         return ()
     port = MetricsPort(front.handle, loop)
     try:
-        await _patiently(functools.partial(port.open, settings.metrics_address or settings.host, settings.metrics_port))
+        host = settings.metrics_address or settings.host
+        await _patiently(functools.partial(port.open, host, settings.metrics_port, settings.allowed_hosts))
     except MmeError as error:
         await service.close()
         _give_up(error)

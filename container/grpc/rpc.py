@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _PREFIX = 5  # bytes before a message
 _LONG = 64 << 10  # bytes of a message from which threads inflate and deflate it
 _UNREAD = 1 << 20  # bytes of messages that nobody has read at which the client has to wait
+_MOST_HOSTS = 64  # that are remembered
 _KEPT = 128  # bytes that a message takes beside its own
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -79,19 +80,31 @@ class Calls:
         methods: path → what answers it.
         largest: bytes of a message that are taken.
         compression: what answers are compressed by, if the client reads that: `gzip`, `deflate` or "".
+        unknown_host: why a host is not answered to, "" for one that is; None where all are.
 
     Attributes:
         tasks: of calls under way.
     """
 
-    def __init__(self, methods: Mapping[bytes, Method], largest: int, compression: str) -> None:
+    def __init__(
+        self,
+        methods: Mapping[bytes, Method],
+        largest: int,
+        compression: str,
+        unknown_host: Callable[[str], str] | None = None,
+    ) -> None:
         self._methods = methods
         self._largest = largest
         self._compression = compression
+        self._unknown_host = unknown_host
+        self._known_hosts: set[bytes] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def begin(self, stream: Stream, fields: Fields) -> Rpc | None:
         """The call that it is; None where it was refused."""
+        if self._unknown_host is not None and (why := self._refused_host(self._unknown_host, fields)):
+            _refuse_stream(stream, 403, why, Status.PERMISSION_DENIED)
+            return None
         path = kind = method = b""
         for name, value in fields:
             if name == b":path":
@@ -114,6 +127,18 @@ class Calls:
         if found is None:
             call.fail(Status.UNIMPLEMENTED, "Method not found!")
         return call
+
+    def _refused_host(self, unknown_host: Callable[[str], str], fields: Fields) -> str:
+        """Why the host that the client asks is not answered to, "" where it is, or the client names none."""
+        asked = next((value for name, value in fields if name == b":authority"), None)
+        if asked is None:
+            asked = next((value for name, value in fields if name == b"host"), None)
+        if asked is None or asked in self._known_hosts:
+            return ""
+        why = unknown_host(asked.decode("latin-1"))
+        if not why and len(self._known_hosts) < _MOST_HOSTS:
+            self._known_hosts.add(asked)
+        return why
 
 
 class Rpc:

@@ -10,7 +10,7 @@ import logging
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from container.authority import BACKLOG, listening
+from container.authority import BACKLOG, access_of, listening
 from container.forwarding import forwarding
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
@@ -81,7 +81,8 @@ class GrpcServer:
                 f"/{path}".encode(): Method(streaming=self._guarded(path, handle)) for path, handle in streaming.items()
             },
         }
-        self._calls = Calls(found, settings.max_body_bytes, _ALGORITHMS[settings.grpc_compression])
+        hosts = access_of(self._sockets, settings.allowed_hosts).unknown_host
+        self._calls = Calls(found, settings.max_body_bytes, _ALGORITHMS[settings.grpc_compression], hosts)
 
     async def start(self) -> None:
         """Answer requests from now on."""

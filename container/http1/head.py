@@ -8,10 +8,14 @@ must not is checked here.
 from __future__ import annotations
 
 import json
+import re
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from httptools import HttpParserInvalidMethodError, HttpParserInvalidURLError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Fields = list[tuple[bytes, bytes]]  # names and values as sent, in their order
 
@@ -90,6 +94,14 @@ def origin_form(target: bytes) -> bytes:
     if slash >= 0 and not 0 <= question < slash:
         return rest[slash:]
     return b"/" + rest[question:] if question >= 0 else b"/"
+
+
+def asked_host(target: bytes, headers: Mapping[str, str]) -> str | None:
+    """The host and port that a request asks: of `http://host/path` those (RFC 9112, 3.2.2), else its Host, if any."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or b"/" in scheme or b"?" in scheme:
+        return headers.get("host")
+    return re.split(rb"[/?#]", rest, maxsplit=1)[0].decode("latin-1")
 
 
 def joined(fields: Fields) -> Headers:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _LONGEST_READ = 256 * 1024
 # Wire bytes that chunk sizes, extensions and trailers may take per byte of body: "1\r\nx\r\n" takes six.
 _CHUNK_OVERHEAD = 8
-_SPECIAL = frozenset(("transfer-encoding", "expect", "upgrade"))
+_SPECIAL = frozenset(("transfer-encoding", "expect", "upgrade", "origin", "sec-fetch-site"))
+_SLASH = 47
 _HEAD_END = b"\r\n\r\n"
 _LONGEST_REPEAT = 2 * KIB  # of a head: every idle connection may keep one
 
@@ -154,11 +155,10 @@ class RequestReader:
         if self._head_bound > self._line_limit:
             self._measure(head.line_size(method, target), fields)
         self._target, self._fields = b"", []
-        if target[0] != 47:  # a slash
-            target = head.origin_form(target)
         usual = self._usual_headers
         if (
             fields == self._usual_fields
+            and target[0] == _SLASH
             and parser.should_keep_alive()
             and ("connection" not in usual or parser.get_http_version() == "1.1")
         ):
@@ -245,11 +245,16 @@ class RequestReader:
         every idle connection keeps its own).
         """
         final, http10 = not parser.should_keep_alive(), head.is_http10(parser.get_http_version())
+        whole, target = target, target if target[0] == _SLASH else head.origin_form(target)
         if len(fields) > self._limits.header_count:
             raise head.too_many_headers(self._limits.header_count)
         headers = head.joined(fields)
         if "host" not in headers and not http10:
             raise head.no_host()
+        if self._server.gate is not None:
+            refusal = self._server.gate(method, target, headers, head.asked_host(whole, headers))
+            if refusal is not None:
+                raise refusal
         if (size := int(headers.get("content-length", 0))) > self._body_limit:
             raise self._server.too_large(target, size, self._body_limit)
         if "transfer-encoding" in headers:
@@ -261,7 +266,11 @@ class RequestReader:
             del headers["upgrade"]
             self._replay = head.rebuild(method, target, headers, http10=http10)
             return None
-        if self._head_bound <= self._line_limit and not (final or http10 or headers.keys() & _SPECIAL):
+        if (
+            self._head_bound <= self._line_limit
+            and whole == target
+            and not (final or http10 or headers.keys() & _SPECIAL)
+        ):
             self._usual_fields, self._usual_headers, self._usual_target = fields, headers, target
         return Exchange(self, method, target, headers, http10, final)
 

@@ -13,11 +13,13 @@ from container.http1.connection import HttpProtocol
 from container.http1.head import body_too_large, status_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from container.http1.exchange import Exchange
     from container.http1.head import Refusal
     from container.http1.limits import Limits
+
+    Gate = Callable[[str, bytes, Mapping[str, str], str | None], Refusal | None]
 
 
 class Http1Server:
@@ -27,6 +29,9 @@ class Http1Server:
         handler, limits: see below.
         loop: that all of it runs on.
         too_large: what to answer to a body over the limit: target, bytes that have come or are to come, the limit.
+        gate: what to answer to a request that is not let in by its head, None for one that is: method, target, headers
+            and the host that it asks, None without one. Called before the body has come, and not again for a head that
+            a client repeats, unless a browser sent it.
 
     Attributes:
         handler: called on the loop with each request; must not block; answers by `Exchange.respond`, now or later.
@@ -44,9 +49,11 @@ class Http1Server:
         limits: Limits,
         loop: asyncio.AbstractEventLoop,
         too_large: Callable[[bytes, int, int], Refusal] = body_too_large,
+        gate: Gate | None = None,
     ) -> None:
         self.handler = handler
         self.too_large = too_large
+        self.gate = gate
         self.limits = limits
         self.connections: set[HttpProtocol] = set()
         self.draining = self.parted = False

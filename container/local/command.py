@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from container.access import Access, is_local
 from container.authority import authority
 from container.local.background import Background
 from container.local.endpoint import ANY_NAME, Endpoint
@@ -73,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         background = _background(arguments, endpoint)
         if background:
             stack.callback(background.close)
-        app = make_front(endpoint, Throttle(arguments.throttle, time.monotonic()), background)
+        access = Access(arguments.allowed_hosts, local=is_local(arguments.host))
+        app = make_front(endpoint, Throttle(arguments.throttle, time.monotonic()), background, access)
         port = stack.enter_context(listening(app, arguments.host, arguments.port))
         _introduce(arguments, port, container)
         if store is not None:

@@ -17,12 +17,14 @@ from werkzeug.exceptions import HTTPException
 from container.codec.event_stream import exception, payload_part
 from container.local.faults import RuntimeApiError, no_operation, throttled
 from container.local.upstream import TARGET_MODEL, SilentError
+from container.views import keep_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from werkzeug.datastructures import Headers
 
+    from container.access import Access
     from container.local.background import Background
     from container.local.endpoint import Endpoint
     from container.local.throttle import Throttle
@@ -37,15 +39,20 @@ _RESPONSE_HEADERS = (f"{_PREFIX}Custom-Attributes", f"{_PREFIX}New-Session-Id", 
 _EVENT_STREAM = "application/vnd.amazon.eventstream"
 
 
-def make_front(endpoint: Endpoint, throttle: Throttle, background: Background | None) -> Flask:
+def make_front(
+    endpoint: Endpoint, throttle: Throttle, background: Background | None, access: Access | None = None
+) -> Flask:
     """The application.
 
     Args:
         endpoint: that it answers for.
         throttle: asked before anything else.
         background: for asynchronous invocations; None refuses them.
+        access: who is let in; None for any client.
     """
     app = Flask(__name__, static_folder=None)
+    if access is not None:
+        keep_out(app, access)
 
     def entered(name: str) -> tuple[str, bytes]:
         """The target model and the body of a request that SageMaker lets in."""

@@ -25,6 +25,7 @@ _KEEPALIVE: dict[str, tuple[str, int]] = {
     "max-connection-age": ("max_age", 1000),
     "max-connection-age-grace": ("grace", 1000),
 }
+_HOST = re.compile(r"(\*\.)?[0-9a-z_-]+(\.[0-9a-z_-]+)*|\[[0-9a-f:.]+\]")
 _WORDS = {"true": 1, "false": 0}
 _MOST = 2**31 - 1
 _MOST_QUANTILES = 32  # each is a series of every model's metrics
@@ -56,6 +57,14 @@ def restrictions(text: str) -> tuple[Restriction, ...]:
     if twice is not None:
         raise ValueError(f"one header for each category, and '{twice}' has two")
     return tuple(found)
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Hosts between commas, without ports; `*.` in front of a domain means all below it."""
+    found = tuple(dict.fromkeys(part.strip().lower().removesuffix(".") for part in text.split(",")))
+    if not all(_HOST.fullmatch(each) for each in found):
+        raise ValueError("names such as mme.example.com, *.example.com or [fe80::1], without a port, between commas")
+    return found
 
 
 def header_pattern(text: str) -> str:

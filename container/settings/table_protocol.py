@@ -12,6 +12,13 @@ from container.settings.kinds import GrpcCompression, ours
 PROTOCOL_VARIABLES = (
     ours("MME_SERVER_ID", v.printable(255), "What the server calls itself in its metadata."),
     ours(
+        "MME_ALLOWED_HOSTS",
+        p.hosts,
+        "Hosts besides localhost that a server on loopback answers to, and whose pages may change something; "
+        "*.example.com is all below it (comma-separated; the flag may be repeated).",
+        default="none",
+    ),
+    ours(
         "MME_HTTP_RESTRICTED_API",
         p.restrictions,
         "Parts of the API for those alone who send a header, CATEGORY,CATEGORY:HEADER=VALUE (may be repeated).",

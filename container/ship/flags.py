@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from container.settings.protocol_values import hosts
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
@@ -82,12 +84,26 @@ def pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
     return {name: value for name, _, value in found}
 
 
+def _hosts(text: str) -> tuple[str, ...]:
+    try:
+        return hosts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected {error}") from None
+
+
 def _add_local_flags(parser: argparse.ArgumentParser) -> None:
     sources = "s3://bucket/prefix or a folder of archives; one .tar.gz is an endpoint of a single model"
     parser.add_argument("source", metavar="S3URI|DIR|ARCHIVE", help=sources)
     parser.add_argument("--endpoint", metavar="NAME", help="the only endpoint name that is answered; any by default")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen; default 127.0.0.1")
     parser.add_argument("--port", type=whole(0, 65535), default=8080, help="default 8080; 0 for any")
+    parser.add_argument(
+        "--allowed-hosts",
+        type=_hosts,
+        default=os.environ.get("MME_ALLOWED_HOSTS", "") or (),
+        metavar="NAME,…",
+        help="hosts besides localhost that it answers to on loopback, and whose pages may ask [MME_ALLOWED_HOSTS]",
+    )
     what = "play SageMaker towards this container instead of mme's own: where it listens, or how to start it"
     parser.add_argument(
         "--emulate-platform", metavar="URL|COMMAND", help=f"{what}; {{port}} and {{models}} are filled in"

@@ -343,12 +343,13 @@ def test_a_process_that_ends_while_models_load_ends_in_order(foreign_server, tmp
 
 
 def test_create_app_brings_its_own_engine_and_takes_it_away(foreign_server, repository, raw_http):
-    """Under a foreign server, from the environment alone: it serves, and its process ends in order."""
+    """Under a foreign server, from the environment alone: it serves, but no page's, and its process ends in order."""
     with foreign_server(repository, "twice") as process:
         port = int(process.stdout.readline() or process.stderr.read())
         reply = raw_http(port, "POST", "/models/thrice/invoke", {}, json_request())
         assert reply.json["outputs"][0]["data"] == [3, 6, 9, 12]
         assert raw_http(port, "GET", "/ping").status == 200
+        assert raw_http(port, "POST", "/models/thrice/invoke", {"Origin": "http://evil.example"}, b"").status == 403
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors

@@ -314,7 +314,7 @@ class Connection:
 def post(path: str, body: bytes | dict, **headers: str) -> bytes:
     """A POST as bytes on the wire."""
     data = json.dumps(body).encode() if isinstance(body, dict) else body
-    lines = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(data)}"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}"]
     lines += [f"{name.replace('_', '-')}: {text}" for name, text in headers.items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 

@@ -129,7 +129,7 @@ def test_a_sigterm_lets_what_was_accepted_finish(serve, tmp_path):
     path, body = "/v2/models/waits/infer", {"inputs": [{"name": "N", "shape": [1], "datatype": "INT64", "data": [7]}]}
     with ThreadPoolExecutor(1) as pool, server.connect() as connection:
         running = pool.submit(server.ask, "POST", path, body)
-        connection.send(post(path, body) + b"GET /ping HTTP/1.1\r\nHost: t\r\n\r\n")
+        connection.send(post(path, body) + b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
         eventually(lambda: server.metric("nv_inference_pending_request_count", model="waits") == 1, "one to wait")
 
         server.process.terminate()
@@ -175,7 +175,7 @@ def test_a_sigterm_loses_no_request_on_kept_connections(serve):
             asked += 1
             if asked == 3:
                 server.process.terminate()
-            answers = [(each, each.send(b"GET /models HTTP/1.1\r\nHost: t\r\n\r\n").answer()) for each in kept]
+            answers = [(each, each.send(b"GET /models HTTP/1.1\r\nHost: localhost\r\n\r\n").answer()) for each in kept]
             assert {answer.status for _, answer in answers} == {200}
             kept = [each for each, answer in answers if answer.headers.get("connection") != "close"]
         assert asked >= 3
@@ -185,7 +185,7 @@ def test_a_sigterm_ends_idle_connections_soon(serve):
     """Idle connections do not keep a server from ending."""
     server = serve({"SAGEMAKER_MULTI_MODEL": "true", "MME_DRAIN_SECONDS": "600"})
     with server.connect() as idle, server.connect() as silent:
-        assert idle.send(b"GET /ping HTTP/1.1\r\nHost: t\r\n\r\n").answer().status == 200
+        assert idle.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n").answer().status == 200
         assert server.stop() == 0
         assert idle.ended()
         assert silent.ended()

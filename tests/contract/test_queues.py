@@ -391,7 +391,7 @@ def test_an_ensemble_lets_so_many_requests_into_a_step(server):
 def test_a_request_that_comes_of_an_answer_takes_nobodys_place_with_it(server):
     """One that its client sent behind it, or the next step of an ensemble around this one, is a request like any other."""
     body = json.dumps(models.x([0] * 4)).encode()
-    head = f"POST /v2/models/pair/infer HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v2/models/pair/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with ExitStack() as connections:
         clients = [
             connections.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE)) for _ in range(3)

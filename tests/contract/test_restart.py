@@ -170,7 +170,7 @@ def test_a_reload_of_the_master_keeps_what_is_registered(serve, tmp_path):
 def test_a_reload_of_the_master_fails_no_ping(serve):
     """Nor one on a connection that the old worker keeps: the server lives all the while."""
     server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
-    ping = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
+    ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
     kept = [server.connect() for _ in range(200)]
     assert {each.send(ping).answer().status for each in kept} == {200}
     old, told = server.worker, set()

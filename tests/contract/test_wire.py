@@ -15,7 +15,7 @@ from tests.contract.server import Connection, Server, eventually, post
 
 MAX_BODY = 64 * 1024
 INVOKE = "/v2/models/plus/infer"
-PING = b"GET /ping HTTP/1.1\r\nHost: test\r\n\r\n"
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 # Executes when four wait, and for longer than any test only then.
 FOURS = "max_batch_size: 4\ndynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 600000000 }\n"
 
@@ -60,7 +60,7 @@ def test_a_connection_serves_many_requests(connection):
     for _ in range(3):
         assert models.y(connection.send(post(INVOKE, models.ONE)).answer().json) == [2, 3, 4, 5]
         assert connection.send(PING).answer().status == 200
-        assert connection.send(b"GET /models HTTP/1.1\r\nHost: test\r\n\r\n").answer().status == 200
+        assert connection.send(b"GET /models HTTP/1.1\r\nHost: localhost\r\n\r\n").answer().status == 200
         assert connection.send(post("/nowhere", b"")).answer().status == 404
 
 
@@ -69,7 +69,7 @@ def test_pipelined_requests_are_answered_in_order(connection):
     numbers = list(range(8))
     connection.send(
         b"".join(
-            post(INVOKE, models.x([n, n, n, n])) + PING + b"GET /v2/models/plus HTTP/1.1\r\nHost: t\r\n\r\n"
+            post(INVOKE, models.x([n, n, n, n])) + PING + b"GET /v2/models/plus HTTP/1.1\r\nHost: localhost\r\n\r\n"
             for n in numbers
         )
     )
@@ -83,8 +83,8 @@ def test_pipelined_requests_are_answered_in_order(connection):
 @pytest.mark.parametrize("path", ["/ping", "/models", "/v2/models/plus", "/v2/health/live"])
 def test_head_is_get_without_the_body(connection, path):
     """HEAD has the status, type and length of GET, and no body; the connection goes on."""
-    get = connection.send(f"GET {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode()).answer()
-    head = connection.send(f"HEAD {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode()).answer(head_only=True)
+    get = connection.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).answer()
+    head = connection.send(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).answer(head_only=True)
 
     assert head.status == get.status == 200
     assert head.headers.get("content-length") == get.headers.get("content-length") == str(len(get.body))
@@ -97,7 +97,7 @@ def test_head_is_get_without_the_body(connection, path):
 )
 def test_a_body_over_the_limit_is_refused_before_it_is_read(server, connection, path, status):
     """A Content-Length over MME_MAX_BODY is refused at once, by KServe's routes as Triton does; the limit is not."""
-    head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n".encode()
 
     answer = connection.send(head).answer()
 
@@ -112,14 +112,14 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(server, connection, 
 
 def test_a_chunked_body_over_the_limit_is_refused(server, connection):
     """A body whose length nobody tells is refused as soon as it is over the limit."""
-    head = f"POST {INVOKE} HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = f"POST {INVOKE} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     connection.send(head, b"%x\r\n" % (MAX_BODY + 1) + bytes(MAX_BODY + 1))
 
     assert connection.answer().status == 400
     assert still_serves(server)
 
 
-@pytest.mark.parametrize("front", ["/", "http://test", "http://test/", "/v2/%6Dodels/plus/infer?x=/"])
+@pytest.mark.parametrize("front", ["/", "http://localhost", "http://localhost/", "/v2/%6Dodels/plus/infer?x=/"])
 def test_a_target_may_be_written_in_other_ways(connection, front):
     """With several slashes in front, as clients add a path to an address that ends in one; whole; with quoted letters."""
     target = front if "infer" in front else front + INVOKE

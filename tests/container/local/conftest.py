@@ -16,6 +16,7 @@ import pytest
 from botocore.config import Config
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
+from container.access import Access
 from container.local.command import listening
 from container.local.endpoint import Endpoint
 from container.local.front import make_front
@@ -174,7 +175,7 @@ def start(contract, archives, tmp_path):
             worker = background(endpoint)
             if worker:
                 stack.callback(worker.close)
-            app = make_front(endpoint, Throttle(rate, time.monotonic()), worker)
+            app = make_front(endpoint, Throttle(rate, time.monotonic()), worker, Access(local=True))
             port = stack.enter_context(listening(app, "127.0.0.1", 0))
             client = runtime_client(f"http://127.0.0.1:{port}")
             stack.callback(client.close)

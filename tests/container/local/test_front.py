@@ -65,6 +65,22 @@ def test_what_makes_endpoints_is_told_that_one_is_there(start):
     assert "DescribeEndpoint is for the client 'sagemaker'" in message
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=str,
+)
+def test_pages_of_other_sites_are_refused(start, headers):
+    """And names that lead here: an asynchronous invocation reads what the developer may read in S3."""
+    url = f"{start(name='mine').meta.endpoint_url}/endpoints/mine/async-invocations"
+
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(urllib.request.Request(url, data=b"{}", headers=headers))
+
+    with caught.value as answer:
+        assert (answer.status, "MME_ALLOWED_HOSTS" in json.load(answer)["error"]) == (403, True)
+
+
 def test_who_asks_a_container_is_told_what_is_asked_here(start):
     """By curl, as a server of one's own is asked."""
     url = f"{start(name='mine').meta.endpoint_url}/invocations"
