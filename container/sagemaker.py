@@ -1,7 +1,7 @@
 """SageMaker's container contract: the routes beside inference. A Flask blueprint; views run on the server's threads.
 
 GET    /models                  list, 100 a page, continued by next_page_token
-POST   /models                  load: {"model_name", "url"}
+POST   /models                  load: {"model_name", "url"}; the platform's, and a client's where overrides are allowed
 GET    /models/{name}           one model
 DELETE /models/{name}           unload; answered when the memory was given back
 GET    /execution-parameters    for batch transform
@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 from flask import Blueprint, Response, request
 
 from container.headers import TARGET_MODEL
+from container.settings import Mode
 from container.views import json_answer, json_body
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
     from container.service import Service
+    from container.settings import Settings
     from container.views import View
     from serve.engine import Engine
 
@@ -43,6 +45,7 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
     def load_model() -> Response:
         engine.check_control()
         document = json_body(required=True)
+        _check_may_name_folders(service.settings)
         name, url = _text(document, "model_name"), _text(document, "url")
         target = request.headers.get(TARGET_MODEL, "")
         on_loop.run(engine.load(target, url, name) if target else engine.load(name, url))
@@ -106,6 +109,22 @@ def _token_name(token: str) -> str:
         raise invalid_argument(
             f"next_page_token '{token[:100]}' is none that this server gave out; start without one"
         ) from None
+
+
+def _check_may_name_folders(settings: Settings) -> None:
+    """Refuse the folder of whoever is not the platform: what lies in it, as in /tmp, may be anybody's code.
+
+    Raises:
+        MmeError: FORBIDDEN.
+    """
+    if settings.mode is not Mode.PLATFORM and not settings.allow_load_overrides:
+        raise MmeError(
+            Kind.FORBIDDEN,
+            "POST /models is not allowed: without SAGEMAKER_MULTI_MODEL=true models come from the server's store or "
+            "repository, and a folder that a client names is code that the server runs; load by POST "
+            "/v2/repository/models/NAME/load, or start the server with "
+            "--allow-load-overrides/MME_ALLOW_LOAD_OVERRIDES=true if all of its clients may do that",
+        )
 
 
 def _described(name: str, url: str) -> dict[str, str]:

@@ -195,8 +195,8 @@ MME_VARIABLES = (
     ours(
         "MME_ALLOW_LOAD_OVERRIDES",
         v.boolean,
-        "Let clients send a configuration or files with a load (`config`, `file:…`): these are code that the "
-        "server runs.",
+        "Let clients send a configuration or files with a load (`config`, `file:…`), or name a folder by "
+        "POST /models where no platform does: these are code that the server runs.",
     ),
     ours(
         "MME_REQUEST_TIMEOUT",

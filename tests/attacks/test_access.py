@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 LOAD = "/v2/repository/models/plus/load"
 EVIL = "evil.example"
 CODE = "import pathlib\npathlib.Path({marker!r}).touch()\n"
+TENSORS = 'input { name: "X" data_type: TYPE_FP32 dims: 1 } output { name: "Y" data_type: TYPE_FP32 dims: 1 }'
 CONFIG = {"backend": "python", "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}]}
 CONFIG["output"] = [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]
 
@@ -109,6 +110,15 @@ def test_a_load_brings_no_code(closed, tmp_path, headers):
     assert not (tmp_path / "ran").exists()
     assert models.y(closed.ask("POST", "/v2/models/plus/infer", models.ONE).json) == [2, 3, 4, 5]
     assert not (closed.cache / "overrides").exists()
+
+
+def test_a_load_names_no_folder(closed, tmp_path):
+    """As SageMaker does, where there is no SageMaker: what somebody has put into /tmp is not run."""
+    models.lay_out(tmp_path / "m", CODE.format(marker=str(tmp_path / "ran")), TENSORS)
+    answer = closed.ask("POST", "/models", {"model_name": "m", "url": str(tmp_path / "m")})
+
+    assert (answer.status, "MME_ALLOW_LOAD_OVERRIDES=true" in answer.error) == (403, True)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_load_over_grpc_brings_no_code(closed, tmp_path):
