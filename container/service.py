@@ -248,6 +248,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         budget=memory_budget(settings),
         cache_directory=settings.cache_dir,
         disk_budget=disk_budget(settings),
+        max_archive_files=settings.max_archive_files,
         evicts=settings.mode is not Mode.PLATFORM,
         eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
         store=settings.model_store if settings.mode is Mode.STORE else "",

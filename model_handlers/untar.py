@@ -31,6 +31,7 @@ class Unpacking:
 
     Attributes:
         packer: what it should have been packed with, for errors.
+        too_many: what to do about too many members, for errors.
         made: every path that was made so far, the folder's own is (); whether it is a directory.
 
     Args:
@@ -40,6 +41,7 @@ class Unpacking:
     """
 
     packer: ClassVar[str]
+    too_many: ClassVar[str] = ""
 
     def __init__(self, subject: str, root: Path, most_members: int) -> None:
         self.made: dict[Parts, bool] = {(): True}
@@ -74,7 +76,7 @@ class Unpacking:
                 break
             self._members += 1
             if self._members > self._most_members:
-                raise self.refused(f"has more than {self._most_members} members, the limit")
+                raise self.refused(f"has more than {self._most_members} members, the limit{self.too_many}")
             if member.size < 0:
                 raise self.refused(f"has a negative size at member {shown(member.name)}")
             yield member

@@ -28,6 +28,7 @@ class EngineOptions:
         cache_directory: where unpacked archives live, environments that models bring, and what outlives a worker.
         life: of the process that starts workers, whose next one is to know what is registered; "" for no such thing.
         disk_budget: bytes for all of those archives, and for all files of overrides; None for a share of what is free.
+        max_archive_files: files and directories that one of them may hold.
         evicts: whether we make room ourselves; False where a platform manages the models.
         eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
@@ -54,6 +55,7 @@ class EngineOptions:
     cache_directory: Path
     life: str = ""
     disk_budget: int | None = None
+    max_archive_files: int = 20_000
     evicts: bool = True
     eviction: Rules = DEFAULT_RULES
     store: str = ""

@@ -139,6 +139,7 @@ class Settings:
     cache_dir: Path = field(default_factory=lambda: _user_cache_dir({}))
     cloud_credentials: Path | None = None
     disk_budget: MemoryBudget = None
+    max_archive_files: int = 20_000
     load_threads: int = 2
     load_timeout: float = 350.0
     max_body_bytes: int = DEFAULT_MAX_BODY

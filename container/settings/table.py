@@ -180,6 +180,7 @@ MME_VARIABLES = (
         "Disk space that unpacked archives may take together; a share is one of the file system.",
         default="80% of what is free at the start and of what they take then",
     ),
+    ours("MME_MAX_ARCHIVE_FILES", v.integer(1, 1_000_000), "Files and folders that an archive may hold."),
     ours("MME_LOAD_THREADS", v.integer(1, 64), "Models that may load at once."),
     ours(
         "MME_LOAD_TIMEOUT",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.disk import disk_errors, replacing
+from model_handlers.disk import disk_errors, replacing, sync_disk_of
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.inflate import GZIP_WINDOW, InflatedStream
 from model_handlers.untar import Unpacking, shown
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _COPY_SIZE = 1 << 20
+_SYNCED_ALONE = 256  # files and directories, before all are made to last together
 _MOST_INFLATED = 1032  # bytes that one of deflate's can stand for
 
 
@@ -72,7 +73,7 @@ def extract(
             with InflatedStream(stream, f"archive '{name}'", check) as source:
                 unpacking = _Unpacking(name, staging, packed, limits or ExtractLimits(), claim)
                 unpacking.run(source)
-            publish(staging, unpacking.directories(), destination)
+            publish(staging, unpacking.unsynced(), destination)
         return unpacking.bytes
 
 
@@ -80,6 +81,7 @@ class _Unpacking(Unpacking):
     """One archive on its way into one directory."""
 
     packer = "`mme pack`"
+    too_many = "; pack fewer files, or raise MME_MAX_ARCHIVE_FILES"
 
     def __init__(
         self, archive: str, root: Path, packed: int | None, limits: ExtractLimits, claim: Callable[[int], None]
@@ -101,8 +103,14 @@ class _Unpacking(Unpacking):
         if self._empty:
             raise self.refused("holds no files: pack a model directory with `mme pack`")
 
-    def directories(self) -> list[Path]:
-        """Every directory that was made, the deepest first."""
+    def unsynced(self) -> list[Path]:
+        """The directories that are to be made to last, the deepest first.
+
+        Of many files it is the whole disk at once: each by itself takes milliseconds, and all of them minutes.
+        """
+        if len(self.made) > _SYNCED_ALONE:
+            sync_disk_of(self._root)
+            return [self._root]
         made = sorted((parts for parts, is_directory in self.made.items() if is_directory), key=len, reverse=True)
         return [self._root.joinpath(*parts) for parts in made]
 
@@ -132,7 +140,8 @@ class _Unpacking(Unpacking):
         self.bytes += member.size
 
     def complete(self, fd: int, member: tarfile.TarInfo) -> None:  # noqa: ARG002 - its time is nobody's
-        os.fsync(fd)
+        if len(self.made) <= _SYNCED_ALONE:
+            os.fsync(fd)
 
     def _expect_end(self, source: InflatedStream) -> None:
         """Read to the end, where gzip's checksum is; tools pad the last record with zeros."""

@@ -17,6 +17,7 @@ from serve.sources.s3.credentials import credentials_for
 from serve.sources.s3.directories import Directories, open_bucket
 from serve.sources.source import Archived, InBucket, InRepository, is_plain
 from serve.sources.store import ARCHIVE_SUFFIX, open_store, validate_name, wrong_name
+from serve.sources.tar_member import ExtractLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -52,7 +53,9 @@ class Origins:
         disk, budget = options.cache_directory, options.disk_budget
         self.artifacts: Artifacts | None = None
         if options.store:
-            self.artifacts = Artifacts(open_store(options.store), disk, budget=budget, let_go=let_go, derived=weights)
+            limits = ExtractLimits(max_files=options.max_archive_files)
+            store = open_store(options.store)
+            self.artifacts = Artifacts(store, disk, limits, budget=budget, let_go=let_go, derived=weights)
         self._directories: Directories | None = None
         if options.buckets:
             buckets = [open_bucket(url, credentials_for(url, options.credentials)) for url in options.buckets]

@@ -36,7 +36,7 @@ class ExtractLimits:
     """
 
     max_bytes: int = 64 << 30
-    max_files: int = 100_000
+    max_files: int = 20_000
     max_name_length: int = 1024
     max_depth: int = 32
 

@@ -143,6 +143,16 @@ def reset_after(size):
     return fault
 
 
+def cut_after(size):
+    """Of the body come so many bytes, then the connection is closed in good order."""
+
+    def fault(client, answer):
+        head, body = answer.split(b"\r\n\r\n", 1)
+        client.sendall(head + b"\r\n\r\n" + body[:size])
+
+    return fault
+
+
 def slowly(pieces):
     """The body comes in so many pieces, a moment apart."""
 

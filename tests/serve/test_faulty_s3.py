@@ -96,6 +96,17 @@ def test_a_fault_is_one_error_and_leaves_nothing(setup, method, fault, kind, wor
     assert setup.fetch() == (b"2", True)
 
 
+def test_a_body_that_ends_before_its_length_is_the_stores_fault(setup):
+    """It is asked for again, told as one that may come right, and never taken for a damaged archive."""
+    setup.s3.faults["GET"] = faulty_s3.cut_after(0)
+    with pytest.raises(MmeError, match=r"announced \d+ bytes of .* the download ended early, try again") as caught:
+        setup.fetch()
+    assert caught.value.kind is Kind.UNAVAILABLE
+    assert setup.left() == []
+    setup.s3.faults.clear()
+    assert setup.fetch() == (b"1", True)
+
+
 def test_an_announced_length_is_not_believed(setup):
     """An object that is said to be longer or shorter than it is never becomes an archive with bytes that are not its."""
     for difference in (-1000, 1000):

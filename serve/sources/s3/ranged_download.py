@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _CHUNK_SIZE = 256 << 10
 _ATTEMPTS = 4  # openings of one part, before its error is everybody's
+_PATIENCE_SECONDS = 20.0  # without a byte of a part, over several openings, each of which waits for some seconds
 
 
 class RangeBody(Protocol):
@@ -50,7 +52,14 @@ class RangedDownload(io.RawIOBase):
     """
 
     def __init__(
-        self, open_range: Callable[[int, int], RangeBody], size: int, *, part_size: int, ahead: int, name: str
+        self,
+        open_range: Callable[[int, int], RangeBody],
+        size: int,
+        *,
+        part_size: int,
+        ahead: int,
+        name: str,
+        patience: float = _PATIENCE_SECONDS,
     ) -> None:
         """Start to download.
 
@@ -61,6 +70,7 @@ class RangedDownload(io.RawIOBase):
             part_size: bytes of a part; an object that is not larger is asked for whole.
             ahead: parts in memory, and threads, at most.
             name: of the object, for errors and threads.
+            patience: seconds without a byte of a part, after which it is not opened again.
 
         Raises:
             MmeError: UNAVAILABLE, not one thread can be started.
@@ -72,6 +82,7 @@ class RangedDownload(io.RawIOBase):
         self._ahead = ahead
         self._count = -(-size // part_size)
         self._name = name
+        self._patience = patience
         self._changed = threading.Condition()
         self._parts: dict[int, _Part] = {}
         self._claimed = 0  # parts that a thread has taken on
@@ -170,21 +181,34 @@ class RangedDownload(io.RawIOBase):
 
     def _download(self, part: _Part) -> None:
         """Fill the part, opening what is missing of it again when the connection breaks."""
+        since = time.monotonic()
         for attempt in range(1, _ATTEMPTS + 1):
-            with closing(self._open_range(part.start + part.filled, part.start + len(part.data))) as body:
+            before = part.filled
+            with closing(self._open_range(part.start + before, part.start + len(part.data))) as body:
                 try:
                     self._receive(part, body)
-                except MmeError:
+                except MmeError as error:
+                    if part.filled > before:
+                        since = time.monotonic()
+                    elif attempt == _ATTEMPTS or time.monotonic() - since > self._patience:
+                        raise self._ended_early(part) from error
                     if attempt == _ATTEMPTS:
                         raise
                 else:
                     return
 
+    def _ended_early(self, part: _Part) -> MmeError:
+        return MmeError(
+            Kind.UNAVAILABLE,
+            f"the store announced {self._size} bytes of '{self._name}' and sent none behind byte "
+            f"{part.start + part.filled}: the download ended early, try again",
+        )
+
     def _receive(self, part: _Part, body: RangeBody) -> None:
         while part.filled < len(part.data) and not self._stopped:
             received = body.readinto(part.data[part.filled : part.filled + _CHUNK_SIZE])
             if not received:
-                raise MmeError(Kind.UNAVAILABLE, f"the download of {self._name} ended early: try again")
+                raise self._ended_early(part)
             with self._changed:
                 part.filled += received
                 self._changed.notify_all()

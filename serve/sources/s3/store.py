@@ -155,7 +155,10 @@ class S3Store:
         with self._s3(obj.name):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + obj.name, **condition)
         body = _Body(self, obj.name, answer["Body"])
-        if answer["ContentLength"] != stop - start:  # a server that ignores ranges, or the object is another one
+        # Each part tells the size of the whole: the first one tells that it is not what HEAD said.
+        whole = answer.get("ContentRange", "").rpartition("/")[2]
+        other = whole.isdecimal() and int(whole) != obj.size
+        if other or answer["ContentLength"] != stop - start:  # it ignores ranges, or the object is another one
             body.close()
             raise ReplacedError(obj.name, self.uri)
         return body

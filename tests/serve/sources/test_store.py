@@ -297,10 +297,26 @@ def test_connection_that_always_breaks(wire, s3_environment):
     wire.answers(lambda _: b"HTTP/1.1 200 X\r\nContent-Length: 100\r\n\r\n")
     store = S3Store("bucket", attempts=1)
     with store.open(StoredObject("a.tar.gz", 100, "e")) as stream:
-        kind, _ = kind_of(stream.read, 1)
+        kind, message = kind_of(stream.read, 1)
 
     assert kind is Kind.UNAVAILABLE
+    assert message == (
+        "the store announced 100 bytes of 'a.tar.gz' and sent none behind byte 0: the download ended early, try again"
+    )
     assert len(wire.requests) == 4
+
+
+def test_an_object_that_is_shorter_than_announced_is_told_by_its_first_part(wire, s3_environment):
+    """Not by the last one, when all others have come."""
+    head = b"HTTP/1.1 206 X\r\nContent-Length: 50\r\nContent-Range: bytes 0-49/60\r\n\r\n"
+    wire.answers(lambda _: head + bytes(50))
+    store = S3Store("bucket", attempts=1, part_size=50, parts_ahead=1)
+    with store.open(StoredObject("a.tar.gz", 1000, "e")) as stream:
+        kind, message = kind_of(stream.read, 1)
+
+    assert kind is Kind.UNAVAILABLE
+    assert "replaced" in message
+    assert wire.field(b"Range") == [b"bytes=0-49"]
 
 
 def test_server_that_ignores_ranges(wire, s3_environment):
@@ -458,6 +474,24 @@ def test_ranges_are_closed():
     assert kind is Kind.UNAVAILABLE
     assert "ended early" in message
     assert all(body.closed for body in bodies)
+
+
+@pytest.mark.parametrize(("patience", "openings"), [(0.0, 1), (60.0, 4)])
+def test_a_store_that_falls_silent_is_not_waited_for_again_and_again(patience, openings):
+    """A part without a byte for so long is given up, however many more times it could be opened."""
+    opened, gate = [], threading.Event()
+    gate.set()
+
+    def open_range(start, stop):
+        opened.append(start)
+        return MemoryRange(b"", gate)
+
+    with RangedDownload(open_range, 100, part_size=100, ahead=1, name="a", patience=patience) as download:
+        kind, message = kind_of(download.read, 1)
+
+    assert kind is Kind.UNAVAILABLE
+    assert "the store announced 100 bytes of 'a' and sent none behind byte 0" in message
+    assert len(opened) == openings
 
 
 @pytest.fixture
