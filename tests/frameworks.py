@@ -36,4 +36,6 @@ class _Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest looks at all that a test module holds: for fixtures, by such names
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
