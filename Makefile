@@ -2,7 +2,7 @@
 # ARGS go to the command behind a target: make test ARGS="-k batch", make demo ARGS="--rounds 1".
 
 .DEFAULT_GOAL := help
-.PHONY: help install frameworks compiled demo test golden test-gpu lint bench proto clean
+.PHONY: help install frameworks compiled demo test test-long golden test-gpu lint bench proto clean
 
 # The first that runs: the pins are for 3.11, newer versions may work.
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
@@ -41,6 +41,10 @@ demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks f
 # A file's tests stay together: its servers are started once.
 test: install ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Other versions of Python, and of each property twenty times as many examples.
+test-long: install ## what tests leave out that run at each change
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or hypothesis" --hypothesis-profile=long $(ARGS)
 
 # What tests/golden holds the server's answers against; name some of its groups: make golden ARGS="settings help"
 golden: install ## record what the server and its commands say, after a change that is meant to change it

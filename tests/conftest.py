@@ -30,8 +30,9 @@ from tests.waiting import PATIENCE, ends, eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The machine may be busy: how long an example takes says nothing.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The machine may be busy: how long an example takes says nothing. `make test-long` tries more of them.
+settings.register_profile("untimed", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("untimed"), max_examples=1000)
 settings.load_profile("untimed")
 
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import orjson
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from container.codec import json_pieces
@@ -227,7 +227,6 @@ def damaged(draw):
     return bytes(body)
 
 
-@settings(max_examples=200)
 @given(body=bodies(), size=SIZES)
 @example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[1,2,]}]}', size=1)
 @example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[,1,2]}]}', size=1)
@@ -247,7 +246,6 @@ def test_a_request_of_infer_means_the_same(body, size):
         check_same(body)
 
 
-@settings(max_examples=200)
 @given(texts=st.lists(st.one_of(st.sampled_from(TEXTS), STRINGS), min_size=5, max_size=40), size=SIZES)
 def test_strings_mean_the_same(texts, size):
     """Many of them one behind the other, others among them, or what is no string for want of a quote. They are found."""
@@ -260,7 +258,6 @@ def test_strings_mean_the_same(texts, size):
                 assert in_pieces(body) == 1
 
 
-@settings(max_examples=200)
 @given(body=objects(), size=SIZES)
 def test_a_request_of_generate_means_the_same(body, size):
     """As for infer; nested arrays of one element each count as flat ones."""
@@ -268,7 +265,6 @@ def test_a_request_of_generate_means_the_same(body, size):
         check_same(body)
 
 
-@settings(max_examples=300)
 @given(body=damaged(), size=SIZES)
 def test_what_is_no_request_is_refused_in_the_same_words(body, size):
     """Wherever it is broken."""

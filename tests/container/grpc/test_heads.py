@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from container.grpc import grpc_service_pb2 as pb
@@ -72,7 +72,6 @@ def _by_protobuf(decoder, data):
     return message.model_name, message.model_version, wanted, _meaning(request)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(_messages(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=8))
 def test_what_is_remembered_means_what_protobuf_says(pool, order):
     """Several messages, again and again, some of them damaged."""

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from container.http1 import Http1Server, Limits
@@ -121,14 +121,12 @@ def test_one_byte_at_a_time():
 
 
 @given(cuts)
-@settings(deadline=None)
 def test_any_cutting_gives_the_same_exchanges(places):
     """However a stream of pipelined requests is cut into reads, the same exchanges come out."""
     assert read(cut(STREAM, places)) == WHOLE
 
 
 @given(cuts, st.integers(1, len(STREAM) - 2), st.integers(0, 255))
-@settings(deadline=None)
 def test_any_cutting_of_a_damaged_stream_gives_the_same(places, place, byte):
     """A stream with one wrong byte gives the same exchanges and the same refusal, however it is cut.
 
@@ -143,7 +141,6 @@ def test_any_cutting_of_a_damaged_stream_gives_the_same(places, place, byte):
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_garbage_raises_nothing(garbage):
     """Whatever comes in, the reader gives exchanges and at most one refusal."""
     _, refusals = read([garbage[:50], garbage[50:]])
@@ -232,7 +229,6 @@ def in_reads(runs, places, joins):
 
 
 @given(runs, few_places, few_joins)
-@settings(deadline=None, max_examples=300)
 def test_repeats_in_any_cutting_give_the_same_exchanges(runs, places, joins):
     """Requests that repeat, in reads of their own or not, mean what they mean in one read, where none is a repeat."""
     reads = in_reads(runs, places, joins)
@@ -241,7 +237,6 @@ def test_repeats_in_any_cutting_give_the_same_exchanges(runs, places, joins):
 
 
 @given(runs, few_places, few_joins, st.integers(0, 2000), st.integers(0, 255))
-@settings(deadline=None, max_examples=300)
 def test_damaged_repeats_give_the_same_exchanges(runs, places, joins, place, byte):
     """So they do with one wrong byte, and are refused or not."""
     reads = in_reads(runs, places, joins)

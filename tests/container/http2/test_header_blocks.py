@@ -2,7 +2,7 @@
 
 import pytest
 from hpack import Decoder, HPACKError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from container.http2.frames import Code, ConnectionFault, StreamFault, header_block
@@ -36,7 +36,6 @@ _blocks = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(_blocks, max_size=5), st.lists(st.integers(0, 4), max_size=30))
 def test_memory_never_changes_what_a_block_means(pool, order):
     """Blocks out of a few, in any order, with evictions and other sizes of the table."""

@@ -174,7 +174,6 @@ def test_frames_that_are_none(pair, tmp_path, case):
     assert descriptors() <= before  # others may go meanwhile
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(min_size=1, max_size=200))
 def test_bytes_of_any_kind(data):
     """Are frames, wait for more, or are a ProtocolError: never another exception."""

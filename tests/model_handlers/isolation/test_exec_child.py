@@ -128,7 +128,7 @@ def test_a_model_finds_its_environment_and_none_of_our_packages(load, tmp_path, 
     assert got["arguments"] == 1
 
 
-@pytest.mark.parametrize("which", ["newest", "oldest"])
+@pytest.mark.parametrize("which", ["newest", pytest.param("oldest", marks=pytest.mark.long)])
 def test_another_version_of_python_serves(load, tmp_path, which):
     """Batches, strings and parameters cross to an interpreter that is not ours."""
     python = another_interpreter(which)

@@ -1,7 +1,7 @@
 """Whom to evict: rule by rule, and any residents against what must always hold."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
@@ -340,7 +340,6 @@ def without(residents, gone):
     return total(resident for resident in residents if resident not in gone)
 
 
-@settings(deadline=None, max_examples=600)
 @given(crowds, footprints, needs, st.sampled_from(list(Policy)))
 def test_a_plan_is_enough_and_not_more(residents, reserved, need, policy):
     """Victims are those who may go, in the policy's order, enough, each of them needed; and none if it is in vain."""

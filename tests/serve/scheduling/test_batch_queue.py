@@ -617,7 +617,6 @@ def written_out(sizes, signatures, max_batch_size, preferred, delay, age):
     return 0
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     queued=st.lists(st.tuples(st.integers(1, 8), st.sampled_from("aab")), min_size=1, max_size=12),
     preferred=st.sets(st.integers(1, 8), min_size=1, max_size=3),
@@ -656,7 +655,6 @@ def test_a_request_that_is_executed_alone_is_whole(max_batch_size):
     assert clocked.queue.whole()
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     queued=st.lists(st.tuples(st.integers(1, 8), st.sampled_from("aab")), max_size=8),
     more=st.lists(st.tuples(st.integers(1, 8), st.sampled_from("aab")), max_size=3),

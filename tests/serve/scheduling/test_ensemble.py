@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_handlers.config import EnsembleStep
@@ -243,7 +243,6 @@ def test_a_step_behind_two_decoupled_ones_is_refused():
         graph(step("a", "IN", "x"), step("b", "IN", "y"), step("c", "x y", "OUT"), decoupled="ab")
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 9))
 def test_every_graph_runs_each_needed_step_once(seed, count):
     """Random graphs without decoupled steps, finished in random order: each step is given all that was made for it."""

@@ -639,7 +639,6 @@ class Life:
         assert Counter(self.accepted) == self.ended
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(STRATEGIES, st.integers(1, 3), st.sampled_from([1, 3, 4]), st.booleans(), ACTIONS)
 def test_every_request_ends_once_in_order_and_in_its_place(strategy, lanes, rows, iterative, actions):
     """Whatever comes, leaves, runs out of time or is put back: one step at a time, on one lane and row, and an end."""

@@ -245,6 +245,7 @@ def test_models_of_equal_environments_share_one(loader, kept, tmp_path, archive)
     assert len([path for path in kept.iterdir() if path.is_dir()]) == 1
 
 
+@pytest.mark.long
 def test_another_version_of_python_may_be_packed(loader, tmp_path):
     """The model runs on that version, and is served all the same."""
     python = another_interpreter("newest")
