@@ -14,6 +14,8 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+from model_handlers.environments import met
+
 _CONFIG = """
 backend: "python"
 max_batch_size: 8
@@ -154,6 +156,12 @@ def too_old(folder):
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
     script.chmod(0o755)
     return folder
+
+
+def forget_installed():
+    """Have the server look anew at what is installed, which it does once in its life."""
+    for cache in (met._installed, met._required_by):
+        cache.cache_clear()
 
 
 def write_wheel(folder, name, version="1.0", requires=(), **modules):

@@ -94,7 +94,7 @@ class ModelCache(Generic[P, T]):
         self._rules = rules
         self._retiring: set[Entry[T]] = set()
         self._charges = Charges()
-        self._ranking = Ranking(self._everybody, rules, self._charges.shared)
+        self._ranking = Ranking(self.all_entries, rules, self._charges.shared)
         self.room = Room(
             budget,
             self._ranking.residents,
@@ -138,7 +138,7 @@ class ModelCache(Generic[P, T]):
         entry = self.entries[name] = Entry(name, source, stats, self.room.lease_ended)
         return entry
 
-    def _everybody(self) -> Iterator[Entry[T]]:
+    def all_entries(self) -> Iterator[Entry[T]]:
         """Every entry that may be in memory: those that names mean, and those whose names mean others by now."""
         yield from self.entries.values()
         yield from self._retiring

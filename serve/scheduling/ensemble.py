@@ -198,6 +198,7 @@ class Scope(Generic[T]):
     Attributes:
         tensors: those that exist, in their places; `ABSENT` where one does not, or not yet.
         told: what the steps that read a place belong to, where a step said that; see `ensemble_sequence`.
+        outer, inner: the scope around it, and those in it that are not over.
 
     Args:
         plan: the way.
@@ -216,20 +217,20 @@ class Scope(Generic[T]):
         self._lineage = lineage
         self._depth = len(lineage)
         self.outer = outer
-        self._inner: list[Scope[T]] = []
+        self.inner: list[Scope[T]] = []
         self._left = plan.within[lineage]  # steps and responses that are not due yet,
         self._running = 0  # and those that are, and not over
 
     def reached(self, step: PlannedStep) -> list[Scope[T]]:
         """Where a response of one of its steps belongs: in a new scope, or in it and in those inside."""
         if step.decoupled:
-            self._inner.append(Scope(self._plan, self.tensors, (*self._lineage, step.index), self))
-            return self._inner[-1:]
-        if not self._inner:
+            self.inner.append(Scope(self._plan, self.tensors, (*self._lineage, step.index), self))
+            return self.inner[-1:]
+        if not self.inner:
             return [self]
         found = [self]
         for scope in found:  # which grows
-            found += scope._inner  # noqa: SLF001 - of its class
+            found += scope.inner
         return found
 
     def came(self, step: PlannedStep, outputs: Sequence[T]) -> list[PlannedStep]:
@@ -258,8 +259,8 @@ class Scope(Generic[T]):
         """One of its steps or responses is over. Scopes in which nothing will happen any more are forgotten."""
         self._running -= 1
         scope = self
-        while scope.outer is not None and not (scope._left or scope._running or scope._inner):
-            scope.outer._inner.remove(scope)  # noqa: SLF001
+        while scope.outer is not None and not (scope._left or scope._running or scope.inner):
+            scope.outer.inner.remove(scope)
             scope = scope.outer
 
 

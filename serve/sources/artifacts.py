@@ -93,6 +93,7 @@ class Artifacts:
         budget: int | None = None,
         let_go: Callable[[str], bool] = lambda _: False,
         derived: Derived | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the directory over; what a crashed run left half unpacked goes.
 
@@ -103,18 +104,20 @@ class Artifacts:
             budget: bytes for all together; see `DiskRoom`.
             let_go: see `DiskRoom`.
             derived: see `DiskRoom`.
+            clock: seconds, by which an outage and a broken archive are remembered.
 
         Raises:
             MmeError: INTERNAL or OUT_OF_MEMORY when the directory cannot be made, INVALID_ARGUMENT when another user
                 could have filled it.
         """
         self.store = store
-        self._directory = directory
+        self.directory = directory
         self._limits = limits
         self._guard = threading.Lock()  # of the dictionary, held for no longer than a look-up
         self._locks: dict[str, _NameLock] = {}
         self._fetched: dict[str, Path] = {}  # by name, what the last fetch found; guarded by that name's lock
-        self._broken: TTLCache[str, tuple[Kind, str]] = TTLCache(_BROKEN, _BROKEN_SECONDS)  # by directory name
+        self._broken: TTLCache[str, tuple[Kind, str]] = TTLCache(_BROKEN, _BROKEN_SECONDS, clock)  # by directory name
+        self._clock = clock
         self._outage_until = 0.0
         with disk_errors(f"{directory} cannot hold unpacked models"):
             own_directory(directory)
@@ -122,7 +125,12 @@ class Artifacts:
             self.room = DiskRoom(directory, budget, let_go, derived)
 
     def __repr__(self) -> str:
-        return f"<Artifacts of {self.store!r} in {self._directory}>"
+        return f"<Artifacts of {self.store!r} in {self.directory}, {self.busy} busy>"
+
+    @property
+    def busy(self) -> int:
+        """How many names are fetched or removed now."""
+        return len(self._locks)
 
     def fetch(self, name: str, cancelled: Callable[[], bool] = lambda: False) -> Artifact:
         """The archive's current content on disk, downloaded unless that etag is there already.
@@ -160,9 +168,9 @@ class Artifacts:
     def discard(self, name: str) -> None:
         """Remove the unpacked copies of an archive, but for those that somebody holds."""
         problem = f"what was unpacked of '{name}' cannot be removed"
-        with self._locked(name, lambda: False), disk_errors(problem), staging_directory(self._directory) as staging:
+        with self._locked(name, lambda: False), disk_errors(problem), staging_directory(self.directory) as staging:
             self._fetched.pop(name, None)
-            for path in self._copies(name):
+            for path in self.copies(name):
                 self.room.remove(path, staging)
 
     def condemn(self, name: str, error: MmeError) -> None:
@@ -171,7 +179,7 @@ class Artifacts:
         An archive whose fetch failed left nothing to condemn, and what older etags left is not to blame.
         """
         problem = f"what was unpacked of '{name}' cannot be removed"
-        with self._locked(name, lambda: False), disk_errors(problem), staging_directory(self._directory) as staging:
+        with self._locked(name, lambda: False), disk_errors(problem), staging_directory(self.directory) as staging:
             path = self._fetched.pop(name, None)
             if path is not None:
                 self._remember_broken(path, error)
@@ -179,15 +187,15 @@ class Artifacts:
 
     def used(self, name: str, seconds: float) -> None:
         """What is unpacked of an archive was used at that time of the wall clock, as somebody else noted."""
-        for path in self._copies(name)[-1:]:
+        for path in self.copies(name)[-1:]:
             if path.stat().st_mtime < seconds:
                 self.room.touch(path, seconds)
 
     def _find(self, name: str) -> tuple[StoredObject | None, Path]:
         """What the store has, and its directory; only what was used last, when the store can't be reached."""
-        copies = self._copies(name)
+        copies = self.copies(name)
         if copies and self._outage_until:
-            if time.monotonic() < self._outage_until:
+            if self._clock() < self._outage_until:
                 return None, copies[-1]
             self._postpone()  # others need not wait until this one knows
         try:
@@ -205,7 +213,7 @@ class Artifacts:
         return obj, self._path(name, obj.etag)
 
     def _postpone(self) -> None:
-        self._outage_until = time.monotonic() + _OUTAGE_SECONDS
+        self._outage_until = self._clock() + _OUTAGE_SECONDS
 
     def _download(self, obj: StoredObject, path: Path, cancelled: Callable[[], bool]) -> Artifact:
         """Unpack the archive; where the disk turns out to be full, once more after others have left it."""
@@ -273,17 +281,17 @@ class Artifacts:
                 "its place is downloaded)",
             )
 
-    def _copies(self, name: str) -> list[Path]:
+    def copies(self, name: str) -> list[Path]:
         """What is unpacked of an archive, the one used last at the end."""
         found = []
-        with disk_errors(f"{self._directory} cannot be read"):
-            for path in self._directory.glob(f"{self._key(name)}-*"):
+        with disk_errors(f"{self.directory} cannot be read"):
+            for path in self.directory.glob(f"{self._key(name)}-*"):
                 with suppress(FileNotFoundError):  # it leaves for another
                     found.append((path.stat().st_mtime_ns, path))
         return [path for _, path in sorted(found)]
 
     def _path(self, name: str, etag: str) -> Path:
-        return self._directory / f"{self._key(name)}-{_digest(etag, 16)}"
+        return self.directory / f"{self._key(name)}-{_digest(etag, 16)}"
 
     def _key(self, name: str) -> str:
         return key_of(self.store.uri, name)

@@ -79,7 +79,7 @@ class Poller:
         self._leaving: set[asyncio.Future[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Poller of {len(self._seen)} models>"
+        return f"<Poller of {len(self._seen)} models, {len(self._leaving)} leave>"
 
     async def run(self, tell: Callable[[bool], None]) -> None:
         """Look again and again, until cancelled; `tell` is told what each look returned."""

@@ -6,11 +6,13 @@ from serve.cache.lifecycle import State
 
 def check_integrity(cache):
     """The bookkeeping adds up."""
-    for entry in cache._everybody():
+    for entry in cache.all_entries():
         held = entry.state in {State.READY, State.UNLOADING}
         assert (entry.resident is not None) == held, entry
         assert held or entry.footprint == Footprint(), entry
         assert entry.leases >= 0, entry
         assert entry.footprint.host >= cache.shared.charge(entry), entry
-        assert (cache._ready.get(entry.name) is entry) == (entry.state is State.READY), entry
+        if held:
+            assert cache.serves(entry.name, entry.resident) == (entry.state is State.READY), entry
+    assert cache.resident_count == sum(entry.state is State.READY for entry in cache.all_entries())
     assert min((cache.room.reserved.host, *cache.room.reserved.devices)) >= 0, cache.room

@@ -6,7 +6,6 @@ import gzip
 import os
 import shutil
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,22 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.outside import Override
-from serve.cache.eviction import Plan, Rules
+from serve.cache.cache_entry import Failure
+from serve.cache.eviction import Rules
 from serve.cache.lifecycle import State
 from serve.control import Control
 from tests.serve.engines import PLENTY, answered, ask, engine_of
+from tests.serve.inside import (
+    admits_nothing,
+    artifacts_of,
+    evict,
+    give_clients,
+    give_loads,
+    lanes_of,
+    loader_of,
+    loads_of,
+    users_of,
+)
 from tests.serve.integrity import check_integrity
 from tests.waiting import until
 
@@ -43,13 +54,13 @@ def may_be_tried(engine, name):
     """The time is over for which requests leave it alone."""
     entry = engine.cache.entries[name]
     assert entry.failure.until
-    entry.failure = entry.failure._replace(until=0.0)
+    entry.failure = Failure(*entry.failure[:-1], until=0.0)
 
 
 @contextlib.contextmanager
 def held_loads(engine):
     """No load gets further than its files while this lasts."""
-    loader, go = engine.cache._loading._loader, threading.Event()
+    loader, go = loader_of(engine.cache), threading.Event()
     load = loader.load
 
     def held(*args, **kwargs):
@@ -154,7 +165,7 @@ async def test_patience_with_a_load_ends_and_the_load_goes_on(toys, tmp_path, re
     """A load that waited for its turn has its time still before it: whoever asked for it may ask again."""
     monkeypatch.setattr("serve.admission._GRACE_SECONDS", 0.0)
     async with engine_of(tmp_path, repository=repository, load_patience=0.05, load_threads=1) as engine:
-        engine.cache._loading._patience = 350.0
+        give_loads(engine.cache, 350.0)
         with held_loads(engine):
             first = asyncio.create_task(ask(engine, toys.Call(1), "a"))
             second = asyncio.create_task(ask(engine, toys.Call(1), "b"))
@@ -241,7 +252,7 @@ async def test_a_restart_does_not_forget_what_models_take(toys, tmp_path, store)
         await answered(engine, toys, name)
         measured = engine.cache.entries[name].footprint
     async with engine_of(tmp_path, store=str(store)) as engine:
-        prepared = engine.cache._loading._loader.prepare(name, engine.register.find(name), lambda: False)
+        prepared = loader_of(engine.cache).prepare(name, engine.register.find(name), lambda: False)
         assert prepared.estimate == measured
 
 
@@ -700,7 +711,7 @@ async def test_a_reload_serves_other_versions_and_instances(toys, tmp_path, repo
         assert await answered(engine, toys) == 3
         assert await answered(engine, toys, version=2) == 9
         async with engine.leased("a") as model:
-            assert len(model._lanes) == 3
+            assert len(lanes_of(model)) == 3
         shutil.rmtree(folder / "3")
         await engine.reload("a")
         assert engine.versions("a") == [1, 2]
@@ -783,14 +794,14 @@ async def test_an_explicit_load_that_takes_too_long_registers_nothing(toys, tmp_
     """A platform that asks for a load is answered in time; then the model is unknown, as after any failed load."""
     monkeypatch.setattr("serve.admission._GRACE_SECONDS", 0.0)
     async with engine_of(tmp_path, evicts=False, load_patience=0.05) as engine, let_go(stuck):
-        engine.cache._loading._patience = 350.0
+        give_loads(engine.cache, 350.0)
         with pytest.raises(MmeError, match="did not load within") as caught:
             await engine.load("a", unpacked["a"])
         assert failure(caught) is Kind.UNAVAILABLE
         assert engine.registered() == []
         stuck.go.set()
         await until(lambda: "a" not in engine.cache.entries)
-        engine._admission._options = replace(engine.options, load_patience=350.0)
+        give_clients(engine, load_patience=350.0)
         await engine.load("a", unpacked["a"])
         assert await answered(engine, toys) == 2
 
@@ -834,11 +845,11 @@ async def test_an_unload_waits_no_longer_than_it_may(toys, tmp_path, repository,
         assert failure(caught) is Kind.UNAVAILABLE
         assert not engine.is_ready("a")
         assert [name for name, _ in engine.registered()] == ["b"]
-        engine._admission._options = replace(engine.options, unload_patience=350.0)
+        give_clients(engine, unload_patience=350.0)
         await engine.unload("b")
         assert engine.cache.room.used() != Footprint()
         go.set()
-        await until(lambda: engine.cache.room.used() == Footprint() and not engine._admission._tasks)
+        await until(lambda: engine.cache.room.used() == Footprint() and admits_nothing(engine))
         assert call.kind is None
         assert await answered(engine, toys, "a") == 2
 
@@ -857,7 +868,7 @@ async def test_an_unloaded_archive_leaves_the_disk_and_an_evicted_one_does_not(t
         await answered(engine, toys, "a.tar.gz")
         await answered(engine, toys, "b.tar.gz")
         assert len(copies(tmp_path)) == 2
-        engine.cache._evict(Plan(("b.tar.gz",), fits=True, possible=True), "nobody", "load")
+        evict(engine.cache, "b.tar.gz")
         await until(lambda: not engine.cache.entries["b.tar.gz"].busy)
         assert len(copies(tmp_path)) == 2
         await engine.unload("a.tar.gz")
@@ -872,14 +883,15 @@ async def test_a_load_waits_until_the_files_of_the_unload_before_it_are_gone(toy
     """An unload returns when the files are removed; a request that comes meanwhile fetches them anew."""
     async with engine_of(tmp_path, store=str(store)) as engine:
         await answered(engine, toys, "a.tar.gz")
-        discard, begun, go = engine._origins.artifacts.discard, threading.Event(), threading.Event()
+        artifacts, begun, go = artifacts_of(engine), threading.Event(), threading.Event()
+        discard = artifacts.discard
 
         def slow(name):
             begun.set()
             assert go.wait(60)
             discard(name)
 
-        engine._origins.artifacts.discard = slow
+        artifacts.discard = slow
         unloading = asyncio.create_task(engine.unload("a.tar.gz"))
         await until(begun.is_set)
         request = asyncio.create_task(answered(engine, toys, "a.tar.gz"))
@@ -995,7 +1007,7 @@ async def test_an_archive_whose_load_failed_is_not_held(toys, tmp_path, store, s
         with pytest.raises(MmeError):
             await ask(engine, toys.Call(1), "a.tar.gz")
         assert len(copies(tmp_path)) == 1
-        assert engine.disk_room._users == {}
+        assert users_of(engine) == {}
         monkeypatch.undo()
 
 
@@ -1054,7 +1066,7 @@ async def test_loaders_yield_to_lanes(toys, tmp_path, repository):
         for thread in threading.enumerate():
             with contextlib.suppress(ProcessLookupError):  # it ends while we look
                 nice[thread.name.partition("_")[0]] = os.getpriority(os.PRIO_PROCESS, thread.native_id)
-        load = engine._loads.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        load = loads_of(engine).submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert (load.result(), nice["unload"], nice["a"]) == (10, 10, own)
 

@@ -23,22 +23,25 @@ class Setup:
     Attributes:
         s3: the proxy.
         artifacts: the tier.
+        put: replaces the archive, or puts one of another name.
+        now: the seconds that the tier's clock shows.
     """
 
-    def __init__(self, s3, artifacts, put):
+    def __init__(self, s3, store, directory, put):
         self.s3 = s3
-        self.artifacts = artifacts
+        self.artifacts = Artifacts(store, directory, clock=lambda: self.now)
         self.put = put
+        self.now = 1000.0
 
-    def fetch(self):
+    def fetch(self, name=NAME):
         """The first byte of the model's file, and whether it was downloaded."""
-        artifact = self.artifacts.fetch(NAME)
+        artifact = self.artifacts.fetch(name)
         artifact.hold.release()
         return (artifact.path / "1" / "model.onnx").read_bytes()[:1], artifact.downloaded
 
     def left(self):
         """Everything on disk that is no finished archive."""
-        folder = self.artifacts._directory
+        folder = self.artifacts.directory
         return [path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".locks"]
 
 
@@ -46,17 +49,17 @@ class Setup:
 def setup(s3_url, s3_bucket, s3_client, monkeypatch, tmp_path, targz_bytes):
     """See `Setup`."""
 
-    def put(first):
+    def put(first, name=NAME):
         data = targz_bytes(("config.pbtxt", b"x"), ("1/model.onnx", first + os.urandom(500_000)))
-        s3_client.put_object(Bucket=s3_bucket, Key=f"models/{NAME}", Body=data)
+        s3_client.put_object(Bucket=s3_bucket, Key=f"models/{name}", Body=data)
 
     put(b"1")
     with FaultyS3(s3_url) as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
         store = S3Store(s3_bucket, "models", part_size=500_000 // PARTS + 1, parts_ahead=3, attempts=1)
-        artifacts = Artifacts(store, tmp_path / "disk")
-        yield Setup(s3, artifacts, put)
-        artifacts.room.close()
+        setup = Setup(s3, store, tmp_path / "disk", put)
+        yield setup
+        setup.artifacts.room.close()
 
 
 @pytest.mark.parametrize(
@@ -204,23 +207,25 @@ def test_a_store_that_answers_is_believed(setup, code, kind):
     assert caught.value.kind is kind
 
 
-def test_only_one_asks_whether_the_store_is_back(setup, monkeypatch):
+def test_only_one_asks_whether_the_store_is_back(setup):
     """While one load waits for a store that may not answer, others are served from disk at once."""
+    setup.put(b"2", "other.tar.gz")
     setup.fetch()
+    setup.fetch("other.tar.gz")
     setup.s3.faults["HEAD"] = faulty_s3.status(500)
     setup.fetch()
-    setup.artifacts._outage_until = 1.0  # long ago
+    setup.now += 3600
     asked = setup.s3.count("HEAD")
     inside = []
 
     def others(method):
         if method == "HEAD" and not inside:
-            inside.append(setup.artifacts._find(NAME)[0])
+            inside.append(setup.fetch("other.tar.gz"))
 
     setup.s3.before = others
-    setup.fetch()
+    assert setup.fetch() == (b"1", False)
 
-    assert inside == [None]
+    assert inside == [(b"2", False)]
     assert setup.s3.count("HEAD") == asked + 1
 
 
@@ -252,6 +257,6 @@ def test_a_broken_archive_is_tried_again_after_a_while(setup):
     setup.s3.faults.clear()
     with pytest.raises(MmeError, match="within the last 60 s"):
         setup.fetch()
-    setup.artifacts._broken.expire(setup.artifacts._broken.timer() + 61)
+    setup.now += 61
 
     assert setup.fetch() == (b"1", True)

@@ -11,6 +11,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
 from serve.life import life_of
 from tests.serve.engines import answered, engine_of
+from tests.serve.inside import artifacts_of, evict, journal_of, next_look, noted_use
 from tests.waiting import until
 
 
@@ -69,12 +70,12 @@ async def test_models_of_a_store_are_registered_again_too(toys, tmp_path, store)
         await before.reload("b.tar.gz")
         await asyncio.sleep(0)
         before.cache.entries["a.tar.gz"].last_used = time.monotonic() + 1000
-        await before.register._journal.flush()
-        before.register._journal.changed()
-        await before.register._journal.flush()
+        await journal_of(before.register).flush()
+        journal_of(before.register).changed()
+        await journal_of(before.register).flush()
         async with worker(tmp_path, store=str(store)) as after:
             assert [name for name, _ in after.registered()] == ["a.tar.gz", "b.tar.gz"]
-            (copy,) = after._origins.artifacts._copies("a.tar.gz")
+            (copy,) = artifacts_of(after).copies("a.tar.gz")
             assert copy.stat().st_mtime == pytest.approx(time.time() + 1000, abs=60)
             assert await answered(after, toys, "b.tar.gz") == 2
             assert after.target_stats["b.tar.gz"].download.count == 0
@@ -113,15 +114,12 @@ async def test_a_model_that_left_the_store_is_not_in_the_journal(toys, tmp_path,
     async with worker(tmp_path, store=str(store)) as before:
         await answered(before, toys, "b.tar.gz")
         await answered(before, toys, "a.tar.gz")
-        entry = before.cache.entries["a.tar.gz"]
-        entry.evicted = True
-        before.cache._start_closing(entry, "evicted by the test")
-        await entry.closing
+        await evict(before.cache, "a.tar.gz")
         (store / "a.tar.gz").unlink()
         with pytest.raises(MmeError) as caught:
             await answered(before, toys, "a.tar.gz")
         assert caught.value.kind is Kind.UNKNOWN_MODEL
-        await before.register._journal.flush()
+        await journal_of(before.register).flush()
         async with worker(tmp_path, store=str(store)) as after:
             assert [name for name, _ in after.registered()] == ["b.tar.gz"]
 
@@ -144,16 +142,15 @@ async def test_last_uses_are_written_once_in_a_while(toys, tmp_path, repository,
     monkeypatch.setattr("serve.register._USE_SECONDS", 0.01)
     monkeypatch.setattr("serve.journal._DELAY", 0.0)
     async with worker(tmp_path, repository=repository) as engine:
-        register, journal, writes = engine.register, engine.register._journal, []
+        register, journal, writes = engine.register, journal_of(engine.register), []
 
         async def look():
-            timer = register._timer
-            await until(lambda: register._timer is not timer)
+            await until(next_look(register))
 
         async def noted():
             await answered(engine, toys, "a")
             entry = engine.cache.entries["a"]
-            while entry.leases or register._noted_use < entry.last_used:  # it may look in the middle of a use
+            while entry.leases or noted_use(register) < entry.last_used:  # it may look in the middle of a use
                 await look()
 
         await noted()

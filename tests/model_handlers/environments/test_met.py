@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from model_handlers.environments import met
-from tests.environments import write_wheel
+from tests.environments import forget_installed, write_wheel
 
 NUMPY = version("numpy")
 
@@ -23,11 +23,9 @@ def installed(tmp_path, monkeypatch):
             archive.extractall(tmp_path / "packages")
 
     monkeypatch.syspath_prepend(tmp_path / "packages")
-    for cache in (met._installed, met._required_by):
-        cache.cache_clear()
+    forget_installed()
     yield installed
-    for cache in (met._installed, met._required_by):
-        cache.cache_clear()
+    forget_installed()
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def test_what_a_package_requires_is_required(installed, lack):
     installed("middle", "1.0", ["inner", "outer"])
     assert lack("outer") == "inner is not installed"
 
-    met._installed.cache_clear()
+    forget_installed()
     installed("inner", "1.0", ["numpy"])
     assert lack("outer") == ""
 

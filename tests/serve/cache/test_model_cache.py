@@ -24,6 +24,7 @@ from serve.cache.eviction import Policy, Rules
 from serve.cache.lifecycle import State
 from serve.cache.model_cache import ModelCache
 from serve.stats import TargetStats
+from tests.serve.inside import give_loads, ranking_of
 from tests.serve.integrity import check_integrity
 from tests.waiting import until
 
@@ -232,7 +233,7 @@ class World:
         """The books agree with themselves and with what really is in memory."""
         cache = self.cache
         check_integrity(cache)
-        residents = [entry for entry in cache._everybody() if entry.resident is not None]
+        residents = [entry for entry in cache.all_entries() if entry.resident is not None]
         assert sum((entry.footprint for entry in residents), cache.room.reserved) == cache.room.used()
         for entry in residents:
             assert entry.resident.started == 1
@@ -634,20 +635,20 @@ async def test_the_age_at_the_last_use_is_that_of_the_textbook():
             lease = world.cache.lease(name)
             lease.reload_ns = 10**9 * (ord(name) - ord("a") + 1)
             lease.release()
-            ages[name] = world.cache._ranking._age
+            ages[name] = ranking_of(world.cache)[0]
 
         await world.resident("a", "b", "c", "d")
         for turn in range(40):
             for name in "abcdef"[turn % 3 :: 2]:
                 if world.cache.lease(name) is None:
                     await world.resident(name)
-                    ages[name] = world.cache._ranking._age
+                    ages[name] = ranking_of(world.cache)[0]
                 else:
                     world.entry(name).release()
                 ask(name)
-                residents = world.cache._ranking.residents()
+                residents = ranking_of(world.cache)[1]
                 assert {r.name: r.age for r in residents} == {r.name: ages.get(r.name, 0.0) for r in residents}
-        assert world.cache._ranking._age > 0
+        assert ranking_of(world.cache)[0] > 0
 
 
 @pytest.mark.parametrize("by", ["name", "pattern", "author"])
@@ -1465,7 +1466,7 @@ async def test_a_load_whose_time_is_over_is_given_up(stage, deaf):
         assert "did not load within" in str(waiting[0].exception())
         assert world.desk.pending == [f"{stage} slow"]
         assert world.press.overruled == (stage == "load")
-        world.cache._loading._patience = 3600.0
+        give_loads(world.cache, 3600.0)
         world.press.sizes["other"] = (mb(30), mb(30))
         other = await world.begin("other")
         await world.do("prepare other", "load other")
@@ -1523,13 +1524,13 @@ async def test_a_load_after_an_orphan_is_its_own(world, again):
     """A successor that was given up has come back: what fails then, anew or after an eviction, lets its files go."""
     world.press.sizes = {"a": (mb(30), mb(30)), "b": (mb(90), mb(90))}
     await world.resident("a")
-    world.cache._loading._patience = 0.01
+    give_loads(world.cache, 0.01)
     task = await world.begin("a", "reload")
     await world.do("prepare a")
     with contextlib.suppress(MmeError):
         await task
     assert failure(task) is Kind.UNAVAILABLE
-    world.cache._loading._patience = 3600.0
+    give_loads(world.cache, 3600.0)
     await world.do_all()
     assert world.entry("a").orphan.done()
     if again == "acquire":
@@ -1682,7 +1683,7 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
                 assert world.press.in_memory.fits(mb(100))
 
         def loading():
-            return any((entry.successor or entry).task for entry in world.cache._everybody())
+            return any((entry.successor or entry).task for entry in world.cache.all_entries())
 
         for action, argument in actions:
             if action == "acquire":
@@ -1720,9 +1721,9 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         for task in clients.values():
             if not task.cancelled():
                 assert isinstance(task.exception(), MmeError | type(None))
-        left = [entry for entry in world.cache._everybody() if entry.leases or entry.waiters or entry.task]
+        left = [entry for entry in world.cache.all_entries() if entry.leases or entry.waiters or entry.task]
         assert left == []
-        assert world.cache._retiring == set()
+        assert set(world.cache.all_entries()) == set(world.cache.entries.values())
         assert not any(entry.successor or entry.predecessor for entry in world.cache.entries.values())
 
 

@@ -16,6 +16,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.models.costs import Costs
 from serve.models.model import Model
 from serve.stats import ModelStats
+from tests.serve.inside import idle, known_layouts
 
 FOR_EVER_US = 3_600_000_000
 ALWAYS_NS = 10**12  # every execution is quick enough for the loop
@@ -59,7 +60,7 @@ async def answers(*calls):
 
 async def at_rest(model):
     """Wait until the lane waits as well; one that has just finished takes what comes next by itself."""
-    while not model._idle:  # noqa: ASYNC110 - a lane sets no event when it comes to rest
+    while not idle(model):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
         await asyncio.sleep(0)
 
 
@@ -142,7 +143,7 @@ async def test_free_lanes_take_turns_on_several_devices(toys, inline, turns, exp
     model = Model("m", 1, lanes, ModelStats(), asyncio.get_running_loop(), ALWAYS_NS * inline, turns=turns)
     for number in range(9):
         await answers(ask(model, toys.Call(number)))
-        while len(model._idle) < len(lanes):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
+        while idle(model) < len(lanes):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
             await asyncio.sleep(0)
     await asyncio.to_thread(model.close)
     assert [len(handler.batches) for handler in handlers] == expected
@@ -506,7 +507,7 @@ async def test_many_layouts_do_not_grow_a_model(toys):
             if number % 50 == 0:
                 await answers(call)
         await answers(call)
-        assert len(model._checked) <= 1024
+        assert known_layouts(model) <= 1024
 
 
 async def test_closing_closes_every_handler_though_one_of_them_raises(toys):

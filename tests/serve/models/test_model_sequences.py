@@ -22,6 +22,7 @@ from serve.models.limited_lanes import Limits
 from serve.models.model import Model
 from serve.request import InferenceRequest, Layout
 from serve.stats import ModelStats
+from tests.serve.inside import guard_queue, wakes_at
 from tests.waiting import until
 
 LAYOUT = Layout((("X", FP32, (1, 1)),), ())
@@ -176,9 +177,9 @@ async def test_a_model_that_is_closed_is_looked_after_no_longer():
     """Though sequences lived in it until then, of which more might have come: nothing holds it any more."""
     async with serving(OldestStrategy(1)) as model:
         assert await Step(model, 1, 1, START | KEPT).total() == 1
-        assert model._timer is not None
+        assert wakes_at(model) is not None
         await asyncio.to_thread(model.close)
-        assert model._timer is None
+        assert wakes_at(model) is None
 
 
 async def test_the_first_lane_that_waits_for_more_decides_when_to_look():
@@ -187,7 +188,7 @@ async def test_the_first_lane_that_waits_for_more_decides_when_to_look():
         first, second = Step(model, 1, 1, START).request, Step(model, 2, 1, START).request
         second.arrival_ns += 1_000_000_000
         await asyncio.sleep(0)
-        assert model._wakes_at == first.arrival_ns + FOR_EVER_US // 2 * 1000
+        assert wakes_at(model) == first.arrival_ns + FOR_EVER_US // 2 * 1000
 
 
 class Guarded:
@@ -213,7 +214,7 @@ class Guarded:
 async def test_the_queue_is_asked_nothing_without_its_lock(inline_ns, limited):
     """Whatever the loop does with it, a lane's thread may be doing something too."""
     async with serving(OldestStrategy(1), lanes=2, inline_ns=inline_ns, limited=limited) as model:
-        queue = model._queue = Guarded(model._queue, model._lock)
+        queue = guard_queue(model, Guarded)
         steps = [Step(model, number, 1, flags) for number in (1, 2, 3) for flags in (START, 0, END)]
         steps[4].request.cancel()
         kept = Step(model, 4, 1, START)

@@ -20,6 +20,7 @@ from serve.models.open_request import Posts
 from serve.request import InferenceResponse
 from serve.stats import ModelStats
 from tests.event_loop import run_on_loop
+from tests.serve.inside import idle, left_open
 from tests.waiting import PATIENCE, until
 
 
@@ -121,7 +122,7 @@ def audit(model, clients):
     for client in clients:
         client.check()
     assert model.outstanding == 0
-    assert not model._answers.open
+    assert left_open(model) == 0
     stats = model.stats
     assert stats.success.count + stats.fail.count == len(clients)
     assert stats.queue.count == stats.compute_infer.count == stats.success.count
@@ -181,7 +182,7 @@ class Stage:
             self._model.refuse_waiting()
         else:
             self._leave.set()
-            while not self._model._idle:  # noqa: ASYNC110 - a lane sets no event when it comes to rest
+            while not idle(self._model):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
                 await asyncio.sleep(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -301,7 +302,7 @@ async def test_a_response_that_is_none_is_an_error_and_keeps_nobody_from_theirs(
         clients = [Client(toys), Client(toys)]
         for number, client in enumerate(clients, 1):
             model.submit(client.request)
-            await until(lambda number=number: len(model._answers.open) == number)
+            await until(lambda number=number: left_open(model) == number)
         for request, sent in zip(handler.requests, (ModelResponse({"y": [1.0]}), response()), strict=True):
             request.responder.send(sent, final=True)
         async with asyncio.timeout(PATIENCE):
@@ -325,7 +326,7 @@ async def test_an_unload_ends_what_a_model_leaves_open(toys):
         clients = [Client(toys, number) for number in range(3)]
         for client in clients:
             model.submit(client.request)
-        while len(model._answers.open) < 3:  # noqa: ASYNC110 - a lane's doing
+        while left_open(model) < 3:  # noqa: ASYNC110 - a lane's doing
             await asyncio.sleep(0)
         handler.requests[0].responder.send(response(0), final=False)
         await asyncio.sleep(0)
@@ -358,7 +359,7 @@ def test_a_model_that_talks_after_its_loop_is_gone_is_heard_by_nobody(toys):
         async with serving(toys, lambda requests: [None] * len(requests)) as (model, handler):
             client = Client(toys)
             model.submit(client.request)
-            while not model._answers.open:  # noqa: ASYNC110 - a lane's doing
+            while not left_open(model):  # noqa: ASYNC110 - a lane's doing
                 await asyncio.sleep(0)
             model.refuse_waiting()
             audit(model, [client])

@@ -58,7 +58,7 @@ class Clients:
     def ask(self, name):
         """A request of the first step."""
         request = InferenceRequest(NOTHING, [], self._first_is_over, name)
-        request.on_response = self._go_on
+        request.on_response = self.go_on
         self.first.turnstile.submit(request)
         return request
 
@@ -66,12 +66,14 @@ class Clients:
         if isinstance(result, MmeError):
             self.told.append((request.id, result.kind))
         elif result is not None:
-            self._go_on(request, result)
+            self.go_on(request, result)
 
-    def _go_on(self, request, _response):
-        self.second.turnstile.submit(InferenceRequest(NOTHING, [], self._second_is_over, request.id))
+    def go_on(self, request, _response):
+        """A stage has answered: to the next one."""
+        self.second.turnstile.submit(InferenceRequest(NOTHING, [], self.second_is_over, request.id))
 
-    def _second_is_over(self, request, result):
+    def second_is_over(self, request, result):
+        """The last stage has answered."""
         self.told.append((request.id, getattr(result, "kind", None)))
 
 
@@ -130,8 +132,8 @@ def test_who_leaves_while_waiting_is_told_at_once(stages):
     first.answer()
     assert first.names == ["b", "d"]
     followers = []
-    clients._go_on = lambda request, _: second.turnstile.submit(
-        followers.append(InferenceRequest(NOTHING, [], clients._second_is_over, request.id)) or followers[-1]
+    clients.go_on = lambda request, _: second.turnstile.submit(
+        followers.append(InferenceRequest(NOTHING, [], clients.second_is_over, request.id)) or followers[-1]
     )
     first.answer()
     first.answer()

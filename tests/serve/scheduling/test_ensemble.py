@@ -174,7 +174,7 @@ def test_scopes_wait_for_steps_beside_the_decoupled_one(late):
 
     assert follow.responses == [{"q": "q", "z": "z0"}, {"q": "q", "z": "z1"}]
     follow.end(first)
-    assert follow.root._inner == follow.waiting == []
+    assert follow.root.inner == follow.waiting == []
 
 
 def test_decoupled_steps_behind_one_another_multiply():
@@ -191,7 +191,7 @@ def test_decoupled_steps_behind_one_another_multiply():
         follow.end(second)
 
     assert [r["OUT"] for r in follow.responses] == [(x, i) for x in (1, 2) for i in range(3)]
-    assert follow.root._inner == follow.waiting == []
+    assert follow.root.inner == follow.waiting == []
 
 
 def test_decoupled_steps_beside_one_another_respond_by_themselves():
@@ -226,7 +226,7 @@ def test_scopes_are_forgotten_when_they_are_done(steps):
         follow.answer(first, x=i)
         if steps == 2:
             follow.finish("b", OUT=i)
-        assert follow.root._inner == []
+        assert follow.root.inner == []
 
     assert len(follow.responses) == 1000
 

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from serve.sources import disk
 from serve.sources.archive import extract, pack
 from serve.sources.disk import remove_staging, staging_directory
 from serve.sources.tar_member import ExtractLimits
@@ -554,15 +553,15 @@ def test_staging_of_the_dead_is_removed(tmp_path):
 @pytest.mark.parametrize("opened", [False, True], ids=["before it is opened", "before it is locked"])
 def test_staging_that_another_run_took_for_the_deads_is_made_anew(tmp_path, monkeypatch, opened):
     """A run that begins in the very moment in which a directory is made costs nobody his archive."""
-    locked = disk._locked
+    module, name = (fcntl, "flock") if opened else (os, "open")
+    goes_on = getattr(module, name)
 
-    def late(path):
+    def late(*arguments):
         monkeypatch.undo()
-        fd = os.open(path, os.O_RDONLY) if opened else -1
         remove_staging(tmp_path)
-        return fd if opened else locked(path)
+        return goes_on(*arguments)
 
-    monkeypatch.setattr(disk, "_locked", late)
+    monkeypatch.setattr(module, name, late)
     with staging_directory(tmp_path) as folder:
         assert folder.is_dir()
         remove_staging(tmp_path)

@@ -66,7 +66,7 @@ def replace(tmp_path, targz_bytes):
 
 def names(artifacts):
     """The directories on disk."""
-    return sorted(path.name for path in artifacts._directory.iterdir() if path.name != ".locks")
+    return sorted(path.name for path in artifacts.directory.iterdir() if path.name != ".locks")
 
 
 def test_known_etag_is_not_fetched_again(store, tmp_path):
@@ -139,7 +139,7 @@ def test_fetched_at_once_is_downloaded_once(store, tmp_path):
     assert store.opened == 1
     assert len({artifact.path for artifact in found}) == 1
     assert sorted(artifact.downloaded for artifact in found) == [False] * 7 + [True]
-    assert artifacts._locks == {}
+    assert artifacts.busy == 0
 
 
 def test_names_do_not_wait_for_each_other(store, tmp_path, targz_bytes):
@@ -228,7 +228,7 @@ def test_unknown_and_bad_names(store, tmp_path):
             artifacts.fetch(name)
         assert caught.value.kind is kind
     assert names(artifacts) == []
-    assert artifacts._locks == {}
+    assert artifacts.busy == 0
 
 
 def test_staging_of_a_crashed_run_is_removed(store, tmp_path):
@@ -271,7 +271,7 @@ def test_from_s3(s3_artifacts):
 
 def test_cancelled_in_the_middle_of_s3(s3_artifacts):
     """A client that leaves while the archive arrives leaves nothing behind: no directory, no thread."""
-    directory = s3_artifacts._directory
+    directory = s3_artifacts.directory
 
     def model_is_being_written():
         return any(path.stat().st_size for path in directory.glob(".staging-*/1/model.onnx"))
@@ -285,17 +285,16 @@ def test_cancelled_in_the_middle_of_s3(s3_artifacts):
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_replaced_in_s3_while_downloading(s3_artifacts, s3_client, targz_bytes, times):
+def test_replaced_in_s3_while_downloading(s3_artifacts, s3_client, s3_bucket, targz_bytes, times):
     """What an archive is replaced with while it arrives is fetched, whole; who replaces it again and again is told so."""
-    bucket = s3_artifacts.store._bucket
     seen = set()
 
     def replace():
-        begun = set(s3_artifacts._directory.glob(".staging-*/config.pbtxt")) - seen
+        begun = set(s3_artifacts.directory.glob(".staging-*/config.pbtxt")) - seen
         if begun and len(seen) < times:
             seen.update(begun)
             content = targz_bytes(("config.pbtxt", b"%d" % len(seen)), ("1/model.onnx", os.urandom(2_000_000)))
-            s3_client.put_object(Bucket=bucket, Key="models/t/a.tar.gz", Body=content)
+            s3_client.put_object(Bucket=s3_bucket, Key="models/t/a.tar.gz", Body=content)
         return False
 
     if times > 1:

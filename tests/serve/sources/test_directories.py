@@ -6,6 +6,8 @@ import os
 import threading
 
 import pytest
+from boto3.session import Session
+from botocore.client import BaseClient
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.s3.directories import Directories, open_bucket
@@ -187,9 +189,8 @@ def test_a_scan_goes_on_behind_the_first_page(put, repository, s3_client, s3_buc
     """More objects than one answer has are all told."""
     put({f"m{number}/1/x": b"" for number in range(7)})
     models = repository()
-    client = models._buckets[0]._client
-    paginator = client.get_paginator
-    monkeypatch.setattr(client, "get_paginator", lambda name: _Paged(paginator(name)))
+    paginator = BaseClient.get_paginator
+    monkeypatch.setattr(BaseClient, "get_paginator", lambda client, name: _Paged(paginator(client, name)))
     assert list(models.scan()) == [f"m{number}" for number in range(7)]
 
 
@@ -327,14 +328,13 @@ def test_while_s3_cannot_be_reached_what_is_on_disk_is_served(put, faulty, repos
 
 def changing(monkeypatch, change):
     """From now on `change` is called whenever a model has been looked up, before it is downloaded."""
-    stat = Directories._stat
+    listed = S3Store.objects
 
-    def late(self, name):
-        found = stat(self, name)
+    def late(self, beginning=""):
+        yield from listed(self, beginning)
         change()
-        return found
 
-    monkeypatch.setattr(Directories, "_stat", late)
+    monkeypatch.setattr(S3Store, "objects", late)
 
 
 @pytest.mark.parametrize("content", [b"two", None])
@@ -431,7 +431,7 @@ async def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
     def on_disk():
         for name in ("whole", "part"):
             models.discard(name)
-        return [name for name in ("whole", "part") if models._copies(name)]
+        return [name for name in ("whole", "part") if models.copies(name)]
 
     def prepare():
         return ModelLoader(asyncio.get_running_loop(), {}).prepare("whole", InBucket(models, "whole"), lambda: False)
@@ -461,11 +461,12 @@ async def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
         ("s3://https://minio:9000/bucket/a", "s3://https://minio:9000/bucket/a/", "https://minio:9000"),
     ],
 )
-def test_where_a_url_leads(url, uri, endpoint, s3_environment, s3_url):
+def test_where_a_url_leads(url, uri, endpoint, s3_environment, s3_url, monkeypatch):
     """To AWS, or where boto3 is told to; or to a host and port, by HTTP unless https stands before them."""
-    store = open_bucket(url)
-    assert store.uri == uri
-    assert store._client.meta.endpoint_url == (endpoint or s3_url)
+    clients, client = [], Session.client
+    monkeypatch.setattr(Session, "client", lambda *args, **named: clients.append(client(*args, **named)) or clients[-1])
+    assert open_bucket(url).uri == uri
+    assert [client.meta.endpoint_url for client in clients] == [endpoint or s3_url]
 
 
 def test_another_s3_is_asked(put, s3_bucket, s3_url, tmp_path, monkeypatch):

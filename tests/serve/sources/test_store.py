@@ -169,14 +169,14 @@ def test_replaced_during_download(s3, s3_bucket, s3_client):
     assert "try again" in message
 
 
-def test_replaced_before_download(s3):
+def test_replaced_before_download(s3, s3_client, s3_bucket):
     """The version that `stat` saw is the one that is read, or none; a deleted one is unknown."""
     store = s3()
     obj = store.stat("a.tar.gz")
     s3(data=b"other")
     with store.open(obj) as stream:
         assert kind_of(stream.read, 10)[0] is Kind.UNAVAILABLE
-    store._client.delete_object(Bucket=store._bucket, Key="p/a.tar.gz")
+    s3_client.delete_object(Bucket=s3_bucket, Key="p/a.tar.gz")
     with store.open(obj) as stream:
         assert kind_of(stream.read, 10)[0] is Kind.UNKNOWN_MODEL
 
@@ -327,13 +327,13 @@ def test_server_that_ignores_ranges(wire, s3_environment):
         assert kind_of(stream.read, 1)[0] is Kind.UNAVAILABLE
 
 
-def test_list_s3(s3, s3_client):
+def test_list_s3(s3, s3_client, s3_bucket):
     """The list holds the archives below the prefix, in order, page after page, with what `stat` says."""
     store = s3("b/c.tar.gz", b"22")
     for name in ("a.tar.gz", "readme.txt", "d.tar.gz", "x//y.tar.gz"):
         s3(name, b"1")
-    s3_client.put_object(Bucket=store._bucket, Key="other.tar.gz", Body=b"")
-    s3_client.put_object(Bucket=store._bucket, Key="pq/other.tar.gz", Body=b"")
+    s3_client.put_object(Bucket=s3_bucket, Key="other.tar.gz", Body=b"")
+    s3_client.put_object(Bucket=s3_bucket, Key="pq/other.tar.gz", Body=b"")
 
     assert [obj.name for obj in store.list()] == ["a.tar.gz", "b/c.tar.gz", "d.tar.gz"]
     assert list(store.list())[:2] == [store.stat("a.tar.gz"), store.stat("b/c.tar.gz")]

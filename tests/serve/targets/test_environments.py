@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.environments import met
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
@@ -20,7 +19,17 @@ from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
 from serve.sources.source import InRepository
 from serve.targets.target_loader import ModelLoader
-from tests.environments import another_interpreter, facts_of, pack, too_old, venv, version_of, write_model, write_wheel
+from tests.environments import (
+    another_interpreter,
+    facts_of,
+    forget_installed,
+    pack,
+    too_old,
+    venv,
+    version_of,
+    write_model,
+    write_wheel,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 
@@ -123,11 +132,11 @@ def test_another_image_is_asked_anew_what_it_has(loader, tmp_path, monkeypatch):
     folder = write_model(tmp_path / "m", files={"requirements.txt": "greeting\n"})
     with zipfile.ZipFile(write_wheel(tmp_path / "wheels", "greeting")) as wheel:
         wheel.extractall(tmp_path / "packages")
-    met._installed.cache_clear()
+    forget_installed()
     with monkeypatch.context() as image:
         image.syspath_prepend(tmp_path / "packages")
         with_it = loader.prepare("m", InRepository(folder), lambda: False)
-    met._installed.cache_clear()
+    forget_installed()
     without = loader.prepare("m", InRepository(folder), lambda: False)
 
     assert (with_it.equipped, without.equipped) == (True, False)

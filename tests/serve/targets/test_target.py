@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import pytest
 
-from model_handlers import onnx
+from model_handlers import devices, onnx
 from model_handlers.base import CPU, Device, Footprint, Placement
 from model_handlers.errors import Kind, MmeError
-from model_handlers.priority import threads
 from serve.models.model import Model
 from serve.sources.source import InRepository, Unpacked
 from serve.stats import ModelStats
 from serve.targets import measuring
 from serve.targets.target import Target
 from serve.targets.target_loader import ModelLoader
+from tests.serve.inside import lanes_of
 
 
 def loaded(loader, source, name="m"):
@@ -109,7 +109,7 @@ async def test_lanes_on_one_device_share_the_weights(toys, tmp_path, write_repos
     assert prepared.lanes == [("m_0_0", CPU), ("m_0_1", CPU), ("more_0", CPU)]
     async with serving(InRepository(folder)) as resident:
         assert counted.loaded == 1
-        assert [lane.name for lane in resident.latest._lanes] == ["m_0_0", "m_0_1", "more_0"]
+        assert lanes_of(resident.latest) == ["m_0_0", "m_0_1", "more_0"]
         assert await product(resident.latest, toys) == 6
     assert (counted.loaded, counted.closed) == (1, 1)
 
@@ -293,25 +293,26 @@ async def test_a_version_that_fails_takes_the_loaded_ones_with_it(tmp_path, writ
         loader.load(prepared)
     assert caught.value.kind is Kind.INVALID_MODEL
     assert (counted.loaded, counted.closed) == (1, 1)
-    assert not loader.scales._lock.locked()
+    assert loader.scales.weigh(lambda: 1)[0] == 1  # nobody else holds them
 
 
 async def test_what_can_not_be_measured_is_closed(tmp_path, write_repository_model, counted, monkeypatch):
     """A load that went well and whose memory can't be told ends with that error, and holds nothing."""
-    taken = measuring._memory_taken
+    taken = devices.device_memory_used
 
     def out_of_descriptors():
         if counted.loaded:
             raise OSError(errno.EMFILE, "Too many open files")
         return taken()
 
-    monkeypatch.setattr(measuring, "_memory_taken", out_of_descriptors)
+    monkeypatch.setattr(devices, "device_memory_used", out_of_descriptors)
     loader = ModelLoader(asyncio.get_running_loop(), {})
     prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
     with pytest.raises(OSError, match="Too many open files"):
         loader.load(prepared)
     assert (counted.loaded, counted.closed) == (1, 1)
-    assert not loader.scales._lock.locked()
+    monkeypatch.undo()
+    assert loader.scales.weigh(lambda: 1)[0] == 1  # nobody else holds them
 
 
 async def test_a_handler_that_fails_in_its_warm_up_is_closed(tmp_path, write_repository_model, counted, monkeypatch):
@@ -396,7 +397,6 @@ async def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority")
 def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not():
     """After a load, what a framework started runs at full priority; another load thread that began meanwhile stays."""
-    before = threads()
     nice = {}
     lowered, go, ended = threading.Barrier(3), threading.Event(), threading.Barrier(3)
 
@@ -407,11 +407,13 @@ def test_threads_of_a_framework_get_their_priority_back_and_loaders_do_not():
         nice[name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         ended.wait(60)
 
+    def load():
+        loader.start()
+        _thread.start_new_thread(work, ("framework",))  # as C++ starts its own: Python has no object for it
+        lowered.wait(60)
+
     loader = threading.Thread(target=work, args=("loader",))
-    loader.start()
-    _thread.start_new_thread(work, ("framework",))  # as C++ starts its own: Python has no object for it
-    lowered.wait(60)
-    measuring._restore_priority(before)
+    measuring.Scales().weigh(load)
     go.set()
     ended.wait(60)
     loader.join()

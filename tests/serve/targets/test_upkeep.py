@@ -7,6 +7,7 @@ import pytest
 
 from serve.cache.lifecycle import State
 from serve.targets import upkeep
+from tests.serve import inside
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 from tests.serve.integrity import check_integrity
 from tests.waiting import until
@@ -28,8 +29,7 @@ def by_hand(short_intervals, monkeypatch):
 
 async def look(engine):
     """Have everybody looked at now."""
-    engine._upkeep._tick()
-    await until(lambda: engine._upkeep._looking is None)
+    await until(inside.look(engine))
 
 
 async def test_memory_of_a_large_request_is_counted_and_given_back(tmp_path):
@@ -124,9 +124,9 @@ async def test_an_engine_that_closes_looks_at_nobody_any_more(tmp_path, by_hand,
     write_hungry(tmp_path / "models", "b")
     async with engine_of(tmp_path, 1000) as engine:
         await asyncio.gather(ask(engine, "a"), ask(engine, "b"))
-        engine._upkeep._tick()
+        inside.look(engine)
         await until(lambda: looks)
-        closing = asyncio.create_task(engine._upkeep.close())
+        closing = asyncio.create_task(inside.upkeep_of(engine).close())
         await asyncio.sleep(0)
         closes.set()
         await closing

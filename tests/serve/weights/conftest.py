@@ -16,6 +16,7 @@ from serve.request import InferenceRequest, Layout
 from serve.weights import heat, tiering
 from serve.weights.mode import Tier
 from tests.serve.engines import PLENTY, engine_of
+from tests.serve.inside import evict, tiering_of, watched_by
 from tests.waiting import until
 
 SIDE = 1024
@@ -59,7 +60,7 @@ class Served:
     def __init__(self, engine):
         self.engine = engine
         self.cache = engine.cache
-        self.tiering = engine._tiering
+        self.tiering = tiering_of(engine)
 
     async def ask(self, name="m", count=1):
         """What the model answers to the rows."""
@@ -76,7 +77,7 @@ class Served:
 
     def watched(self, name="m"):
         """What tiering knows of a model in memory, None if that is nothing."""
-        found = [watched for watched in self.tiering._watched if watched.target.name == name]
+        found = [watched for watched in watched_by(self.tiering) if watched.target.name == name]
         return found[-1] if found else None
 
     def tier(self, name="m"):
@@ -90,10 +91,7 @@ class Served:
 
     async def evict(self, name="m"):
         """Put a model out of memory, as the cache does for another."""
-        entry = self.cache.entries[name]
-        entry.evicted = True
-        self.cache._start_closing(entry, "evicted by the test")
-        await asyncio.shield(entry.closing)
+        await asyncio.shield(evict(self.cache, name))
 
     def charges(self):
         """Bytes that each model in memory is charged for."""

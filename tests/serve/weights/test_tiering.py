@@ -18,6 +18,7 @@ from serve.cache.lifecycle import State
 from serve.weights import refining, store
 from serve.weights.mode import Tier, Weights
 from tests.event_loop import run_on_loop
+from tests.serve.inside import changes_nothing, idle_for_long, loader_of, ticks_of, turn, watched_by, weights_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -119,7 +120,7 @@ async def test_a_reload_finds_what_was_refined(serving, write, expected, tmp_pat
     [name] = kept(tmp_path)
     assert "-" in name
     async with serving() as served:
-        estimates = served.cache._loading._loader.prepare("m", served.engine.register.find("m"), lambda: False).estimate
+        estimates = loader_of(served.cache).prepare("m", served.engine.register.find("m"), lambda: False).estimate
         assert sum(estimates.shared.values()) == settings.backbone
         assert estimates.host < settings.backbone
         np.testing.assert_allclose(await served.ask(), expected, rtol=1e-4, atol=1e-4)
@@ -175,14 +176,14 @@ async def test_a_version_that_is_too_small_is_no_matter_of_forms(serving, write,
     async with serving() as served:
         await served.engine.load("m")
         assert served.tier() is Tier.PLAIN
-        assert served.tiering._watched == []
+        assert watched_by(served.tiering) == []
 
 
 async def test_a_model_in_a_process_of_its_own_is_loaded_plainly(serving, write, tmp_path):
     """Its process reads the model's own file; nothing is kept on disk."""
     write(config='parameters { key: "MME_PLACEMENT" value: { string_value: "process" } }')
     async with serving() as served:
-        prepared = served.cache._loading._loader.prepare("m", served.engine.register.find("m"), lambda: False)
+        prepared = loader_of(served.cache).prepare("m", served.engine.register.find("m"), lambda: False)
         assert prepared.forms is None
     assert not (tmp_path / "cache" / "weights").exists()
 
@@ -226,12 +227,12 @@ async def test_members_of_an_archive_are_mapped_and_packed_one_by_one(
         await served.engine.load("both", str(archive))
         np.testing.assert_allclose(await served.ask("both"), expected, rtol=1e-4, atol=1e-4)
         assert served.charges()["both"] < settings.backbone
-        [member] = [watched for watched in served.tiering._watched if watched.root.name == "both"]
+        [member] = [watched for watched in watched_by(served.tiering) if watched.root.name == "both"]
         await until(lambda: member.settled)
         while member.forms.tier is not Tier.PACKED:
             await served.ask("both", 4)
             await asyncio.sleep(0)
-        await until(lambda: not served.tiering._tasks)
+        await until(lambda: changes_nothing(served.tiering))
         np.testing.assert_allclose(await served.ask("both"), expected, rtol=1e-4, atol=1e-4)
         assert served.charges()["both"] >= settings.backbone / 2
         assert served.cache.entries["both"].footprint.host == member.target.footprint.host
@@ -243,7 +244,8 @@ async def test_members_of_an_archive_are_mapped_and_packed_one_by_one(
 async def test_a_full_disk_costs_the_form_and_not_the_load(serving, write, expected, monkeypatch, caplog):
     """Models are loaded plainly, and one warning says why, for all of them."""
     write("other", seed=3)
-    usage = shutil.disk_usage("/")._replace(free=1000)
+    usage = shutil.disk_usage("/")
+    usage = type(usage)(usage.total, usage.used, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
     async with serving() as served:
         np.testing.assert_allclose(await served.ask(), expected, rtol=1e-5, atol=1e-5)
@@ -308,7 +310,7 @@ async def test_a_refinement_that_fails_leaves_the_model_as_it_is(serving, write,
     monkeypatch.setattr(refining.Refiner, "refine", fail)
     async with serving() as served:
         await served.ask()
-        await until(lambda: failed and not served.tiering._tasks)
+        await until(lambda: failed and changes_nothing(served.tiering))
         np.testing.assert_allclose(await served.ask(), expected, rtol=1e-4, atol=1e-4)
         assert served.tier() is Tier.MAPPED
         assert not served.watched().settled
@@ -354,7 +356,7 @@ async def test_a_hot_model_is_packed_without_a_pause(serving, write, quick, wort
         answers = await heat(served, Tier.PACKED)
         for answer in answers:
             np.testing.assert_allclose(answer, answers[0], rtol=1e-4, atol=1e-4)
-        await until(lambda: not served.tiering._tasks)
+        await until(lambda: changes_nothing(served.tiering))
         assert mapped_files() == 0  # all of it is packed
         assert served.charges()["m"] != mapped
         assert served.cache.room.reserved == Footprint()
@@ -376,8 +378,8 @@ async def test_nobody_is_evicted_for_packing(serving, write, quick, worth_it, se
         while "not packed" not in caplog.text:
             await served.ask("m", 4)
             await asyncio.sleep(0.01)
-        ticks = served.tiering._ticks
-        while served.tiering._ticks < ticks + 4:
+        ticks = ticks_of(served.tiering)
+        while ticks_of(served.tiering) < ticks + 4:
             await served.ask("m", 4)
             await asyncio.sleep(0.01)
         assert served.tier() is Tier.MAPPED
@@ -400,7 +402,7 @@ async def test_a_cold_model_gives_memory_back_when_it_is_short(serving, write, q
         served.cache.room.reserved += Footprint(int(1.9 * settings.backbone))
         await until(lambda: served.tier() is Tier.MAPPED)
         served.cache.room.reserved -= Footprint(int(1.9 * settings.backbone))
-        await until(lambda: not served.tiering._tasks)
+        await until(lambda: changes_nothing(served.tiering))
         np.testing.assert_allclose(await served.ask(), await served.ask(), rtol=1e-5)
 
 
@@ -449,7 +451,7 @@ async def test_executions_that_had_begun_end_on_the_old_session(serving, write, 
 
         clients = [asyncio.create_task(client()) for _ in range(8)]
         await until(lambda: served.tier() is Tier.PACKED or any(task.done() for task in clients))
-        await until(lambda: not served.tiering._tasks)
+        await until(lambda: changes_nothing(served.tiering))
         going = False
         await asyncio.gather(*clients)
 
@@ -463,7 +465,7 @@ async def test_a_model_that_leaves_while_it_settles_is_left_alone(serving, write
     async with serving() as served:
         await served.ask()
         await served.evict()
-        await until(lambda: not served.tiering._tasks)
+        await until(lambda: changes_nothing(served.tiering))
         assert served.charges() == {}
         assert mapped_files() == 0
         await served.ask()
@@ -480,7 +482,7 @@ async def test_a_model_that_leaves_before_it_is_found_to_differ_stays_out(servin
         await until(begun.is_set)
         await served.evict()
         go.set()
-        await until(lambda: not served.tiering._tasks)
+        await until(lambda: changes_nothing(served.tiering))
         assert served.charges() == {}
         assert served.cache.entries["m"].stats.loads == 1
         await served.ask()
@@ -494,13 +496,13 @@ async def test_a_model_that_leaves_while_it_changes_over_leaves_nothing(serving,
         await served.ask()
         await served.settled()
         watched = served.watched()
-        change = asyncio.create_task(served.tiering._turn(watched, Tier.PACKED))
+        change = asyncio.create_task(turn(served.tiering, watched, Tier.PACKED))
         await asyncio.sleep(0)
         await served.evict()
         await change
         assert served.charges() == {}
         assert mapped_files() == 0
-        assert served.engine._store.can_map(store._mapping_limit())
+        assert not any(handler.mappings for handler in weights_of(served.engine).handlers)
 
 
 async def test_closing_ends_what_is_being_refined(serving, write, monkeypatch):
@@ -534,7 +536,7 @@ async def test_one_process_refines_many_and_ends_when_there_are_no_more(serving,
         await served.settled(*names)
         assert [served.watched(name).forms.refined for name in names] == [True] * 3
         assert [process.returncode for process in processes] == [None]
-        served.tiering._refiner._until = 0.0  # it has been idle for an hour
+        idle_for_long(served.tiering)
         await until(lambda: [process.returncode for process in processes] == [-signal.SIGKILL])
 
 
@@ -596,7 +598,7 @@ async def test_models_in_memory_are_swept_without_harm(serving, write, expected,
         await served.ask()
         await served.settled()
         shutil.rmtree(folder)
-        served.engine._store.sweep(0.0)
+        weights_of(served.engine).sweep(0.0)
         assert list((tmp_path / "cache/weights/files").iterdir()) == []
         np.testing.assert_allclose(await served.ask(), expected, rtol=1e-4, atol=1e-4)
 

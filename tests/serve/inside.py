@@ -1,0 +1,159 @@
+"""What tests of serve/ see of an engine and of what it is made of, where nothing public tells: private names are here alone."""
+
+from dataclasses import replace
+
+from serve.cache.eviction import Plan
+
+# -- an engine ---------------------------------------------------------------------------------------------------------
+
+
+def artifacts_of(engine):
+    """What is unpacked on disk."""
+    return engine._origins.artifacts
+
+
+def weights_of(engine):
+    """Models' weights on disk."""
+    return engine._store
+
+
+def tiering_of(engine):
+    """What changes the forms of models' weights."""
+    return engine._tiering
+
+
+def upkeep_of(engine):
+    """What looks at the memory of models' processes."""
+    return engine._upkeep
+
+
+def loads_of(engine):
+    """The executor of loads."""
+    return engine._loads
+
+
+def give_clients(engine, **patience):
+    """Other options for those who ask for a load or an unload from now on."""
+    engine._admission._options = replace(engine.options, **patience)
+
+
+def admits_nothing(engine):
+    """Whether nothing that was asked for is under way."""
+    return not engine._admission._tasks
+
+
+def users_of(engine):
+    """Who uses what is unpacked on disk, by path."""
+    return engine.disk_room._users
+
+
+def look(engine):
+    """Have the memory of every model's process looked at now; returns what tells whether that is over."""
+    upkeep = upkeep_of(engine)
+    upkeep._tick()
+    return lambda: upkeep._looking is None
+
+
+# -- a register --------------------------------------------------------------------------------------------------------
+
+
+def journal_of(register):
+    """Where it is written down."""
+    return register._journal
+
+
+def next_look(register):
+    """What tells whether it has looked at models' last uses once more."""
+    timer = register._timer
+    return lambda: register._timer is not timer
+
+
+def noted_use(register):
+    """The last use that it has noted of any model."""
+    return register._noted_use
+
+
+# -- a cache -----------------------------------------------------------------------------------------------------------
+
+
+def loader_of(cache):
+    """What prepares and loads for it."""
+    return cache._loading._loader
+
+
+def give_loads(cache, seconds):
+    """Another time for loads that begin from now on."""
+    cache._loading._patience = seconds
+
+
+def evict(cache, name):
+    """Put a model out of memory as if another one wanted its place; returns what ends when it has left."""
+    cache._evict(Plan((name,), fits=True, possible=True), "another", "load")
+    return cache.entries[name].closing
+
+
+def ranking_of(cache):
+    """(the age that grows with evictions, the residents as an eviction would see them)."""
+    return cache._ranking._age, cache._ranking.residents()
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def watched_by(tiering):
+    """Models in memory whose form may change."""
+    return tiering._watched
+
+
+def changes_nothing(tiering):
+    """Whether no form is being changed."""
+    return not tiering._tasks
+
+
+def ticks_of(tiering):
+    """How often it has looked."""
+    return tiering._ticks
+
+
+def turn(tiering, watched, tier):
+    """Change a model's form now."""
+    return tiering._turn(watched, tier)
+
+
+def idle_for_long(tiering):
+    """Let the process that refines have had nothing to do for an hour."""
+    tiering._refiner._until = 0.0
+
+
+# -- a model -----------------------------------------------------------------------------------------------------------
+
+
+def idle(model):
+    """How many lanes wait for work; a lane sets no event when it comes to rest."""
+    return len(model._idle)
+
+
+def lanes_of(model):
+    """The names of its lanes."""
+    return [lane.name for lane in model._lanes]
+
+
+def left_open(model):
+    """How many requests are answered outside of their batch."""
+    return len(model._answers.open)
+
+
+def known_layouts(model):
+    """How many layouts it has checked and remembers."""
+    return len(model._checked)
+
+
+def wakes_at(model):
+    """When it looks at its queue again though nothing comes, None where it will not."""
+    return None if model._timer is None else model._wakes_at
+
+
+def guard_queue(model, guarded):
+    """Put `guarded(queue, lock)` in the place of its queue; returns that."""
+    model._queue = guarded(model._queue, model._lock)
+    return model._queue
