@@ -115,6 +115,10 @@ class Decoder:
         self._regions = Regions() if regions is None else regions
         self._plans: dict[bytes, _Plan] = {}
 
+    def __len__(self) -> int:
+        """How many headers it remembers."""
+        return len(self._plans)
+
     def decode(
         self,
         body: bytes,

@@ -126,6 +126,10 @@ class Decoder:
         self._forms = Bounded(_MAX_FORMS, _MAX_BYTES)
         self._heads = Bounded(_MAX_FORMS, _MAX_BYTES)
 
+    def __len__(self) -> int:
+        """How many forms of requests it remembers."""
+        return len(self._forms)
+
     def remembered(self, data: bytes, on_complete: Completion) -> tuple[Remembered, InferenceRequest] | None:
         """A request whose like was remembered, and what they are; no tensor of it lies in shared memory.
 

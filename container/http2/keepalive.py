@@ -69,7 +69,7 @@ class Watch:
     def begin(self) -> None:
         """It has been made."""
         rules = self._rules
-        self._timer = rules.loop.call_later(rules.time, self._ping)
+        self._timer = rules.loop.call_later(rules.time, self.ping)
         if rules.max_age:
             spread = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - no secret
             self._age = rules.loop.call_later(rules.max_age * spread, self._old)
@@ -87,7 +87,8 @@ class Watch:
         self._pings = 0
         self._pinged = float("-inf")
 
-    def _ping(self) -> None:
+    def ping(self) -> None:
+        """Ask whether the client lives, if it may be asked; it is to answer in time."""
         rules = self._rules
         limit = rules.max_pings_without_data
         if (self._connection.streams or rules.permit_without_calls) and not (limit and self._pings >= limit):
@@ -96,13 +97,13 @@ class Watch:
             self._signs = self._connection.signs()
             self._timer = rules.loop.call_later(rules.timeout, self._silent)
         else:
-            self._timer = rules.loop.call_later(rules.time, self._ping)
+            self._timer = rules.loop.call_later(rules.time, self.ping)
 
     def answered(self) -> None:
         """Our ping was."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = self._rules.loop.call_later(self._rules.time, self._ping)
+            self._timer = self._rules.loop.call_later(self._rules.time, self.ping)
 
     def _silent(self) -> None:
         """Our ping was not answered: it may lie behind much that a slow client has yet to read."""

@@ -110,7 +110,7 @@ class Server:
             else:
                 eventually(lambda: self.ask("GET", "/ping").status, "an answer to a ping")
         except BaseException:
-            self._kill()
+            self.kill()
             print(self.log)  # noqa: T201 - pytest shows it beside the failure
             raise
         return self
@@ -141,10 +141,11 @@ class Server:
         try:
             return self.process.wait(30)  # what SageMaker grants
         except subprocess.TimeoutExpired:
-            self._kill()
+            self.kill()
             raise
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the server and all of its session."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -245,7 +245,7 @@ def test_what_runs_in_an_environment_ends_with_the_server(tmp_path, archive, end
         for process in still_there(below(first.process.pid)):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        first._kill()
+        first.kill()
     (slow / "pkg/backend.py").write_text("raise SystemExit('not this time')")
 
     with Server(tmp_path / "second", {**PLATFORM, **cache}) as second:

@@ -525,7 +525,7 @@ def test_a_header_that_is_refused_is_refused_again(decode, refusal, decoder):
     """Nothing of it is remembered."""
     for _ in range(2):
         assert "byte size mismatch" in refusal(decode, {"inputs": [binary(size=7)]}, bytes(7))
-    assert len(decoder._plans) == 0
+    assert len(decoder) == 0
 
 
 def test_tensors_of_a_plan_cannot_be_written_to(decode):
@@ -568,17 +568,17 @@ def test_the_memory_of_headers_and_layouts_is_bounded(decode, decoder, monkeypat
         request, _ = decode({"id": str(number), "inputs": [binary()]}, F4.tobytes())
         assert request.id == str(number)
         decode({"inputs": [input_(shape=[number], data=[0] * number)]})
-        assert len(decoder._plans) <= 8
+        assert len(decoder) <= 8
         assert len(decoder.layouts) <= 8
-    before = len(decoder._plans)
+    before = len(decoder)
     decode({"id": "x" * module._MAX_PLAN_BYTES, "inputs": [binary()]}, F4.tobytes())
-    assert len(decoder._plans) == before
+    assert len(decoder) == before
 
 
 def test_json_bodies_are_not_remembered(decode, decoder, input_):
     """Their data differ each time."""
     decode({"inputs": [input_(data=[1, 2])]})
-    assert len(decoder._plans) == 0
+    assert len(decoder) == 0
 
 
 # -- raw requests ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def decoded(stream):
     buffer = EventStreamBuffer()
     buffer.add_data(stream)
     messages = list(buffer)
-    assert buffer._data == b""
+    assert sum(message.prelude.total_length for message in messages) == len(stream)
     return [(message.headers, message.payload) for message in messages]
 
 

@@ -348,4 +348,4 @@ def test_forms_of_long_names_are_not_remembered(monkeypatch):
         message = pb.ModelInferRequest(inputs=[Tensor(name=name, datatype="FP32", shape=[1])])
         message.inputs[0].contents.fp32_contents.append(1)
         decoder.decode(message, lambda *_: None)
-        assert len(decoder._forms) <= min(number, 4)
+        assert len(decoder) <= min(number, 4)

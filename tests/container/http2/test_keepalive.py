@@ -46,7 +46,7 @@ async def test_a_client_that_answers_late_but_lives(reads, secure):
     async with live(timeout=0.0, permit_without_calls=True) as life:
         life.send(OPENING)
         life.wire.secure, life.wire.unread = secure, 1000 * (reads and not secure)
-        life.connection.watch._ping()
+        life.connection.watch.ping()
         for _ in range(100):
             if reads and secure:
                 life.wire.acknowledged += 1

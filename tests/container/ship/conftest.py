@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import boto3
+import botocore.session
 import pytest
 from moto.backends import get_backend
 
@@ -26,14 +27,20 @@ def aws_url():
         yield url
 
 
+def core_session(loader):
+    """What a session of boto3's is made of, with what was read before of its services' models."""
+    core = botocore.session.get_session()
+    core.register_component("data_loader", loader)
+    return core
+
+
 class Account:
     """An account with clients of one's own."""
 
     def __init__(self, url, loader):
         self._url = url
         self._clients = {}
-        self._session = boto3.session.Session()
-        self._session._session.register_component("data_loader", loader)
+        self._session = boto3.session.Session(botocore_session=core_session(loader))
 
     def client(self, service):
         """A client, always the same one."""
@@ -112,7 +119,7 @@ def mme(capsys):
 @pytest.fixture(scope="module")
 def loader():
     """What boto3 reads of its services' models, once for all sessions: SageMaker's takes a third of a second."""
-    return boto3.session.Session()._session.get_component("data_loader")
+    return botocore.session.get_session().get_component("data_loader")
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +130,7 @@ def handlers(monkeypatch, loader):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
     def session(**options):
-        made = make(**options)
-        made._session.register_component("data_loader", loader)
+        made = make(botocore_session=core_session(loader), **options)
         for event, handler in registered:
             made.events.register(event, handler)
         return made
