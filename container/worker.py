@@ -37,6 +37,7 @@ from container.open_files import OpenFiles, raise_limit
 from container.service import Service
 from container.settings import Settings
 from container.targets import Work, work_of
+from container.turn_budget import Turns
 from container.wsgi import call_application
 from model_handlers.errors import MmeError
 from model_handlers.heap import return_large_blocks
@@ -97,11 +98,12 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             service = Service(settings, loop, life_of(self.ppid))
         except MmeError as error:
             _give_up(error)
-        grpc = await _grpc_server(service)
+        turns = Turns(loop.call_soon)
+        grpc = await _grpc_server(service, turns)
         front = _Front(service, loop)
         metrics = await _metrics_port(service, front, loop)
         gate = access_of([each.sock for each in self.sockets], settings.allowed_hosts).refusal
-        http = Http1Server(front.handle, http_limits(settings), loop, too_large, gate)
+        http = Http1Server(front.handle, http_limits(settings), loop, too_large, gate, turns)
         listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]
         service.start()
         if grpc is not None:
@@ -199,14 +201,14 @@ def _give_up(error: MmeError) -> NoReturn:
     raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
 
 
-async def _grpc_server(service: Service) -> GrpcServer | None:
+async def _grpc_server(service: Service, turns: Turns) -> GrpcServer | None:
     """The server beside HTTP's, where there is to be one."""
     if service.settings.grpc_port is None:
         return None
     from container.grpc.server import GrpcServer  # noqa: PLC0415 - optional, and 40 ms
 
     async def made() -> GrpcServer:
-        return GrpcServer(service)
+        return GrpcServer(service, turns)
 
     try:
         return await _patiently(made)

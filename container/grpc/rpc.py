@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from container.codec.compression import inflate
 from container.grpc.status import Status, refuse
 from container.http2 import frames
-from container.http2.header_blocks import LARGEST, OVERSIZED
+from container.http2.header_blocks import LARGEST, MOST_FIELDS, OVERSIZED
 from container.read_ahead import by_thread
 from model_handlers.errors import MmeError
 
@@ -42,13 +42,14 @@ _LONG = 64 << 10  # bytes of a message from which threads inflate and deflate it
 _UNREAD = 1 << 20  # bytes of messages that nobody has read at which the client has to wait
 _MOST_HOSTS = 64  # that are remembered
 _KEPT = 128  # bytes that a message takes beside its own
+_MOST_CUT = 1024  # messages that wait to be read; further ones stay in one piece
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _INTERNAL = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
 _TYPE = (b"content-type", b"application/grpc")
 _TYPES = (b"application/grpc+", b"application/grpc;")
 _NO_CALL = "this port speaks gRPC, whose calls are POSTs; ask for anything else at the port for HTTP"
-_TOO_LARGE = f"the metadata take more than {LARGEST >> 10} KiB: send fewer or shorter ones"
+_TOO_LARGE = f"the metadata are more than {LARGEST >> 10} KiB or {MOST_FIELDS} fields: send fewer or shorter ones"
 _NO_TYPE = "the content-type of a call of gRPC is application/grpc or application/grpc+proto"
 _FIELDS = ((b":status", b"200"), _TYPE, (b"grpc-accept-encoding", b"identity,deflate,gzip"))
 _HEAD = frames.header_block(_FIELDS)
@@ -177,6 +178,7 @@ class Rpc:
         self._part = bytearray()  # what is no whole message yet; one piece, since frames may be of a byte each
         self._messages: deque[tuple[bool, bytes]] = deque()
         self._unread = 0
+        self._uncut = False  # whether messages are left in it
         self._waits: asyncio.Future[None] | None = None
         self._ended = False
         self._sent = False  # headers
@@ -210,7 +212,11 @@ class Rpc:
         """Messages out of what came."""
         data = self._part
         at, has = 0, len(data)
+        self._uncut = False
         while has - at >= _PREFIX:
+            if len(self._messages) >= _MOST_CUT:
+                self._uncut = True
+                break
             size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
             if size > self._largest:
                 words = f"Received message larger than max ({size} vs. {self._largest})"
@@ -269,7 +275,7 @@ class Rpc:
 
     def _credit(self) -> None:
         """Have the client send more, unless there is enough that nobody has read."""
-        if self._unread < _UNREAD:
+        if self._unread < _UNREAD and not self._uncut:
             self._stream.credit()
 
     def _wake(self) -> None:
@@ -301,8 +307,13 @@ class Rpc:
                 return None
             self._waits = asyncio.get_running_loop().create_future()
             await self._waits
+        await self._stream.turn(_KEPT)
+        if not self._messages:  # the call has ended meanwhile
+            return None
         compressed, message = self._messages.popleft()
         self._unread -= _KEPT + len(message)
+        if self._uncut and not self._messages:
+            self._cut()
         self._credit()
         if not compressed:
             return message

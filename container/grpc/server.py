@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from container.service import Service
     from container.settings import Settings
+    from container.turn_budget import Turns
 
     Handle = Callable[..., Any]
 
@@ -48,6 +49,7 @@ class GrpcServer:
 
     Args:
         service: what it serves, whose settings say where it listens, and how.
+        turns: what connections may do in a turn of the loop.
 
     Attributes:
         port: where it listens, also where the settings leave that to the system.
@@ -56,8 +58,9 @@ class GrpcServer:
         MmeError: INVALID_ARGUMENT when the port is taken, or a certificate can't be read.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, turns: Turns) -> None:
         settings = service.settings
+        self._turns = turns
         self._loop = asyncio.get_running_loop()
         self._tls = _tls(settings)
         host, port = settings.grpc_address or settings.host, settings.grpc_port or 0
@@ -114,7 +117,7 @@ class GrpcServer:
             await asyncio.wait(self._calls.tasks, timeout=_LOOK_SECONDS)
 
     def _connection(self) -> Connection:
-        return Connection(self._loop, self._calls.begin, self._connections, self._keepalive)
+        return Connection(self._loop, self._calls.begin, self._connections, self._keepalive, self._turns)
 
     def _guarded(self, path: str, handle: Handle) -> Handle:
         """The method, for those who bring what its category wants."""

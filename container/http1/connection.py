@@ -35,6 +35,8 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
         self._advancing = False
         self._full = False  # reading is paused: enough waits
         self._write_paused = False
+        self._reads = True  # whether the transport does
+        self._ends = False  # whether the client's end waits behind what is not parsed yet
 
     # asyncio calls
 
@@ -52,6 +54,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
         self._transport = None
         self._waiting.clear()
         self._take_no_more()
+        self._rest = b""
         self._server.forget(self)
         if current is not None and current.on_disconnect is not None:
             leaves, current.on_disconnect = current.on_disconnect, None
@@ -59,6 +62,9 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client sends no more; what it is owed it still gets."""
+        if self._rest:
+            self._ends = True
+            return True
         self._half_closed = True
         if self._lingering:
             return False
@@ -205,7 +211,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
                 self._send(CONTINUE)
                 self._wants_continue = False
 
-    def _inside_request(self, data: bytes) -> None:
+    def _inside_request(self, data: bytes | memoryview) -> None:
         super()._inside_request(data)
         if self._wants_continue:  # still: no piece of the body came with the head, or not all of it
             self._behind = True
@@ -219,10 +225,33 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
             return
         if len(waiting) >= self._limits.pipelined or sum(len(each.body) for each in waiting) > self._body_limit:
             self._full = True
-            self._transport.pause_reading()
+            self._pause()
 
     def _resume_if_room(self) -> None:
         if self._transport is None or self._transport.is_closing() or len(self._waiting) >= self._limits.pipelined:
             return
         self._full = False
-        self._transport.resume_reading()
+        if not self._rest:
+            self._resume()
+        elif not self._waits:
+            self.go_on()
+
+    def _has_room(self) -> bool:
+        return not self._full
+
+    def _pause(self) -> None:
+        if self._reads and self._transport is not None and not self._transport.is_closing():
+            self._reads = False
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        transport = self._transport
+        if self._full or transport is None:
+            return
+        if not self._reads and not transport.is_closing():
+            self._reads = True
+            transport.resume_reading()
+        if self._ends:
+            self._ends = False
+            if not self.eof_received():
+                transport.close()

@@ -104,7 +104,7 @@ class EndingConnection(RequestReader):
             return
         transport.write_eof()
 
-    def _discard(self, data: bytes) -> None:
+    def _discard(self, data: bytes | memoryview) -> None:
         super()._discard(data)
         if self._lingering and self._discarded > self._limits.linger:
             self.abort()
@@ -127,7 +127,7 @@ class EndingConnection(RequestReader):
 
     def close_if_idle(self) -> None:
         """Close, unless a request has begun to arrive, or an answer is on its way."""
-        if self._transport is not None and self._boundary and not self.owed and not self._lingering:
+        if self._transport is not None and self._boundary and not (self.owed or self._rest or self._lingering):
             self._transport.close()
 
     def sweep(self, now: float) -> None:
@@ -150,6 +150,8 @@ class EndingConnection(RequestReader):
         elif self.owed:
             if self._half_closed:
                 self._probe(transport)
+        elif self._rest:
+            self._since = now  # what waits here is late by our doing
         elif self._arriving is not None:
             if waited > limits.body_timeout:
                 self._refuse(Refusal(408, "The body stopped arriving: send the whole request without long pauses."))

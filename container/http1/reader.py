@@ -1,8 +1,9 @@
 """Bytes → exchanges: the half of a connection that reads. llhttp calls back, limits are kept, nothing is written.
 
-The common case, one read that holds whole requests, is kept short on purpose: a look at the clock, exact measuring and
-everything rare happen only when a read ends inside a request or is longer than the shortest limit. A head that a client
-repeats byte for byte is not parsed again. Runs on the loop.
+The common case, one short read that holds whole requests, is kept short on purpose: a look at the clock, exact
+measuring and everything rare happen only when a read ends inside a request or is longer than the shortest limit. A head
+that a client repeats byte for byte is not parsed again. A longer read is parsed piece by piece: a head, a few chunks,
+or the rest of a body; what the connection's budget of this turn of the loop does not allow waits. Runs on the loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from container.http1 import head
 from container.http1.exchange import Exchange
 from container.http1.head import METHODS, Refusal
 from container.http1.limits import KIB
+from container.turn_budget import STEP, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +34,8 @@ _SPECIAL = frozenset(("transfer-encoding", "expect", "upgrade", "origin", "sec-f
 _SLASH = 47
 _HEAD_END = b"\r\n\r\n"
 _LONGEST_REPEAT = 2 * KIB  # of a head: every idle connection may keep one
+_PIECE = 4 * KIB  # of heads, or of chunks, that are parsed at once
+_LARGEST_PIECE = 64 * KIB  # of large chunks
 
 
 class _NoMore(Exception):  # noqa: N818  no error
@@ -56,12 +60,14 @@ class RequestReader:
 
     def __init__(self, server: Http1Server) -> None:
         self._server = server
+        self._turns = server.turns
+        self._budget = TurnBudget()
         self._limits: Limits = server.limits
         self._line_limit = server.limits.request_line
         self._body_limit = server.limits.body
         self._since = server.now  # when something last happened, by the sweep's clock
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
-        self._feed: Callable[[bytes], None] = self._parser.feed_data
+        self._feed: Callable[[bytes | memoryview], None] = self._parser.feed_data
         self._taking = True  # whether further requests are accepted
         self._boundary = True  # whether what was read so far ends with a request
         self._head_bound = 0  # at least as many bytes as the head at hand has so far
@@ -79,6 +85,12 @@ class RequestReader:
         self._wire = 0  # bytes on the wire of a chunked body
         self._chunks = 0  # of it, the last and empty one too
         self._discarded = 0
+        self._rest = b""  # what was read and is not parsed yet, from `_at` on
+        self._at = 0
+        self._whole = False  # whether it begins with a request
+        self._piece = _PIECE
+        self._parsing = False
+        self._waits = False  # for a later turn of the loop
 
     # what the heir does with it
 
@@ -103,17 +115,47 @@ class RequestReader:
         """Answer with a refusal once all accepted requests are answered, and end the connection."""
         raise NotImplementedError
 
+    def _has_room(self) -> bool:
+        """Whether further requests may be parsed."""
+        return True
+
+    def _pause(self) -> None:
+        """Read nothing more for now."""
+
+    def _resume(self) -> None:
+        """Read on, where nothing speaks against it."""
+
     # asyncio calls
 
     def data_received(self, data: bytes) -> None:
         """Parse one read."""
-        begins, repeat = self._boundary, self._repeat
+        begins, repeat, turns = self._boundary, self._repeat, self._turns
         if begins and repeat is not None and len(data) == repeat.size and data.startswith(repeat.head):
-            # Between requests llhttp holds nothing: the same bytes mean what they meant, and it need not see them.
-            exchange = Exchange(self, repeat.method, repeat.target, repeat.headers, False, False)
-            exchange.body = data[len(repeat.head) :]
-            self._complete(exchange)
-            return
+            turns.left -= len(repeat.head)
+            if not self._rest and (turns.left >= 0 or not turns.spent(self._budget)):
+                # Between requests llhttp holds nothing: the same bytes mean what they meant, and it need not see them.
+                exchange = Exchange(self, repeat.method, repeat.target, repeat.headers, False, False)
+                exchange.body = data[len(repeat.head) :]
+                self._complete(exchange)
+                return
+        elif len(data) <= STEP:
+            turns.left -= len(data)
+            if turns.left >= 0 and not self._rest:
+                self._parse(data)
+                recognised, self._recognised = self._recognised, None
+                if recognised is not None and begins and self._boundary:
+                    self._learn(data, recognised)
+                return
+        if self._rest:
+            self._rest = self._rest[self._at :] + data
+            self._whole = False
+        else:
+            self._rest, self._whole = data, begins
+        self._at = 0
+        if not self._waits:
+            self.go_on()
+
+    def _parse(self, data: bytes | memoryview) -> None:
         self._head_bound += len(data)
         upgrade_at = 0
         try:
@@ -125,13 +167,64 @@ class RequestReader:
             return
         if upgrade_at and not self._ignore_upgrade(memoryview(data)[upgrade_at:]):
             return
-        recognised, self._recognised = self._recognised, None
-        if not self._boundary:
+        if self._boundary:
+            self._head_bound = 0
+        else:
             self._inside_request(data)
+
+    def go_on(self) -> None:
+        """Parse what was read, as far as the budget of this turn of the loop and the room for requests go."""
+        self._waits = False
+        if self._parsing:
             return
-        self._head_bound = 0
-        if begins and recognised is not None:
-            self._learn(data, recognised)
+        self._parsing = True
+        try:
+            while self._rest and self._has_room():
+                if self._turns.left < 0 and self._turns.spent(self._budget):
+                    self._waits = True
+                    break
+                self._parse_piece()
+        finally:
+            self._parsing = False
+        if self._rest:
+            self._pause()
+            if self._waits:
+                self._turns.wait(self, self._budget)
+        else:
+            self._resume()
+
+    def _parse_piece(self) -> None:
+        """Parse what comes next: a head, a few chunks, or the rest of a body, which costs nothing."""
+        data, at, arriving = self._rest, self._at, self._arriving
+        end, body = len(data), 0
+        if arriving is None:
+            if self._taking:
+                head_end = data.find(_HEAD_END, at, at + _PIECE)
+                end = min(end, head_end + len(_HEAD_END) if head_end >= 0 else at + _PIECE)
+        elif "transfer-encoding" in arriving.headers:
+            body = self._body_size(arriving)
+            end = min(end, at + self._piece)
+        else:
+            body = self._body_size(arriving)
+            end = min(end, at + max(int(arriving.headers.get("content-length", 0)) - body, 1))
+        if end < len(data):
+            self._at = end
+        else:
+            self._rest, self._at = b"", 0
+        self._parse(memoryview(data)[at:end])
+        counts = end - at
+        if arriving is not None:
+            counts -= self._body_size(arriving) - body
+            self._piece = min(2 * self._piece, _LARGEST_PIECE) if 16 * counts < end - at else _PIECE
+        self._turns.left -= counts
+        if not self._rest:
+            recognised, self._recognised = self._recognised, None
+            if recognised is not None and self._whole and self._boundary:
+                self._learn(data, recognised)
+
+    def _body_size(self, exchange: Exchange) -> int:
+        """Bytes of a body that have come."""
+        return self._buffer.tell() if self._buffer is not None else len(exchange.body)
 
     # llhttp calls
 
@@ -234,7 +327,7 @@ class RequestReader:
         self._boundary = True
         self._wants_continue = False
 
-    def _discard(self, data: bytes) -> None:
+    def _discard(self, data: bytes | memoryview) -> None:
         self._boundary = True
         self._discarded += len(data)
 
@@ -293,7 +386,7 @@ class RequestReader:
         if buffer.tell() > self._body_limit:
             raise self._server.too_large(target, buffer.tell(), self._body_limit)
 
-    def _inside_request(self, data: bytes) -> None:
+    def _inside_request(self, data: bytes | memoryview) -> None:
         """A read ended inside a request: note the time for the sweep and look whether too much has come."""
         try:
             if self._arriving is not None:
@@ -306,7 +399,7 @@ class RequestReader:
         except Refusal as refusal:
             self._refuse(refusal)
 
-    def _inside_head(self, data: bytes) -> None:
+    def _inside_head(self, data: bytes | memoryview) -> None:
         if self._head_bound == len(data):  # the first of it
             self._since = self._server.now
         if self._head_bound > self._line_limit:
@@ -314,9 +407,9 @@ class RequestReader:
         if self._head_bound > self._line_limit + self._limits.headers + _LONGEST_READ:
             raise head.headers_too_large(self._limits.headers)  # one endless field, which llhttp still collects
 
-    def _count_chunks(self, exchange: Exchange, data: bytes) -> None:
+    def _count_chunks(self, exchange: Exchange, data: bytes | memoryview) -> None:
         self._wire += len(data)
-        body = self._buffer.tell() if self._buffer is not None else len(exchange.body)
+        body = self._body_size(exchange)
         if self._wire > _CHUNK_OVERHEAD * body + self._limits.headers + _LONGEST_READ:
             raise Refusal(413, "The chunks are mostly extensions or trailers: send larger chunks without them.")
 

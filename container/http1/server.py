@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from container.http1.connection import HttpProtocol
 from container.http1.head import body_too_large, status_line
+from container.turn_budget import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,8 +33,10 @@ class Http1Server:
         gate: what to answer to a request that is not let in by its head, None for one that is: method, target, headers
             and the host that it asks, None without one. Called before the body has come, and not again for a head that
             a client repeats, unless a browser sent it.
+        turns: the loop's, where connections of other servers have their part of them; None for turns of its own.
 
     Attributes:
+        turns: what its connections may do in a turn of the loop.
         handler: called on the loop with each request; must not block; answers by `Exchange.respond`, now or later.
         limits: of every connection.
         connections: the live ones.
@@ -50,8 +53,10 @@ class Http1Server:
         loop: asyncio.AbstractEventLoop,
         too_large: Callable[[bytes, int, int], Refusal] = body_too_large,
         gate: Gate | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.handler = handler
+        self.turns = Turns(loop.call_soon) if turns is None else turns
         self.too_large = too_large
         self.gate = gate
         self.limits = limits

@@ -9,6 +9,8 @@ came (`Stream.credit`); the connection's own is opened at once, since streams ho
 A client that breaks the protocol, or makes us work for nothing (frames without content, pings, resets without end),
 loses its connection with a word of why; one that breaks it on a stream alone loses the stream.
 
+What costs more than the connection's budget of a turn of the loop waits for a later turn, and reading with it.
+
 The end is said, and nothing is sent behind it. What comes is read and forgotten until the client ends it as well:
 whoever closes a socket that holds something unread takes back what he has sent (RFC 9112, section 9.6).
 """
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, cast
 from container.http2 import frames
 from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
 from container.http2.header_blocks import LARGEST, LARGEST_READ, OVERSIZED, HeaderBlocks
+from container.turn_budget import TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from container.http2.header_blocks import Fields
     from container.http2.keepalive import Keepalive
     from container.http2.receiver import Receiver
+    from container.turn_budget import Turns
 
     Begin = Callable[["Stream", Fields], Receiver | None]
 
@@ -46,6 +50,7 @@ _MOST_EMPTY = 4 * _MOST_STREAMS  # frames in a row that bring nothing, while not
 _EMPTY_SECONDS = 10.0  # within so short a time
 _MOST_RESETS = 10 * _MOST_STREAMS  # within the last seconds: all calls of a busy proxy may be past their deadlines
 _RESET_SECONDS = 10.0
+_NEW_STREAM = 128  # bytes of heads that a new stream counts for, beside its own
 _MOST_UNREAD = 1 << 20  # bytes that a client leaves unread while we listen to it
 _GREETING_SECONDS = 20.0  # that a client has for its first words
 _NOTICE_SECONDS = 2.0  # for word that it has heard of the end that is near
@@ -190,6 +195,15 @@ class Stream:
             self._connection.put(frames.window_update(self.id, self._uncredited))
             self._uncredited = 0
 
+    async def turn(self, heads: int) -> None:
+        """Count a message as so many bytes of heads, and wait for a turn in which the connection may handle it."""
+        turns, budget = self._connection.turns, self._connection.budget
+        turns.left -= heads
+        while turns.left < 0 and turns.spent(budget):
+            pause = _Pause()
+            turns.wait(pause, budget)
+            await pause.over
+
     def close(self) -> None:
         """Nothing is sent any more."""
         self.over = True
@@ -197,6 +211,18 @@ class Stream:
         self._queue.clear()
         self._connection.closed(self)
         self.tell_drained()
+
+
+class _Pause:
+    """The reader of a stream, until a later turn of the loop."""
+
+    def __init__(self) -> None:
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def go_on(self) -> None:
+        """The turn has come."""
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -207,6 +233,7 @@ class Connection(asyncio.Protocol):
         begin: told of each stream.
         connections: those that there are, of which this one is one while it lasts.
         keepalive: looks after idle and old ones.
+        turns: what connections may do in a turn of the loop.
     """
 
     def __init__(
@@ -215,8 +242,14 @@ class Connection(asyncio.Protocol):
         begin: Begin,
         connections: set[Connection],
         keepalive: Keepalive,
+        turns: Turns,
     ) -> None:
         self._loop = loop
+        self.turns = turns
+        self.budget = TurnBudget()
+        self._rest = b""  # what came and is not handled yet, from `_at` on
+        self._at = 0
+        self._waits = False  # for a later turn of the loop
         self._begin = begin
         self._connections = connections
         self._transport: asyncio.Transport
@@ -265,19 +298,42 @@ class Connection(asyncio.Protocol):
         self._came += 1
         if self._ended:
             return
+        if self._rest:
+            self._rest, self._at = self._rest[self._at :] + data, 0
+            return
         buffer: bytes | bytearray = data
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needs:
                 return
             buffer, self._buffer = bytes(self._buffer), bytearray()
+        self._handle(bytes(buffer), 0)
+
+    def _handle(self, data: bytes, at: int) -> None:
+        """Take what came from there on, as far as the budget of this turn goes."""
         try:
-            at = self._read(bytes(buffer))
+            at = self._read(data, at)
         except ConnectionFault as fault:
             self.end(fault.code, fault.why)
             return
-        if at < len(buffer):
-            self._buffer = bytearray(buffer[at:])
+        if at == len(data):
+            self._waits = False
+        elif self._waits:
+            self._rest, self._at = data, at
+            self._transport.pause_reading()
+            self.turns.wait(self, self.budget)
+        else:
+            self._buffer = bytearray(memoryview(data)[at:])
+
+    def go_on(self) -> None:
+        """Take more of what came, in a later turn; then listen again."""
+        self._waits = False
+        if self._deaf or not self._rest:
+            return
+        data, self._rest = self._rest, b""
+        self._handle(data, self._at)
+        if not (self._waits or self._deaf or self._transport.is_closing()):
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -291,9 +347,13 @@ class Connection(asyncio.Protocol):
             stream.tell_drained()
 
     def _listen(self) -> None:
-        if self._deaf:
-            self._deaf = False
+        if not self._deaf:
+            return
+        self._deaf = False
+        if not self._rest:
             self._transport.resume_reading()
+        elif not self._waits:
+            self.go_on()
 
     def connection_lost(self, _error: Exception | None) -> None:
         """It is over."""
@@ -302,8 +362,16 @@ class Connection(asyncio.Protocol):
         self.watch.end()
         self._connections.discard(self)
         self._out.clear()
+        self._rest = b""
         for stream in list(self.streams.values()):
             self._give_up(stream)
+
+    def _stop_waiting(self) -> None:
+        """Forget what came and is not handled, and read what else comes."""
+        held = bool(self._rest) or self._deaf
+        self._rest, self._waits, self._deaf = b"", False, False
+        if held and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _wait_no_more(self) -> None:
         if self._patience is not None:
@@ -312,9 +380,9 @@ class Connection(asyncio.Protocol):
 
     # -- from the client -------------------------------------------------------------------------------------------
 
-    def _read(self, data: bytes) -> int:
-        """Take whole frames; returns how far."""
-        at, size = 0, len(data)
+    def _read(self, data: bytes, at: int) -> int:
+        """Take whole frames; returns how far. Further ones wait where `_waits` says so."""
+        size, turns = len(data), self.turns
         if not self._greeted:
             at = self._greet(data)
             if not at:
@@ -329,7 +397,12 @@ class Connection(asyncio.Protocol):
                 return at
             stream = int.from_bytes(data[at + 5 : start], "big") & frames.LARGEST_WINDOW
             at = start + length
-            self._take(data[start - 6], data[start - 5], stream, data[start:at])
+            kind = data[start - 6]
+            self._take(kind, data[start - 5], stream, data[start:at])
+            turns.left -= frames.HEAD if kind == frames.DATA else frames.HEAD + length
+            if turns.left < 0 and turns.spent(self.budget):
+                self._waits = True
+                return at
         self._needs = frames.HEAD
         return size if self._ended else at
 
@@ -433,6 +506,7 @@ class Connection(asyncio.Protocol):
         self._nothing_new()
         stream = self.streams.get(number)
         if stream is not None or number > self._last:
+            self._count_reset()
             self.put(frames.reset(number, code))
         self._last = max(self._last, number)
         if stream is not None:
@@ -489,9 +563,11 @@ class Connection(asyncio.Protocol):
             return
         self._last = number
         if len(self.streams) >= _MOST_STREAMS or self._final is not None:
+            self._count_reset()
             self.put(frames.reset(number, Code.REFUSED_STREAM))
             return
         self._empty = 0
+        self.turns.left -= _NEW_STREAM
         stream = self.streams[number] = Stream(self, number, self._stream_window)
         if flags & frames.END_STREAM:
             stream.got_end = True
@@ -520,11 +596,15 @@ class Connection(asyncio.Protocol):
         if stream is None:
             self._late(number)
             return
+        self._count_reset()
+        self._give_up(stream)
+
+    def _count_reset(self) -> None:
+        """Count a stream that the client gives up, or has us give up: its work was begun for nothing."""
         now = time.monotonic()
         if len(self._resets) == _MOST_RESETS and now - self._resets[0] < _RESET_SECONDS:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many streams that were given up")
         self._resets.append(now)
-        self._give_up(stream)
 
     def _give_up(self, stream: Stream) -> None:
         receiver = stream.receiver
@@ -704,7 +784,7 @@ class Connection(asyncio.Protocol):
         if self._greeted and (why or self._final is None):
             self._out.append(frames.go_away(self._last if self._final is None else self._final, code, why))
         self._flush()
-        self._listen()
+        self._stop_waiting()
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
         self._wait_no_more()

@@ -3,6 +3,9 @@
 A block means what the table of headers makes of it that both sides keep. A block that leaves this table as it is means
 the same next time, unless another one changes the table in between.
 
+A block is measured before it is read, since hpack reads all of a block at once: how many fields it has, how often it
+resizes the table, and how much of it is Huffman-coded, which takes the longest to read.
+
 What breaks the rules of RFC 9113, sections 8.2 and 8.3, or says too much, ends the stream that it came on, since the
 table is what it should be. What can't be read, or is too large to be, ends the connection.
 """
@@ -24,6 +27,11 @@ Fields = tuple[tuple[bytes, bytes], ...]
 LARGEST = 64 << 10  # bytes of all that a block says, as RFC 9113 counts them: 32 beside those of each field
 OVERSIZED: Fields = ((b":oversized", b""),)  # in place of a request's that are larger; no client can say it
 LARGEST_READ = 4 * LARGEST  # and of what is read before it is refused
+MOST_FIELDS = 100  # of a block; more are read, up to four times as many, for the table's sake
+_MOST_READ = 4 * MOST_FIELDS
+_MOST_UPDATES = 2  # of the table's size, in front of a block (RFC 7541, section 4.2)
+_MOST_CODED = 16 << 10  # bytes in Huffman's code, which take 0.7 µs each
+_LONGEST_INTEGER = 8
 _FIELD = 32
 _NAME = re.compile(rb"[!-9;-@\[-~]+")
 _REQUIRED = frozenset({b":method", b":scheme", b":path"})
@@ -51,6 +59,7 @@ class HeaderBlocks:
         fields = self._known.get(block)
         if fields is not None:
             return fields
+        _measure(block)
         size, count, first = self._state()
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
@@ -78,6 +87,8 @@ class HeaderBlocks:
         size = sum(map(len, names))
         if size + len(values) + _FIELD * len(names) > LARGEST:
             raise OversizedFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")
+        if len(names) > MOST_FIELDS:
+            raise OversizedFault(Code.ENHANCE_YOUR_CALM, f"more than {MOST_FIELDS} headers")
         if names not in self._good:
             _check_names(names)
             if len(self._good) >= _MOST:
@@ -98,6 +109,56 @@ class HeaderBlocks:
         table = self._decoder.header_table
         entries: deque[Any] = table.dynamic_entries  # as a tuple, compiled code would give another one each time
         return table.maxsize, len(entries), entries[0] if entries else None
+
+
+def _measure(block: bytes) -> None:
+    """Refuse a block that would take long to read. One that can't be read is left to hpack.
+
+    Raises:
+        ConnectionFault: it is refused; what comes after it can't be read without it.
+    """
+    at, end, fields, updates, coded = 0, len(block), 0, 0, 0
+    while at < end:
+        first = block[at]
+        if first & 0xE0 == 0x20:
+            updates += 1
+            if updates > _MOST_UPDATES:
+                raise ConnectionFault(Code.COMPRESSION_ERROR, "more than two updates of the table's size in a block")
+            at = _integer(block, at, 0x1F)[1]
+            continue
+        fields += 1
+        if fields > _MOST_READ:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"a block of more than {_MOST_READ} headers")
+        if first & 0x80:
+            at = _integer(block, at, 0x7F)[1]
+            continue
+        index, at = _integer(block, at, 0x3F if first & 0x40 else 0x0F)
+        for _ in range(1 if index else 2):  # a name, where no index says it, and a value
+            if at >= end:
+                return
+            is_coded = block[at] & 0x80
+            length, at = _integer(block, at, 0x7F)
+            at += length
+            if is_coded:
+                coded += length
+        if coded > _MOST_CODED:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 16 KiB in Huffman's code")
+
+
+def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+    """An integer whose first byte has the bits of `mask` for it, and where it ends, at the latest with the block."""
+    number, at = block[at] & mask, at + 1
+    if number < mask:
+        return number, at
+    for shift in range(0, 7 * _LONGEST_INTEGER, 7):
+        if at >= len(block):
+            break
+        byte = block[at]
+        at += 1
+        number += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    return 0, len(block)
 
 
 def _check_names(names: tuple[bytes, ...]) -> None:

@@ -17,6 +17,7 @@ from container.grpc.status import Status
 from container.http2 import frames
 from container.http2.connection import WINDOW, Connection, Stream
 from container.http2.keepalive import Keepalive
+from container.turn_budget import Turns
 from tests.waiting import until
 
 LARGEST = 1 << 20
@@ -54,6 +55,9 @@ class Fake:
     def credit(self):
         """What came was used."""
         self.credits += 1
+
+    async def turn(self, _heads):
+        """It always is its turn."""
 
     async def drained(self):
         """There is always room."""
@@ -198,7 +202,9 @@ METHODS = {
 async def _served(compression="", options=(("grpc.max_receive_message_length", -1),)):
     """A channel to a server; nothing is left of its calls afterwards."""
     loop, calls, all_ = asyncio.get_running_loop(), Calls(METHODS, LARGEST, compression), set()
-    server = await loop.create_server(lambda: Connection(loop, calls.begin, all_, Keepalive(loop)), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: Connection(loop, calls.begin, all_, Keepalive(loop), Turns(loop.call_soon)), "127.0.0.1", 0
+    )
     port = server.sockets[0].getsockname()[1]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         yield channel

@@ -11,6 +11,7 @@ from container.grpc.server import GrpcServer
 from container.http2 import connection as http2
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
+from container.turn_budget import Turns
 from model_handlers.errors import Kind, MmeError
 from tests.container.http2.conftest import OPENING, Life
 from tests.waiting import until
@@ -24,11 +25,11 @@ def test_what_is_refused_is_gone_at_once():
 
     async def run():
         loop, method, tasks, open_ = asyncio.get_running_loop(), Method(unary=refuses), set(), set()
-        keepalive = Keepalive(loop)
+        keepalive, turns = Keepalive(loop), Turns(loop.call_soon)
 
         def connection():
             return Connection(
-                loop, lambda stream, fields: Rpc(stream, fields, method, 1 << 20, "", tasks), open_, keepalive
+                loop, lambda stream, fields: Rpc(stream, fields, method, 1 << 20, "", tasks), open_, keepalive, turns
             )
 
         server = await loop.create_server(connection, "127.0.0.1", 0)

@@ -9,6 +9,7 @@ import pytest
 from container.http2 import frames
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
+from container.turn_budget import Turns
 
 OPENING = frames.PREFACE + frames.settings({})
 FIELDS = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/service/Method"))
@@ -94,7 +95,8 @@ class Life:
 
     def __init__(self, loop, **rules):
         self.told, self.wire, self.all = {}, Wire(), set()
-        self.connection = Connection(loop, self.begin, self.all, Keepalive(loop, **rules))
+        self.turns = Turns(loop.call_soon, lambda: 0.0)
+        self.connection = Connection(loop, self.begin, self.all, Keepalive(loop, **rules), self.turns)
         self.connection.connection_made(self.wire)
 
     def begin(self, stream, _fields):
@@ -115,6 +117,8 @@ class Life:
         """The frames since the last look, as kind, flags, stream and payload."""
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+        while self.turns.waiting:  # noqa: ASYNC110 - turns are what it waits for
+            await asyncio.sleep(0)
         data, self.wire.written, found = self.wire.written, b"", []
         while data:
             length = int.from_bytes(data[:3], "big")

@@ -16,6 +16,7 @@ from container.http2 import frames
 from container.http2.connection import WINDOW, Connection
 from container.http2.frames import Code
 from container.http2.keepalive import Keepalive
+from container.turn_budget import Turns
 from tests.container.http2.conftest import OPENING, REQUEST, Life, live
 from tests.waiting import PATIENCE, until
 
@@ -612,7 +613,9 @@ async def test_an_end_takes_back_nothing_that_was_said(loop_factory):
     loop, all_ = asyncio.get_running_loop(), set()
     keepalive = Keepalive(loop)
     server = await loop.create_server(
-        lambda: Connection(loop, lambda stream, _: _Answers(stream, size), all_, keepalive), "127.0.0.1", 0
+        lambda: Connection(loop, lambda stream, _: _Answers(stream, size), all_, keepalive, Turns(loop.call_soon)),
+        "127.0.0.1",
+        0,
     )
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1 << 14)
     wide = frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 28, frames.MAX_FRAME_SIZE: 1 << 23})
