@@ -274,7 +274,7 @@ def _tensor(
         return array, offset
     size = parameters["binary_data_size"]
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise invalid_argument(f"'binary_data_size' of input '{name}' must be a number of bytes, got {size!r}")
+        raise invalid_argument(f"'binary_data_size' of input '{name}' must be a number of bytes, got {size!r:.100}")
     check_size(size, name, data_type, shape)
     return _Tensor(name, data_type, shape, offset, offset + size), offset + size
 

@@ -56,7 +56,8 @@ def described(name: Any, datatype: Any, shape: Any) -> tuple[str, DataType, tupl
     if data_type is None and datatype is None:
         raise invalid_argument(f"input '{name}' has no 'datatype': give one of {', '.join(BY_NAME)}")
     if data_type is None:
-        raise invalid_argument(f"input '{name}' has datatype {datatype!r}; the protocol knows {', '.join(BY_NAME)}")
+        known = ", ".join(BY_NAME)
+        raise invalid_argument(f"input '{name}' has datatype {datatype!r:.100}; the protocol knows {known}")
     return name, data_type, _shape(shape, name)
 
 
@@ -68,7 +69,7 @@ def _shape(shape: Any, name: str) -> tuple[int, ...]:
     total = 1
     for dim in shape:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
-            raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r}")
+            raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r:.100}")
         total *= max(dim, 1)  # nothing at all of something huge is too much for numpy as well
     if total > MAX_ELEMENTS:
         raise invalid_argument(f"'shape' of input '{name}' has too many elements: {shape}")
@@ -121,5 +122,5 @@ def wanted_classes(count: Any, name: str) -> dict[str, int]:
         MmeError: INVALID_ARGUMENT when it is no number.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise invalid_argument(f"'classification' of output '{name}' must be a number of classes, got {count!r}")
+        raise invalid_argument(f"'classification' of output '{name}' must be a number of classes, got {count!r:.100}")
     return {name: count} if count else {}

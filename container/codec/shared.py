@@ -110,5 +110,5 @@ def _place(regions: Regions, parameters: Mapping[str, Any], what: str) -> Place:
 
 def _natural(value: Any, field: str, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise invalid_argument(f"'{field}' of {what} must be a number of bytes, got {value!r}")
+        raise invalid_argument(f"'{field}' of {what} must be a number of bytes, got {value!r:.100}")
     return value
