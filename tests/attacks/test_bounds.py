@@ -25,6 +25,7 @@ from model_handlers.pbtxt import parse_config
 from model_handlers.pbtxt.override import parse_config_json
 from model_handlers.pbtxt.problems import understand
 from model_handlers.proto import model_config_pb2 as pb
+from model_handlers.python.completion import complete
 from serve.models.initial_states import initial_states
 from serve.models.warm_up import warm_up
 from serve.request import InferenceRequest, Layout
@@ -467,3 +468,36 @@ def test_no_trace_setting_takes_a_number_beyond_its_bound(name, value):
         first.changed({name: value}, first)
     assert raised.value.kind is Kind.INVALID_ARGUMENT
     assert len(raised.value.message) < 200
+
+
+class Author:
+    """A Python model that completes its own configuration with what would take more than there is."""
+
+    batch, dims, tensors = 1, [4], 1
+
+    @classmethod
+    def auto_complete_config(cls, config):
+        """With the numbers of the class."""
+        config.set_max_batch_size(cls.batch)
+        for index in range(cls.tensors):
+            config.add_input({"name": f"X{index}", "data_type": "TYPE_FP32", "dims": cls.dims})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [4]})
+        return config
+
+
+@pytest.mark.parametrize(
+    ("numbers_of", "words"),
+    [
+        ({"batch": 2**31}, "max_batch_size is 2147483648, at most 2147483647"),
+        ({"dims": [2**41]}, "has more than 1099511627776 elements"),
+        ({"dims": [1] * 33}, "has 33 dimensions, must be at most 32"),
+        ({"tensors": 4097}, "input has 4097 entries, at most 4096"),
+    ],
+)
+def test_what_a_models_code_completes_obeys_the_same_limits(numbers_of, words):
+    """It is Python, whose whole numbers have any size."""
+    config = parse_config('backend: "python"', model="m")
+    assert complete(config, Author).max_batch_size == 1
+    with pytest.raises(MmeError, match=words) as raised:
+        complete(config, type("Hostile", (Author,), numbers_of))
+    assert raised.value.kind is Kind.INVALID_MODEL
