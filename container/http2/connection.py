@@ -72,6 +72,7 @@ class Stream:
         id: its number.
         got_end: whether the client has sent all of it.
         over: whether nothing can be sent any more.
+        awaited: bytes of data that are to come by its content-length, None where it has none.
     """
 
     def __init__(self, connection: Connection, number: int, window: int) -> None:
@@ -80,6 +81,7 @@ class Stream:
         self.receiver: Receiver | None = None
         self.got_end = False
         self.over = False
+        self.awaited: int | None = None
         self._connection = connection
         self._queue: deque[tuple[memoryview, bool]] = deque()  # data, and headers with which the stream ends
         self._uncredited = 0
@@ -479,10 +481,15 @@ class Connection(asyncio.Protocol):
         else:
             self._empty = 0
         stream.received(size)
+        if stream.awaited is not None:
+            stream.awaited -= len(payload)
+            if stream.awaited < 0:
+                self._fault(number, Code.PROTOCOL_ERROR)
+                return
         if stream.receiver is not None and payload:
             stream.receiver.received(payload)
         if flags & frames.END_STREAM:
-            _got_end(stream)
+            self._got_end(stream)
 
     def _receiving(self, number: int, size: int = 0) -> Stream | None:
         """The stream that something came for, of so many bytes; None where it takes nothing any more."""
@@ -569,7 +576,11 @@ class Connection(asyncio.Protocol):
         self._empty = 0
         self.turns.left -= _NEW_STREAM
         stream = self.streams[number] = Stream(self, number, self._stream_window)
+        stream.awaited = self._blocks.length
         if flags & frames.END_STREAM:
+            if stream.awaited:
+                self._fault(number, Code.PROTOCOL_ERROR)
+                return
             stream.got_end = True
         receiver = self._begin(stream, fields)
         if stream.over or receiver is None:
@@ -587,7 +598,15 @@ class Connection(asyncio.Protocol):
             return
         if not flags & frames.END_STREAM:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "headers in the middle of a stream")
-        _got_end(stream)
+        self._got_end(stream)
+
+    def _got_end(self, stream: Stream) -> None:
+        """The client has sent all of a stream."""
+        stream.got_end = True
+        if stream.awaited:
+            self._fault(stream.id, Code.PROTOCOL_ERROR)
+        elif stream.receiver is not None:
+            stream.receiver.ended()
 
     def _reset(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -821,13 +840,6 @@ def _acknowledged(transport: asyncio.Transport) -> int:
         return -1
     acknowledged: int = _TCP_INFO.unpack(told)[0] if len(told) == _TCP_INFO.size else -1
     return acknowledged
-
-
-def _got_end(stream: Stream) -> None:
-    """The client has sent all of a stream."""
-    stream.got_end = True
-    if stream.receiver is not None:
-        stream.receiver.ended()
 
 
 def _opened(window: int, more: int) -> int:

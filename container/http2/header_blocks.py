@@ -37,14 +37,21 @@ _NAME = re.compile(rb"[!-9;-@\[-~]+")
 _REQUIRED = frozenset({b":method", b":scheme", b":path"})
 _PSEUDO = _REQUIRED | {b":authority"}
 _OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+_SPACE = b" \t"
+_LENGTH = re.compile(rb"[0-9]{1,18}")
 _MOST = 128  # blocks that are remembered, and lists of names
 _LONGEST = 1 << 10  # bytes of one
 
 
 class HeaderBlocks:
-    """Those of one connection, in their order."""
+    """Those of one connection, in their order.
+
+    Attributes:
+        length: what the content-length of the last block says, None where it has none.
+    """
 
     def __init__(self) -> None:
+        self.length: int | None = None
         self._decoder = Decoder(LARGEST_READ)
         self._known: dict[bytes, Fields] = {}
         self._good: set[tuple[bytes, ...]] = set()  # names in their order; values differ more often
@@ -56,6 +63,7 @@ class HeaderBlocks:
             StreamFault: it breaks the rules, or says more than is taken.
             ConnectionFault: it is none, or says far too much; what comes after it can't be read.
         """
+        self.length = None
         fields = self._known.get(block)
         if fields is not None:
             return fields
@@ -72,7 +80,7 @@ class HeaderBlocks:
         if changed or len(self._known) >= _MOST:
             self._known.clear()
         self._check(fields)
-        if not changed and len(block) <= _LONGEST:
+        if not changed and self.length is None and len(block) <= _LONGEST:
             self._known[block] = fields
         return fields
 
@@ -99,6 +107,11 @@ class HeaderBlocks:
             raise StreamFault(Code.PROTOCOL_ERROR, "a header with a line break or a NUL in it")
         if (b":path", b"") in fields or (b"te" in names and (b"te", b"trailers") not in fields):
             raise StreamFault(Code.PROTOCOL_ERROR, "an empty :path, or a te that is not 'trailers'")
+        for _, value in fields:
+            if value and (value[0] in _SPACE or value[-1] in _SPACE):
+                raise StreamFault(Code.PROTOCOL_ERROR, "a header with white space around its value")
+        if b"content-length" in names:
+            self.length = _length({value for name, value in fields if name == b"content-length"})
 
     def _state(self) -> tuple[int, int, object]:
         """What changes with the table: whatever is added to it is another object, in front.
@@ -109,6 +122,18 @@ class HeaderBlocks:
         table = self._decoder.header_table
         entries: deque[Any] = table.dynamic_entries  # as a tuple, compiled code would give another one each time
         return table.maxsize, len(entries), entries[0] if entries else None
+
+
+def _length(values: set[bytes]) -> int:
+    """What content-length says.
+
+    Raises:
+        StreamFault: it is no length, or there are several.
+    """
+    value = values.pop()
+    if values or not _LENGTH.fullmatch(value):
+        raise StreamFault(Code.PROTOCOL_ERROR, "a content-length that is no number, or several")
+    return int(value)
 
 
 def _measure(block: bytes) -> None:

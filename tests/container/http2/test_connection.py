@@ -17,7 +17,7 @@ from container.http2.connection import WINDOW, Connection
 from container.http2.frames import Code
 from container.http2.keepalive import Keepalive
 from container.turn_budget import Turns
-from tests.container.http2.conftest import OPENING, REQUEST, Life, live
+from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Life, live
 from tests.waiting import PATIENCE, until
 
 BOTH = frames.END_HEADERS | frames.END_STREAM
@@ -111,6 +111,34 @@ async def test_what_ends_a_connection(life, raw, code):
     assert life.told[1].gone
     life.send(raw)
     assert not await life.sent()
+
+
+_OF_FIVE = frames.header_block([*FIELDS, (b"content-length", b"5")])
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        (frames.frame(frames.HEADERS, BOTH, 1, _OF_FIVE), False),
+        (frames.frame(frames.DATA, frames.END_STREAM, 1, b"four"), False),
+        (frames.frame(frames.DATA, 0, 1, b"sixsix"), False),
+        (frames.frame(frames.DATA, 0, 1, b"four") + frames.frame(frames.HEADERS, BOTH, 1, TRAILERS), False),
+        (frames.frame(frames.DATA, 0, 1, b"four") + frames.frame(frames.DATA, frames.END_STREAM, 1, b"5"), True),
+        (frames.frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, b"\x02five5--"), True),
+        (frames.frame(frames.DATA, 0, 1, b"five5") + frames.frame(frames.HEADERS, BOTH, 1, TRAILERS), True),
+    ],
+)
+async def test_a_content_length_is_that_of_the_data(life, sent, taken):
+    """A stream with more or less is reset, and its receiver is not told of an end (RFC 9113, section 8.1.1)."""
+    head = b"" if sent[3] == frames.HEADERS else frames.frame(frames.HEADERS, frames.END_HEADERS, 1, _OF_FIVE)
+    life.send(OPENING + head + sent)
+    resets = [
+        Code(int.from_bytes(payload, "big")) for kind, *_, payload in await life.sent() if kind == frames.RST_STREAM
+    ]
+    assert resets == ([] if taken else [Code.PROTOCOL_ERROR])
+    assert [each.over for each in life.told.values()] == ([taken] if head else [])
+    life.send(frames.frame(frames.PING, 0, 0, bytes(8)))
+    assert await life.fault() is None
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -81,6 +81,14 @@ def test_a_block_that_changes_nothing_is_read_once(monkeypatch):
     assert len(read) == 2
 
 
+def test_the_length_is_that_of_the_last_block():
+    """However often it comes, and none where it says none; the same one twice is one."""
+    blocks = HeaderBlocks()
+    for fields, length in (([(b"content-length", b"5")] * 2, 5), ([], None)) * 3:
+        blocks.read(header_block([*FIELDS, *fields]))
+        assert blocks.length == length
+
+
 def test_many_blocks_are_not_all_remembered():
     """Nor are long ones."""
     blocks = HeaderBlocks()
@@ -123,6 +131,13 @@ _METHOD, _SCHEME, _PATH = FIELDS
         [*FIELDS, (b"n", b"a\0b")],
         [*FIELDS, (b"n", b"a\r\nforged: b")],
         [(b"n", b"a\nb")],
+        [*FIELDS, (b"n", b" v")],
+        [*FIELDS, (b"n", b"v\t")],
+        [*FIELDS, (b"n", b" ")],
+        [*FIELDS, (b"content-length", b"-1")],
+        [*FIELDS, (b"content-length", b"1_0")],
+        [*FIELDS, (b"content-length", b"")],
+        [*FIELDS, (b"content-length", b"1"), (b"content-length", b"2")],
         [*FIELDS, (b"connection", b"keep-alive")],
         [*FIELDS, (b"transfer-encoding", b"chunked")],
         [*FIELDS, (b"te", b"trailers, deflate")],
@@ -153,7 +168,7 @@ def test_what_no_client_may_say_ends_its_stream_alone(fields):
     "fields",
     [
         FIELDS,
-        [_PATH, _SCHEME, (b":authority", b"a"), _METHOD, (b"te", b"trailers"), (b"n", "grün".encode()), (b"n", b" ")],
+        [_PATH, _SCHEME, (b":authority", b"a"), _METHOD, (b"te", b"trailers"), (b"n", "grün".encode()), (b"n", b"")],
         [(b"grpc-status", b"0")],
         [],
     ],
