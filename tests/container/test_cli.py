@@ -147,8 +147,9 @@ def test_a_flag_of_tritonserver_that_is_refused_says_what_there_is(capsys, tmp_p
         ("serve ./archives", "mme serve: unrecognized arguments: ./archives; archives are named by --model-store, a folder of"),
         ("serve --model-store", "mme serve: argument --model-store: expected one argument; `mme serve --help` lists what there is"),
         ("confg check x", "mme: argument COMMAND: invalid choice: 'confg'"),
-        ("config chek x", "mme config: argument ACTION: invalid choice: 'chek' (choose from 'check', 'fields'); `mme config"),
-        ("models --stat --uri=http://x", "mme models: unrecognized arguments: --uri=http://x; did you mean --url? `mme models --help`"),
+        ("config chek x", "mme config: argument ACTION: invalid choice: 'chek' (choose from 'check', 'fields', 'bounds'); `mme config"),
+        ("models --stats --uri=http://x", "mme models: unrecognized arguments: --uri=http://x; did you mean --url? `mme models --help`"),
+        ("models --stat", "mme models: unrecognized arguments: --stat; did you mean --stats? `mme models --help` lists"),
         ("config check . --jsn", "mme config check: unrecognized arguments: --jsn; did you mean --json? `mme config check --help`"),
     ],
 )  # fmt: skip
