@@ -103,17 +103,19 @@ class Calls:
 
     def begin(self, stream: Stream, fields: Fields) -> Rpc | None:
         """The call that it is; None where it was refused."""
-        if self._unknown_host is not None and (why := self._refused_host(self._unknown_host, fields)):
-            _refuse_stream(stream, 403, why, Status.PERMISSION_DENIED)
-            return None
-        path = kind = method = b""
+        path = kind = method = host = b""
         for name, value in fields:
             if name == b":path":
                 path = value
             elif name == b":method":
                 method = value
+            elif name == b":authority":
+                host = value
             elif name == b"content-type":
                 kind = value
+        if host not in self._known_hosts and (why := self._refused_host(host, fields)):
+            _refuse_stream(stream, 403, why, Status.PERMISSION_DENIED)
+            return None
         if method != b"POST":
             if fields == OVERSIZED:
                 _refuse_stream(stream, 200, _TOO_LARGE, Status.RESOURCE_EXHAUSTED)
@@ -129,16 +131,14 @@ class Calls:
             call.fail(Status.UNIMPLEMENTED, "Method not found!")
         return call
 
-    def _refused_host(self, unknown_host: Callable[[str], str], fields: Fields) -> str:
-        """Why the host that the client asks is not answered to, "" where it is, or the client names none."""
-        asked = next((value for name, value in fields if name == b":authority"), None)
-        if asked is None:
-            asked = next((value for name, value in fields if name == b"host"), None)
-        if asked is None or asked in self._known_hosts:
+    def _refused_host(self, host: bytes, fields: Fields) -> str:
+        """Why a host that was not asked before is not answered to, "" where it is, or the client names none."""
+        if self._unknown_host is None:
             return ""
-        why = unknown_host(asked.decode("latin-1"))
-        if not why and len(self._known_hosts) < _MOST_HOSTS:
-            self._known_hosts.add(asked)
+        asked = host or next((value for name, value in fields if name == b"host"), b"")
+        why = self._unknown_host(asked.decode("latin-1")) if asked else ""
+        if host and not why and len(self._known_hosts) < _MOST_HOSTS:
+            self._known_hosts.add(host)
         return why
 
 
