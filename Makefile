@@ -39,7 +39,7 @@ demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks f
 	$(BIN)/python -m examples.demo $(ARGS)
 
 # A file's tests stay together: its servers are started once.
-test: install ## all tests
+test: install ## all tests but what test-long adds
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Other versions of Python, and of each property twenty times as many examples.
