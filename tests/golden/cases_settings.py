@@ -89,7 +89,7 @@ RULES: tuple[dict[str, str], ...] = (
     {"SAGEMAKER_MULTIMODEL": "true"},
     {"SAGEMAKER_REGION": "us-east-1"},
     {"MME_PORT": "tcp://10.0.0.1:8080", "MME_SERVICE_HOST": "10.0.0.1", "MME_PORT_8080_TCP_ADDR": "10.0.0.1"},
-    {"MME_PORT": " ", "MME_HOST": ""},
+    {"MME_PORT": " ", "MME_MAX_BODY": ""},
     {"MME_PORT": "x", "MME_MAX_BODY": "y", "MME_NOTHING": "z"},
     {**_STORE, **_PLATFORM},
     {**_STORE, "MME_MODEL_REPOSITORY": "HERE/one/r", "MME_MODEL_DIR": "HERE/single"},

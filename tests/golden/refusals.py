@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_PINNED = {"XDG_CACHE_HOME": "/tmp"}  # noqa: S108 - else the default depends on who asks
+_PINNED = {"XDG_CACHE_HOME": "/tmp", "MME_HOST": "0.0.0.0"}  # noqa: S108 - else they depend on who asks, and where
 _DEFAULT = Settings.from_environ(_PINNED)
 
 
@@ -125,7 +125,7 @@ def _single(folder: Path, name: str, default: str) -> list[str]:
 
 def _command(words: tuple[str, ...], home: Path) -> str:
     """What the command line refuses, before any server starts."""
-    with mock.patch.dict(os.environ, {"HOME": str(home)}, clear=True):
+    with mock.patch.dict(os.environ, {"HOME": str(home), "MME_HOST": "0.0.0.0"}, clear=True):
         if words[0] == "serve":
             return run(*words[1:], command=cli.serve_command)
         return run(*words[1:])

@@ -140,7 +140,6 @@ def record_repository(folder: Path) -> dict[str, str]:
         "MME_MAX_BODY": "64KiB",
         "MME_ALLOW_CLIENT_SHM": "true",
         "MME_ALLOW_LOAD_OVERRIDES": "true",
-        "MME_ALLOWED_HOSTS": "golden,g",
         "MME_METRICS_CONFIG": "summary_latencies=true,histogram_latencies=true",
     }
     with _shared_memory() as key, Server(folder / "server", environ) as server:
@@ -172,7 +171,6 @@ def record_platform(folder: Path) -> dict[str, str]:
         "SAGEMAKER_MULTI_MODEL": "true",
         "MME_MEMORY_BUDGET": "60MB",
         "MME_WEIGHTS": "plain",
-        "MME_ALLOWED_HOSTS": "golden,g",
     }
     with Server(folder / "server", environ) as server:
         recorder = wire.Recorder(server, Masks({str(folder): "folder"}), {"HERE": str(root)})
@@ -196,7 +194,6 @@ def record_store(folder: Path) -> dict[str, str]:
         (store / f"broken-{number}.tar.gz").write_bytes(b"no archive %d" % number)
     environ = {
         "MME_MODEL_STORE": str(store),
-        "MME_ALLOWED_HOSTS": "golden,g",
         "MME_GRPC_PORT": "0",
         "MME_SERVER_ID": "golden",
         "MME_HTTP_RESTRICTED_API": "model-repository,trace,logging:admin-key=secret",
@@ -217,7 +214,6 @@ def record_single(folder: Path) -> dict[str, str]:
     models.lay_out(folder / "model/says", _SAYS, _TEXT)
     environ = {
         "MME_MODEL_DIR": str(folder / "model"),
-        "MME_ALLOWED_HOSTS": "golden,g",
         "SAGEMAKER_TRITON_INFERENCE_TYPE": "generate",
         "SAGEMAKER_BATCH": "true",
         "SAGEMAKER_BATCH_STRATEGY": "MULTI_RECORD",

@@ -58,7 +58,11 @@ class Http:
         content = self.body if isinstance(self.body, bytes | None) else json.dumps(self.body).encode()
         for word, meant in words.items():
             content = content and content.replace(word.encode(), meant.encode())
-        lines = [f"{self.target} HTTP/1.1", "Host: golden", *(f"{name}: {text}" for name, text in self.headers.items())]
+        lines = [
+            f"{self.target} HTTP/1.1",
+            "Host: localhost",
+            *(f"{name}: {text}" for name, text in self.headers.items()),
+        ]
         if content is not None and "Content-Length" not in self.headers:
             lines.append(f"Content-Length: {len(content)}")
         return ["\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (content or b"")]
