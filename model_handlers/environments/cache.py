@@ -68,7 +68,7 @@ class Environments:
                 check_interpreter(environment, subject)
                 return environment
         with disk_errors(f"{subject} cannot be read"):
-            environment = self._place(wanted, patience)
+            environment = self.place(wanted, patience)
         return environment if _is_complete(environment) else None
 
     def provide(self, wanted: Wanted, patience: Patience) -> Environment:
@@ -82,13 +82,14 @@ class Environments:
             return found
         with disk_errors(f"model '{patience.model}': {wanted.subject} cannot be made in {self._directory}"):
             self._take_over()
-            environment = self._place(wanted, patience)
+            environment = self.place(wanted, patience)
             with locked(_beside(environment, _LOCK), patience.check):
                 if not _is_complete(environment):
                     _make(environment, wanted, patience)
         return environment
 
-    def _place(self, wanted: Wanted, patience: Patience) -> Environment:
+    def place(self, wanted: Wanted, patience: Patience) -> Environment:
+        """The environment as it is or would be: its place tells what it is made of."""
         recipe = installed if isinstance(wanted, Requirements) else packed
         return Environment(self._directory / recipe.name_of(wanted, self._digests, patience))
 

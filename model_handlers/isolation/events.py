@@ -75,6 +75,15 @@ class Events:
         self._ask_ready: AskReady | None = None
         self.before_questions: Callable[[], None] | None = None
 
+    def __repr__(self) -> str:
+        return f"<Events of '{self.model}', {self.kept} entries kept>"
+
+    @property
+    def kept(self) -> int:
+        """How many entries it keeps of requests and questions that are not over, and of frames that are not sent."""
+        told = len(self._open) + len(self._cancelled) + len(self._watching)
+        return told + len(self._expected) + len(self._unsent)
+
     def send(self, message: Message, packing: Packing | None = None) -> None:
         """Send a frame; waits while the other side does not read. Nothing happens in a process that the model forked.
 

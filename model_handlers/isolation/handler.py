@@ -84,6 +84,10 @@ class IsolatedHandler(Handler):
         program: what the process executes; None for a fork, in the server's own environment.
         preload: see `Child`.
         host: the name of the process that it shares with others, see `hosts`; "" for one of its own.
+
+    Attributes:
+        child: the process that the model is in; another one after a death.
+        deadlines: how long the process may take for what.
     """
 
     backend: ClassVar[str] = ""
@@ -107,7 +111,7 @@ class IsolatedHandler(Handler):
         self._program = program
         self._preload = preload
         self._lane = lane
-        self._deadlines = Deadlines.of(config)
+        self.deadlines = Deadlines.of(config)
         self._restarts = RestartBudget()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -122,7 +126,7 @@ class IsolatedHandler(Handler):
         super().__init__(config)
         before = devices.device_memory_used() if uses_gpu else ()
         with self._lock:
-            self._child, self.config = self._begin()
+            self.child, self.config = self._begin()
         if uses_gpu:
             now = Footprint(self._taken.host, devices.device_memory_used())
             self._taken = now.beyond(Footprint(0, before))
@@ -131,7 +135,7 @@ class IsolatedHandler(Handler):
             allowance.settle(self.memory().host)
 
     def __repr__(self) -> str:
-        return f"<IsolatedHandler {self._lane} in {self._child!r}>"
+        return f"<IsolatedHandler {self._lane} in {self.child!r}>"
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -170,13 +174,13 @@ class IsolatedHandler(Handler):
         segment = None if self._unsent else self._send_ahead(message, packing)
         self._unfinished += 1
         self._unsent += segment is None
-        return _Begun(inputs, outputs, self._child, segment)
+        return _Begun(inputs, outputs, self.child, segment)
 
     def _finish(self, begun: _Begun) -> list[Array]:
         self._unfinished -= 1
         segment = begun.segment
         self._unsent -= segment is None
-        if segment is None or begun.child is not self._child or self._buried_child:
+        if segment is None or begun.child is not self.child or self._buried_child:
             self._revive()
             reply, shared = self._run(*self._packed_inputs(begun.inputs, begun.outputs))
         else:
@@ -194,11 +198,11 @@ class IsolatedHandler(Handler):
 
     def _send_ahead(self, message: Message, packing: Packing) -> Segment | None:
         """Send a batch without waiting for anything; None where that can't be done, and nothing was sent."""
-        if not self._child.alive:
+        if not self.child.alive:
             return None
         segment, fds = self._write(message, packing)
         try:
-            begun = self._child.begin(message, fds, self._deadlines.execution)
+            begun = self.child.begin(message, fds, self.deadlines.execution)
         except BaseException:
             self._unwrite(message, segment, fds)
             raise
@@ -210,7 +214,7 @@ class IsolatedHandler(Handler):
     def _answered(self, segment: Segment) -> tuple[Message, Array]:
         """Wait for the answer to the batch in a segment: the reply, and the bytes in which its places lie."""
         try:
-            reply = self._child.answer(EXECUTING, self._deadlines.execution)
+            reply = self.child.answer(EXECUTING, self.deadlines.execution)
         except ChildDiedError as death:
             self._bury(death)
             raise
@@ -224,7 +228,7 @@ class IsolatedHandler(Handler):
 
         What it was forked with is shared by all that were, and named so: see `Footprint`.
         """
-        private = self._child.private_memory()
+        private = self.child.private_memory()
         if private is not None:
             self._taken = Footprint(private, self._taken.devices)
         if self._lock.acquire(blocking=False):  # else a batch executes
@@ -248,8 +252,8 @@ class IsolatedHandler(Handler):
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if idle and not self._unfinished and self._child.alive:
-                self._child.begin({"do": "rest"}, (), self._deadlines.execution)
+            if idle and not self._unfinished and self.child.alive:
+                self.child.begin({"do": "rest"}, (), self.deadlines.execution)
             holes, complete = self._segments.rest(idle=idle)
         finally:
             self._lock.release()
@@ -259,13 +263,13 @@ class IsolatedHandler(Handler):
 
     def is_down(self) -> bool:
         """Whether the process died too often. See `Handler`."""
-        return not self._child.alive and self._restarts.is_used_up(time.monotonic())
+        return not self.child.alive and self._restarts.is_used_up(time.monotonic())
 
     def close(self) -> None:
         """End the process. When this returns it is gone, its memory with it; views of outputs stay good."""
         self._closed.set()
         with self._lock:
-            self._child.close(self._deadlines.close)
+            self.child.close(self.deadlines.close)
             self._segments.close()
             self._buried(MmeError(Kind.UNAVAILABLE, f"model '{self.config.name}' was unloaded"))
 
@@ -273,7 +277,7 @@ class IsolatedHandler(Handler):
         """Write the inputs, have the batch executed: see `_answered`."""
         segment, fds = self._write(message, packing)
         try:
-            self._child.prepare(message, fds, self._deadlines.execution)
+            self.child.prepare(message, fds, self.deadlines.execution)
         except MmeError:
             self._unwrite(message, segment, fds)
             raise
@@ -331,7 +335,7 @@ class IsolatedHandler(Handler):
 
     def _broken(self, error: Exception) -> ChildDiedError:
         """End a process that answered what it can't have meant; returns what to raise."""
-        death = self._child.broke(error, EXECUTING)
+        death = self.child.broke(error, EXECUTING)
         self._bury(death)
         return death
 
@@ -339,7 +343,7 @@ class IsolatedHandler(Handler):
         _log.error("%s", death, extra={"target_model": self.config.name})
         self._buried_child = True
         self._last_death = death.message
-        self._child.close(0)
+        self.child.close(0)
         self._segments.close()
         self._buried(death)
 
@@ -365,7 +369,7 @@ class IsolatedHandler(Handler):
             self._met(child)
             allowance = allowed() if child.host is None else None
             with LoadWatch(child, allowance) if allowance is not None else contextlib.nullcontext() as look:
-                reply = child.call(self._load, (), self._deadlines.load, _LOADING, look)
+                reply = child.call(self._load, (), self.deadlines.load, _LOADING, look)
             if "loaded" in reply:
                 if child.host is not None:  # what it takes is what its host takes more
                     self._taken = Footprint(max(child.host.private_memory() - hosted, 0), self._taken.devices)
@@ -381,7 +385,7 @@ class IsolatedHandler(Handler):
             child.close(0)
             self._parted()
             raise
-        child.close(self._deadlines.close)
+        child.close(self.deadlines.close)
         self._parted()
         raise refusal
 
@@ -403,13 +407,13 @@ class IsolatedHandler(Handler):
 
     def _revive(self) -> None:
         """See to it that there is a living process, as often as the budget allows."""
-        if not self._child.has_died():
+        if not self.child.has_died():
             return
         name = self.config.name
         if self._closed.is_set():
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' is unloaded")
         if not self._buried_child:  # nobody was there when it died
-            self._bury(self._child.death(IDLE))
+            self._bury(self.child.death(IDLE))
         self._segments = SegmentPool()
         now = time.monotonic()
         at = self._restarts.next_at(now)
@@ -420,7 +424,7 @@ class IsolatedHandler(Handler):
         self._restarts.restarted(time.monotonic())
         _log.warning("starting the process of '%s' anew", self._lane, extra={"target_model": name})
         try:
-            self._child, _ = self._begin()
+            self.child, _ = self._begin()
             self._buried_child = False
         except MmeError as error:
             self._last_death = error.message

@@ -81,6 +81,19 @@ class Channel:
         self._wants_room = False
         self._wrong: Exception | None = None  # with what came, for the thread to tell
 
+    def __repr__(self) -> str:
+        return f"<Channel: {'open' if self._open else 'closed'}, {self.unsent} bytes unsent>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is sent or read any more."""
+        return not self._open
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of frames that the other side has not read yet."""
+        return self._unsent_size
+
     def start(self) -> None:
         """Have frames taken from now on.
 

@@ -45,6 +45,10 @@ class Questions:
         self._channel = channel
         self._calls: dict[int, _Replier] = {}  # single operations of a dict need no lock
 
+    def __len__(self) -> int:
+        """How many calls are under way."""
+        return len(self._calls)
+
     def take(
         self,
         message: Message,

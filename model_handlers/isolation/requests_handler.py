@@ -102,9 +102,23 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._begun = 0  # requests of the batch that a process died of
         self._given_back: set[int] = set()  # requests of the last batch that the process did not begin
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
-        self.patience = self._deadlines.execution
+        self.patience = self.deadlines.execution
         self._alone = self.config.one_by_one
         self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(self.config))
+
+    def __repr__(self) -> str:
+        owed, asked = self.open_requests, self.open_calls
+        return f"<IsolatedRequestsHandler {self._lane} in {self.child!r}, {owed} requests and {asked} calls open>"
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests the process still has to end by itself, in a batch or after it."""
+        return len(self._open)
+
+    @property
+    def open_calls(self) -> int:
+        """How many calls of other models, made in the process, have not had their last answer."""
+        return len(self._questions)
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Run one batch of requests in the process. Arrays and errors are as for `execute`."""
@@ -146,7 +160,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def take_answers(self) -> list[ModelResponse | MmeError | None] | None:
         """Take the answers if they are there, and as they should be. See `Handler`."""
         sent = self._batch_sent()
-        reply = self._child.heard()
+        reply = self.child.heard()
         if reply is None:
             return None
         if self._takes_long(reply):
@@ -168,7 +182,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """Wait for the answers, or for the end of the process. See `Handler`."""
         sent = self._batch_sent()
         try:
-            return self._received(sent, sent.reply or self._child.answer(EXECUTING))
+            return self._received(sent, sent.reply or self.child.answer(EXECUTING))
         except NONSENSE as error:
             return self._over(self._broken(error), sent.numbers, self._begun)
         except ChildDiedError as death:
@@ -182,7 +196,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def ask_ready(self, done: Callable[[bool], None]) -> None:
         """Ask the model in the process; one that has died is started again by the next request. See `Handler`."""
-        child = self._child
+        child = self.child
         if not child.alive:
             done(True)
             return
@@ -196,15 +210,15 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._asking.pop()(ready)
 
     def _send(self, requests: Sequence[ModelRequest], watch: Watch) -> _Sent | None:
-        if not self._child.alive or (self._unheard is not None and self._unheard[0] is self._child):
+        if not self.child.alive or (self._unheard is not None and self._unheard[0] is self.child):
             return None
         message, packing = self._packed(requests)
-        watch(self._child.descriptors)
+        watch(self.child.descriptors)
         segment, fds = self._write(message, packing)
         numbers = self._open_requests(self._batch, requests)
         begun = False
         try:
-            begun = self._child.begin(message, fds, self.patience)
+            begun = self.child.begin(message, fds, self.patience)
         finally:
             if not begun:
                 self._forget(numbers)
@@ -454,7 +468,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         if self._unheard is None:
             return
         (child, error), self._unheard = self._unheard, None
-        if child is not self._child or not child.alive:
+        if child is not self.child or not child.alive:
             return
         doing = _RESPONDING if self._open else IDLE
         if error is None:

@@ -84,7 +84,7 @@ def try_out(config: ModelConfig, form: Path) -> Trial:
     """What it is like to have an optimised model loaded."""
     mapped_answers, mapped_bytes, mapped_ns, _ = _try(config, form, packed=False)
     packed_answers, packed_bytes, packed_ns, names = _try(config, form, packed=True)
-    alike = all(map(_alike, mapped_answers, packed_answers))
+    alike = all(map(same_numbers, mapped_answers, packed_answers))
     return Trial(mapped_bytes, packed_bytes, mapped_ns, packed_ns, names, alike)
 
 
@@ -121,7 +121,8 @@ def _zeros(session: Any, model: str) -> dict[str, Array]:
     return zeros
 
 
-def _alike(one: Array, other: Array) -> bool:
+def same_numbers(one: Array, other: Array) -> bool:
+    """Whether one answer is the other but for rounding: a hundredth of the largest number, of floats alone."""
     if one.dtype.kind != "f":
         return one.shape == other.shape and bool(np.all(one == other))
     scale = float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one)))

@@ -110,7 +110,7 @@ def test_a_kernel_that_goes_wrong_ends_the_process_and_all_come_back(tmp_path, f
         for name, config in configs.items()
     )
     try:
-        assert good._child.pid == bad._child.pid
+        assert good.child.pid == bad.child.pid
         with pytest.raises(MmeError, match="device-side assert") as caught:
             bad.execute({"ids": np.array([1, 2, 99])}, ["found"])
         assert caught.value.kind is Kind.EXECUTION_FAILED

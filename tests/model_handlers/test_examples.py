@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -87,11 +88,14 @@ def test_identity_hands_inputs_back_by_their_numbers(load):
         ("m_0_0", {"execute_delay_ms": "20", "instance_wise_delay_multiplier": "2"}, 0.02),
     ],
 )
-def test_identity_takes_its_time(lane, parameters, seconds, load):
+def test_identity_takes_its_time(lane, parameters, seconds, load, monkeypatch):
     """The delay is that of its parameters, times the instance's number where they say so."""
     handler = load("identity", [("INPUT0", "FP32", [1])], [("OUTPUT0", "FP32", [1])], lane=lane, **parameters)
 
-    assert handler._seconds == pytest.approx(seconds)
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    handler.execute_requests([ModelRequest({"INPUT0": np.ones(1, "f4")}, ("OUTPUT0",))])
+    assert sum(slept) == pytest.approx(seconds)
 
 
 def test_repeat_sends_one_element_after_the_other(load):

@@ -6,6 +6,7 @@ import weakref
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -97,7 +98,13 @@ def refused(call, *args, **kwargs):
 
 def options(handler):
     """The options of the session behind a handler."""
-    return handler._session.get_session_options()
+    return session_of(handler).get_session_options()
+
+
+def session_of(handler):
+    """The session behind a handler, wherever that keeps it."""
+    (session,) = (each for each in vars(handler).values() if isinstance(each, onnxruntime.InferenceSession))
+    return session
 
 
 # -- executing -------------------------------------------------------------------------------------------------------
@@ -663,7 +670,7 @@ def test_a_directory_holds_a_model_and_its_data(tmp_path):
 def test_closing_frees_the_session(save):
     """After `close` nobody holds the session, without any help of the garbage collector."""
     handler = OnnxHandler.load(ModelConfig("m"), save(mlp()[0]), CPU)
-    session = weakref.ref(handler._session)
+    session = weakref.ref(session_of(handler))
 
     gc.disable()
     try:

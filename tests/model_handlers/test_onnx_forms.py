@@ -448,7 +448,7 @@ def test_a_model_that_answers_differently_is_noticed(write, refine, save, monkey
 )
 def test_rounding_is_no_difference(one, other, alike):
     """Numbers may differ by a hundredth of the largest; integers, texts, shapes, and what is no number may not."""
-    assert forms._alike(np.array(one), np.array(other)) is alike
+    assert forms.same_numbers(np.array(one), np.array(other)) is alike
 
 
 def test_a_refinement_depends_on_the_level():

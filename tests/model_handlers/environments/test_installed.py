@@ -259,7 +259,7 @@ def test_what_is_asked_for_makes_another_environment(want, tmp_path, wheels, pat
     (tmp_path / "m/more.txt").write_text("greeting==1.0\n")
 
     def name(text="greeting==1.0\n", wheels=wheels):
-        return Environments(tmp_path)._place(want(text, wheels), patience).prefix.name
+        return Environments(tmp_path).place(want(text, wheels), patience).prefix.name
 
     (tmp_path / "none").mkdir()
     seen = [name(), name("greeting>=1.0\n"), name("-r more.txt\n"), name(wheels=None), name(wheels=tmp_path / "none")]
@@ -278,7 +278,7 @@ def test_what_is_asked_for_makes_another_environment(want, tmp_path, wheels, pat
 
 def test_python_that_was_upgraded_makes_another_environment(want, tmp_path, patience, monkeypatch):
     """A venv works on the interpreter that it was made of."""
-    before = Environments(tmp_path)._place(want("x"), patience)
+    before = Environments(tmp_path).place(want("x"), patience)
     monkeypatch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
 
-    assert Environments(tmp_path)._place(want("x"), patience) != before
+    assert Environments(tmp_path).place(want("x"), patience) != before

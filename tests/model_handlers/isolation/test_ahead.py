@@ -42,13 +42,13 @@ def test_a_model_error_is_one_batchs(start):
         handler.begin(asked(deed, each), ["y"])
         for deed, each in zip(["nothing", "raise", "nothing"], (x, y, z), strict=True)
     ]
-    first = handler._child.pid
+    first = handler.child.pid
 
     assert (handler.finish(begun[0])[0] == x).all()
     with pytest.raises(MmeError):
         handler.finish(begun[1])
     assert (handler.finish(begun[2])[0] == z).all()
-    assert handler._child.pid == first
+    assert handler.child.pid == first
 
 
 @pytest.mark.parametrize("deed", ["sigkill", "nonsense", "os._exit"])
@@ -59,7 +59,7 @@ def test_a_death_is_told_to_the_batch_that_died_of_it(start, deed):
     before, dies, behind = (
         handler.begin(asked(name, each), ["y"]) for name, each in (("nothing", x), (deed, y), ("nothing", z))
     )
-    first = handler._child.pid
+    first = handler.child.pid
 
     assert (handler.finish(before)[0] == x).all()
     with pytest.raises(MmeError) as caught:
@@ -68,7 +68,7 @@ def test_a_death_is_told_to_the_batch_that_died_of_it(start, deed):
     last = handler.begin(asked("nothing", x), ["y"])
     assert (handler.finish(behind)[0] == z).all()
     assert (handler.finish(last)[0] == x).all()
-    assert handler._child.pid != first
+    assert handler.child.pid != first
 
 
 def test_a_batch_that_cannot_be_sent_ahead_is_sent_in_its_turn(start, monkeypatch):

@@ -75,14 +75,14 @@ def fails(handler, deed):
 def test_death_fails_the_batch(start, deed, kind, words):
     """A process that dies of a batch fails it at once, with what happened; the next batch finds a new process."""
     handler = start(Misbehaves)
-    first = handler._child.pid
+    first = handler.child.pid
     error = fails(handler, deed)
 
     assert error.kind is kind
     for word in ["model 'm'", "'m_0_0'", "while it executed a batch", *words]:
         assert word in error.message
     assert np.array_equal(do(handler, "nothing"), X)
-    assert handler._child.pid != first
+    assert handler.child.pid != first
 
 
 @pytest.mark.parametrize(
@@ -101,26 +101,26 @@ def test_death_fails_the_batch(start, deed, kind, words):
 def test_exceptions_cross(start, deed, kind, words):
     """What a model raises, or returns that is no answer, is the batch's error, and its process lives on."""
     handler = start(Misbehaves)
-    first = handler._child.pid
+    first = handler.child.pid
     error = fails(handler, deed)
 
     assert error.kind is kind
     assert words in error.message
     assert np.array_equal(do(handler, "nothing"), X)
-    assert handler._child.pid == first
+    assert handler.child.pid == first
 
 
 @pytest.mark.parametrize("deed", ["hang", "spin"])
 def test_hang_is_ended(start, deed):
     """A batch that takes longer than MME_EXECUTION_TIMEOUT is ended with its process, in native code too."""
     handler = start(Misbehaves, MME_EXECUTION_TIMEOUT="0.2")
-    first = handler._child.pid
+    first = handler.child.pid
     error = fails(handler, deed)
 
     assert error.kind is Kind.EXECUTION_FAILED
     assert "gave no answer within 0.2 s" in error.message
     assert not psutil.pid_exists(first)
-    handler._deadlines = Deadlines()  # what does not hang may take its time on a busy machine
+    handler.deadlines = Deadlines()  # what does not hang may take its time on a busy machine
     assert np.array_equal(do(handler, "nothing"), X)
 
 
@@ -135,7 +135,7 @@ def test_fork_in_execute(start):
     """The copy of a process that forks and carries on as if it were the model does not answer in its place."""
     handler = start(Misbehaves)
     for _ in range(5):
-        assert do(handler, "fork").tolist() == [handler._child.pid]
+        assert do(handler, "fork").tolist() == [handler.child.pid]
 
 
 @pytest.mark.parametrize("deed", ["leave behind", "daemon"])
@@ -179,12 +179,12 @@ def test_orphans_that_end_leave_nothing(start, tmp_path):
 def test_death_between_batches(start):
     """A process that was killed while it had nothing to do costs no batch."""
     handler = start(Misbehaves)
-    first = handler._child.pid
+    first = handler.child.pid
     os.kill(first, signal.SIGKILL)
-    eventually(handler._child.has_died, "news of the death")
+    eventually(handler.child.has_died, "news of the death")
 
     assert np.array_equal(do(handler, "nothing"), X)
-    assert handler._child.pid != first
+    assert handler.child.pid != first
 
 
 def test_death_between_batches_that_is_told_late(start, monkeypatch):
@@ -192,11 +192,11 @@ def test_death_between_batches_that_is_told_late(start, monkeypatch):
     forks = ForkClient()  # not the one of the other tests
     monkeypatch.setattr(process, "FORKS", forks)
     handler = start(Misbehaves)
-    child = psutil.Process(handler._child.pid)
-    os.kill(forks._server.pid, signal.SIGSTOP)
+    child = psutil.Process(handler.child.pid)
+    os.kill(forks.pid, signal.SIGSTOP)
     child.kill()
     eventually(lambda: is_over(child), "its end")
-    going_on = threading.Timer(0.2, os.kill, (forks._server.pid, signal.SIGCONT))
+    going_on = threading.Timer(0.2, os.kill, (forks.pid, signal.SIGCONT))
     going_on.start()
 
     assert np.array_equal(do(handler, "nothing"), X)
@@ -210,8 +210,8 @@ def test_death_of_the_fork_server(start, monkeypatch):
     forks = ForkClient()  # not the one of the other tests
     monkeypatch.setattr(process, "FORKS", forks)
     handler = start(Misbehaves)
-    child = psutil.Process(handler._child.pid)
-    os.kill(forks._server.pid, signal.SIGKILL)
+    child = psutil.Process(handler.child.pid)
+    os.kill(forks.pid, signal.SIGKILL)
 
     eventually(lambda: is_over(child), "its end")
     assert np.array_equal(do(handler, "nothing"), X)
@@ -389,19 +389,23 @@ def test_files_where_fork_servers_run_hide_none_of_pythons(start, tmp_path, monk
         forks.stop()
 
 
-def test_a_fork_server_that_was_asked_for_nothing_ends_without_importing_anything():
+def test_a_fork_server_that_was_asked_for_nothing_ends_without_importing_anything(monkeypatch):
     """As one does that has given back what it imported."""
+    started, begin = [], subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *args, **options: started.append(begin(*args, **options)) or started[-1]
+    )
     forks = ForkClient("isolated_models:end_the_process")
     forks.ensure_running()
-    server = forks._server
     forks.stop()
+    (server,) = started
     assert server.returncode == 0
 
 
 def test_close_lets_the_model_clean_up(start, tmp_path):
     """`close` has the model closed in its process, ends that, and may be called again."""
     handler = start(Echo)
-    child = psutil.Process(handler._child.pid)
+    child = psutil.Process(handler.child.pid)
     handler.close()
     handler.close()
 
@@ -413,8 +417,8 @@ def test_close_lets_the_model_clean_up(start, tmp_path):
 def test_close_that_goes_wrong(start, handler_class):
     """A model that hangs or raises while it cleans up is gone all the same."""
     handler = start(handler_class)
-    handler._deadlines = Deadlines(close=0.1)
-    child = psutil.Process(handler._child.pid)
+    handler.deadlines = Deadlines(close=0.1)
+    child = psutil.Process(handler.child.pid)
     handler.close()
 
     assert not child.is_running()
@@ -424,7 +428,7 @@ def test_close_with_a_thread_left(start):
     """A thread that a model leaves running does not keep its process from ending."""
     handler = start(Misbehaves)
     do(handler, "thread")
-    handler._deadlines = Deadlines(close=60)
+    handler.deadlines = Deadlines(close=60)
     began = time.monotonic()
     handler.close()
 

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.usefixtures("nothing_held")
 class Server:
     """The other side."""
 
-    def __init__(self, end):
+    def __init__(self, end, other):
         self.end = end
+        self.other = other
         self._reader = FrameReader()
 
     def next(self):
@@ -52,7 +53,7 @@ def paused(monkeypatch):
 def sides():
     """The model's and the server's."""
     theirs, ours = socket.socketpair()
-    server = Server(ours)
+    server = Server(ours, theirs)
     events = Events(theirs, "m")
     yield events, server
     server.close()
@@ -101,8 +102,7 @@ def test_the_first_look_waits_for_what_the_server_knows(sides):
     assert looked == [(True, False)] * 3
     events.forget([1])
     assert not events.is_cancelled(1)
-    assert events._open == {2}
-    assert events._cancelled == set()
+    assert events.kept == 1  # the request 2
 
 
 def test_who_asked_to_be_told_is_told_once(sides):
@@ -127,7 +127,7 @@ def test_who_asked_to_be_told_is_told_once(sides):
     events.when_cancelled(2, lambda: told.append("never"))
 
     assert told == [1, 3]
-    assert not events._watching
+    assert events.kept == 4  # two requests, each of them cancelled
 
 
 def test_replies_are_taken_until_the_last(sides):
@@ -143,7 +143,7 @@ def test_replies_are_taken_until_the_last(sides):
     assert over.wait(PATIENCE)
 
     assert took == [(2, False), (2, False)]
-    assert not events._expected
+    assert events.kept == 0
 
 
 def test_code_that_fails_when_it_is_told_keeps_nobody_from_being_told(sides, capfd):
@@ -219,7 +219,7 @@ def test_what_cannot_be_sent_is_the_end_of_its_request(sides):
     message = server.next()
 
     assert (message["respond"], message["final"], message["error"]["kind"]) == (1, True, "EXECUTION_FAILED")
-    assert events._open == set()
+    assert events.kept == 0
     with pytest.raises(MmeError) as raised:
         events.send({"a": object()})
     assert raised.value.kind is Kind.INVALID_ARGUMENT
@@ -262,7 +262,7 @@ def test_who_listens_ends_quietly_when_its_own_side_is_closed(sides, monkeypatch
     events.expect(1, lambda *_: None)
     listener = next(thread for thread in threading.enumerate() if thread.name == "mme events")
     times_asleep(listener)
-    events._end.close()
+    server.other.close()
     server.close()
     listener.join(PATIENCE)
     assert not listener.is_alive()

@@ -279,20 +279,20 @@ def test_an_interpreter_that_does_not_start_says_why(load, tmp_path, script, wor
 def test_death_fails_the_batch_and_the_next_one_finds_a_new_process(load, prefix, deed, words):
     """The error has signal or exit code and the last words; the new process has the same environment."""
     handler = load(DO, head=DEEDS)
-    first = handler._child.pid
+    first = handler.child.pid
     error = fails(handler, deed)
 
     assert error.kind is Kind.EXECUTION_FAILED
     for word in ["model 'm'", "'m_0_0'", "while it executed a batch", *words]:
         assert word in error.message
     assert ask(handler, "python").strip() == str(prefix)
-    assert handler._child.pid != first
+    assert handler.child.pid != first
 
 
 def test_a_hang_is_ended(load):
     """A batch that takes longer than MME_EXECUTION_TIMEOUT is ended with its process."""
     handler = load(DO, head=DEEDS, parameters={"MME_EXECUTION_TIMEOUT": "0.5"})
-    first = handler._child.pid
+    first = handler.child.pid
     error = fails(handler, "hang")
 
     assert "gave no answer within 0.5 s" in error.message

@@ -121,11 +121,11 @@ def test_slices_keep_results_alive(start):
 
 def test_memory_is_used_again(start):
     """Batches one after the other, each let go before the next, share one segment."""
-    handler = start(Echo)
+    handler, before = start(Echo), mapped()
     for _ in range(100):
         handler.execute({"x": np.zeros(1000, "f4")}, ["y"])
 
-    assert len(handler._segments) == 1
+    assert mapped() - before == 1
     assert do(start(Misbehaves), "segments").item() <= 2
 
 
@@ -306,7 +306,7 @@ def test_surroundings(start):
     handler = start(Misbehaves)
     pid, parent, nice, stdin = do(handler, "where").tolist()
 
-    assert pid == handler._child.pid
+    assert pid == handler.child.pid
     assert parent != os.getpid()
     assert psutil.Process(parent).ppid() == os.getpid()
     assert nice == 0

@@ -14,6 +14,7 @@ from model_handlers.base import CPU, Device
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import hosts, start
+from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.handler import IsolatedHandler
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.parameters import Deadlines
@@ -22,11 +23,16 @@ from tests.waiting import eventually
 X = np.arange(6, dtype="f4")
 
 
+def processes():
+    """Those that models are in."""
+    return psutil.Process(FORKS.pid).children() if FORKS.pid else []
+
+
 @pytest.fixture(autouse=True)
 def no_host_left(nothing_held):
     """The last guest takes the host along."""
     yield
-    assert hosts._hosts == {}
+    assert not processes()
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def do(handler, deed):
 
 def pid(handler):
     """Of the process that it is in."""
-    return handler._child.pid
+    return handler.child.pid
 
 
 def test_guests_share_a_process(guest, start):
@@ -148,7 +154,7 @@ def test_a_guest_that_can_t_be_loaded_is_nobody_else_s_business(guest):
     """The refusal is its own, and the process goes on; alone, it leaves no process behind."""
     with pytest.raises(MmeError, match="no such model"):
         guest(Refuses)
-    assert hosts._hosts == {}
+    assert not processes()
 
     one = guest()
     with pytest.raises(MmeError, match="no such model"):
@@ -203,7 +209,7 @@ def test_who_hangs_is_ended_with_the_others_and_all_come_back(guest):
     with pytest.raises(MmeError, match=r"gave no answer within 0\.2 s"):
         do(bad, "spin")
 
-    bad._deadlines = Deadlines()  # what does not hang may take its time on a busy machine
+    bad.deadlines = Deadlines()  # what does not hang may take its time on a busy machine
     assert echo(good) == X.tolist()
     assert do(bad, "nothing")[0].tolist() == X.tolist()
     assert pid(good) == pid(bad)
@@ -224,7 +230,7 @@ def test_a_kill_for_want_of_memory_is_told_to_all(guest, kernel):
     handlers = [guest(name=name) for name in "abc"]
     kernel.write_text("oom_kill 4\n")
     psutil.Process(pid(handlers[0])).kill()
-    deaths = [handler._child.death("meanwhile") for handler in handlers]
+    deaths = [handler.child.death("meanwhile") for handler in handlers]
 
     assert [death.kind for death in deaths] == [Kind.OUT_OF_MEMORY] * 3
 
@@ -235,7 +241,7 @@ def test_who_is_ended_with_one_that_hangs_did_not_run_out_of_memory(guest, kerne
     kernel.write_text("oom_kill 4\n")
     with pytest.raises(MmeError, match="gave no answer"):
         do(bad, "spin")
-    death = good._child.death("meanwhile")
+    death = good.child.death("meanwhile")
 
     assert "was killed by SIGKILL" in death.message
     assert death.kind is Kind.EXECUTION_FAILED
@@ -245,9 +251,9 @@ def test_memory_is_what_a_guest_added(guest):
     """The process's memory is counted once, by what each of its models made it grow."""
     one, two = guest(), guest(name="b")
 
-    assert one._child.private_memory() is None
+    assert one.child.private_memory() is None
     assert 0 <= two.memory().host < 8 << 20
-    assert one._child.host.private_memory() > 0
+    assert one.child.host.private_memory() > 0
 
 
 WHERE = {

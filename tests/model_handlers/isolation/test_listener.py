@@ -137,11 +137,10 @@ def test_who_posts_never_waits(owners):
         deaf.channel.post(large(number) if number % 100 == 0 else Frame({"n": number, "text": "x" * 10_000}))
     other.say(1)
     eventually(lambda: other.came == [1])
-    assert deaf.channel._unsent
+    assert deaf.channel.unsent
 
     assert heard(deaf.theirs, 300) == list(range(300))
-    eventually(lambda: not deaf.channel._unsent)
-    assert deaf.channel._unsent_size == 0
+    eventually(lambda: not deaf.channel.unsent)
     deaf.channel.post(Frame({"n": 300}))
     assert heard(deaf.theirs, 1) == [300]
 
@@ -155,7 +154,7 @@ def test_who_reads_nothing_at_all_is_lost(owners, monkeypatch):
 
     assert [type(error) for error in owner.ends] == [DeafError]
     assert "does not read what it is told" in str(owner.ends[0])
-    assert not owner.channel._unsent
+    assert not owner.channel.unsent
 
 
 @pytest.mark.parametrize("what", ["nothing", "frames", "unread frames"])
@@ -179,21 +178,21 @@ def test_close_in_the_middle(owners):
     owner = owners()
     for number in range(300):
         owner.channel.post(large(number))
-    assert owner.channel._unsent
+    assert owner.channel.unsent
     assert owner.channel.close()
     assert not owner.channel.close()
     owner.channel.post(large(0))
     owner.channel.drain()
 
     assert owner.ends == []
-    assert not owner.channel._unsent
+    assert not owner.channel.unsent
 
 
 def test_close_by_who_takes(owners):
     """A channel may be closed from within, by what came on it."""
     closing = owners(lambda _: closing.channel.close())
     closing.say(1)
-    eventually(lambda: not closing.channel._open)
+    eventually(lambda: closing.channel.closed)
     other = owners()
     other.say(2)
     eventually(lambda: other.came == [2])
@@ -213,7 +212,7 @@ def test_drain_takes_what_came(owners, held):
     owner.channel.drain()
 
     assert owner.came == list(range(5000))
-    assert not owner.channel._open
+    assert owner.channel.closed
     assert owner.ends == ([] if held else [None])
     if keeps is not None:
         keeps.close()
@@ -270,7 +269,7 @@ def test_a_channel_that_cannot_be_heard_is_closed():
         with pytest.raises(PermissionError):
             channel.start()
 
-    assert not channel._open
+    assert channel.closed
 
 
 def test_a_loop_reads_what_is_small(owners, loop):

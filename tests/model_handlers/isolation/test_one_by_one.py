@@ -106,7 +106,7 @@ def test_who_is_answered_does_not_wait_for_a_slow_one(start):
         assert np.array_equal(answer.outputs["y"], X * 2)
         assert [error.message for error in second.responder.end()] == ["this one is bad"]
         assert slow.responder.got == got == []
-        psutil.Process(handler._child.pid).kill()
+        psutil.Process(handler.child.pid).kill()
         thread.join()
         assert [type(answer) for answer in got] == [ChildDiedError] * 3 + [GivenBackError]
         assert [request.responder.ends for request in sent] == [1, 1, 1, 1]
@@ -189,7 +189,7 @@ def test_answers_are_what_they_were_when_the_model_gave_them(start):
     thread, _ = aside(handler, sent)
     [early] = sent[0].responder.end()
     assert early.outputs["y"].tolist() == X.tolist()
-    psutil.Process(handler._child.pid).kill()
+    psutil.Process(handler.child.pid).kill()
     thread.join()
 
 
@@ -197,7 +197,7 @@ def test_a_copy_that_the_model_made_executes_nobody_else(start):
     """It came back from the model's code where that forked, and ends before the next request."""
     handler = start(RequestsMisbehave, UNHURRIED="1")
     assert len(handler.execute_requests(requests("note", "fork", "note", "note"))) == 4
-    assert set((handler_folder(handler) / "noted").read_text().split()) == {str(handler._child.pid)}
+    assert set((handler_folder(handler) / "noted").read_text().split()) == {str(handler.child.pid)}
 
 
 def test_a_process_may_die_before_it_is_sent_anything(start):
@@ -207,8 +207,8 @@ def test_a_process_may_die_before_it_is_sent_anything(start):
         handler.execute_requests(requests("exit 137"))
     with handler._lock:
         handler._revive()
-    psutil.Process(handler._child.pid).kill()
-    while handler._child.alive:
+    psutil.Process(handler.child.pid).kill()
+    while handler.child.alive:
         time.sleep(0.01)
     assert [type(answer) for answer in handler.execute_requests(requests("a", "b"))] == [ModelResponse] * 2
 

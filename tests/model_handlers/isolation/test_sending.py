@@ -1,6 +1,7 @@
 """Batches sent without waiting: answers are taken when they are there, and whatever else is heard is left to a thread."""
 
 import errno
+import os
 import select
 import socket
 import threading
@@ -94,7 +95,7 @@ def test_nothing_is_taken_before_it_is_there(start, ears):
     handler = start(RequestsMisbehave)
     assert handler.send_requests([request("hang")], ears)
     assert handler.take_answers() is None
-    psutil.Process(handler._child.pid).kill()
+    psutil.Process(handler.child.pid).kill()
     with pytest.raises(MmeError, match="SIGKILL"):
         handler.await_answers()
 
@@ -104,13 +105,13 @@ def test_what_befalls_the_batch_is_raised(start, ears):
     handler = start(
         RequestsMisbehave, config=ModelConfig("m", max_batch_size=8, dynamic_batching=DynamicBatching((8,)))
     )
-    first = handler._child.pid
+    first = handler.child.pid
     heard(handler, ears, request("raise"))
     with pytest.raises(MmeError, match="ZeroDivisionError"):
         handler.take_answers()
     heard(handler, ears, request())
     assert len(handler.take_answers()) == 1
-    assert handler._child.pid == first
+    assert handler.child.pid == first
 
 
 def test_answers_that_find_no_memory_are_lost_alone(start, ears, monkeypatch):
@@ -125,7 +126,7 @@ def test_answers_that_find_no_memory_are_lost_alone(start, ears, monkeypatch):
         patched.setattr(Segment, "follow", full)
         with pytest.raises(OSError, match="Cannot allocate memory"):
             handler.take_answers()
-    assert handler._open == {}
+    assert handler.open_requests == 0
     heard(handler, ears, request())
     assert len(handler.take_answers()) == 1
 
@@ -166,14 +167,18 @@ def test_nothing_is_sent_that_nobody_would_hear(start):
     assert refused(start(RequestsMisbehave), deaf, request())
 
 
-def test_nothing_is_sent_while_a_batch_is_under_way(start, ears):
+def test_nothing_is_sent_while_a_batch_is_under_way(start, ears, tmp_path):
     """One batch at a time, whichever threads have them done; nobody waits for another's."""
     handler = start(RequestsMisbehave)
-    with handler._lock:
-        assert not handler.send_requests([request()], ears)
+    executing = threading.Thread(target=handler.execute_requests, args=([request("wait")],))
+    executing.start()
+    eventually((tmp_path / "waits").exists)
+    assert not handler.send_requests([request()], ears)
+    (tmp_path / "go").touch()
+    executing.join()
     assert handler.send_requests([request("hang")], ears)
     assert not handler.send_requests([request()], ears)
-    psutil.Process(handler._child.pid).kill()
+    psutil.Process(handler.child.pid).kill()
     with pytest.raises(MmeError, match="SIGKILL"):
         handler.await_answers()
 
@@ -194,18 +199,18 @@ def test_nothing_is_sent_while_a_batch_is_under_way(start, ears):
 def test_what_is_no_answer_is_for_a_thread(start, ears, caplog, deed, words):
     """A death or nonsense under way gives nothing to take; waiting tells what it was, and the next batch a new process."""
     handler = start(RequestsMisbehave)
-    first = handler._child.pid
+    first = handler.child.pid
     heard(handler, ears, request(deed))
     assert handler.take_answers() is None
     with pytest.raises(MmeError, match=words) as raised:
         handler.await_answers()
     assert raised.value.kind is Kind.EXECUTION_FAILED
-    assert handler._open == {}
+    assert handler.open_requests == 0
     assert not handler.send_requests([request()], ears)
     assert len(handler.execute_requests([request()])) == 1
     heard(handler, ears, request())
     assert len(handler.take_answers()) == 1
-    assert handler._child.pid != first
+    assert handler.child.pid != first
     assert len(set(map(id, ears.told))) == 2
     caplog.clear()  # an error that was logged holds on to what it was found in
 
@@ -226,7 +231,7 @@ def test_patience_ends(start, ears):
     """Waiting ends when the batch's time is over, counted from when it was sent, and its process with it."""
     handler = start(RequestsMisbehave, MME_EXECUTION_TIMEOUT="0.2")
     assert handler.patience == 0.2
-    first = handler._child.pid
+    first = handler.child.pid
     assert handler.send_requests([request("hang")], ears)
     with pytest.raises(MmeError, match=r"gave no answer within 0\.2 s"):
         handler.await_answers()
@@ -236,7 +241,7 @@ def test_patience_ends(start, ears):
 def test_a_process_that_died_unheard_is_started_anew(start, ears):
     """A batch is not sent to a process that is gone; a thread executes it in a new one, and it does not fail."""
     handler = start(RequestsMisbehave)
-    child = psutil.Process(handler._child.pid)
+    child = psutil.Process(handler.child.pid)
     child.kill()
     psutil.wait_procs([child], 60)
     assert refused(handler, ears, request())
@@ -245,11 +250,12 @@ def test_a_process_that_died_unheard_is_started_anew(start, ears):
 def test_half_a_message_is_never_left(start, ears):
     """Where the system takes only a part of a message, its process is given up, and the batch done by a new one."""
     handler = start(RequestsMisbehave)
-    first = handler._child.pid
+    first = handler.child.pid
     psutil.Process(first).suspend()  # it reads nothing meanwhile
-    handler._child._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    with socket.socket(fileno=os.dup(handler.child.descriptors[0])) as control:
+        control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     assert refused(handler, ears, ModelRequest({"x": X}, ("y",), "x" * 60_000))
-    assert handler._child.pid != first
+    assert handler.child.pid != first
 
 
 def test_a_thread_may_take_what_the_loop_sent(start, ears):

@@ -12,6 +12,7 @@ import pytest
 from unasked_models import Once, Unasked
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.listener import Channel
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.restarts import LIMIT
 from model_handlers.metrics import METRICS
@@ -75,7 +76,7 @@ def test_responses_come_in_order_and_end_once(start, deed):
     assert [client.end() for client in clients] == [[], [0], list(range(500))]
     assert [client.ends for client in clients] == [1, 1, 1]
     assert clients[2].got[3].parameters == {"n": 3}
-    assert not handler._open
+    assert handler.open_requests == 0
 
 
 @pytest.mark.parametrize("size", [1, 16 << 10, (16 << 10) + 1, 1 << 20])
@@ -161,7 +162,7 @@ def test_a_batch_that_raises_before_any_response(start):
         execute(handler, "hold", "raise")
 
     assert raised.value.kind is Kind.UNSUPPORTED
-    assert not handler._open
+    assert handler.open_requests == 0
     assert ask(handler, "answer 1") == 1
 
 
@@ -176,7 +177,7 @@ def test_a_request_is_answered_once(start, handler_class):
         else:
             assert answer == 2
             assert client.got == []
-    assert not handler._open
+    assert handler.open_requests == 0
 
 
 def test_one_response_is_all_where_the_model_is_not_decoupled(start):
@@ -187,7 +188,7 @@ def test_one_response_is_all_where_the_model_is_not_decoupled(start):
     assert client.end() == [0]
     assert ask(handler, "counts") == 0
     assert len(client.got) == 1
-    assert not handler._open
+    assert handler.open_requests == 0
 
 
 def test_a_response_that_cannot_be_sent_is_the_last(start):
@@ -215,7 +216,7 @@ def test_nothing_is_kept_of_requests_that_are_over(start):
         execute(handler, "raise")
 
     assert ask(handler, "counts") == 0
-    assert not handler._open
+    assert handler.open_requests == 0
 
 
 def test_senders_that_are_collected_in_the_middle_of_sending(start):
@@ -271,14 +272,16 @@ def test_who_left_before_the_model_asked_is_known_when_it_asks(start):
     assert ask(handler, "threads-running") == 1
 
 
-def test_a_model_that_never_looks_is_told_nothing(start):
+def test_a_model_that_never_looks_is_told_nothing(start, monkeypatch):
     """However many clients leave, nothing is sent that nobody reads."""
+    posted = []
+    monkeypatch.setattr(Channel, "post", lambda _, frame: posted.append(frame))
     handler = start(Unasked)
     clients = [execute(handler, "hold")[1][0] for _ in range(200)]
     for client in clients:
         client.leave()
 
-    assert not handler._channel._unsent
+    assert posted == []
     assert not any(client.watched for client in clients)
 
 
@@ -302,7 +305,7 @@ def test_death_in_a_batch(start, deed, words):
     assert error is raised.value
     assert held.end() == [error]
     assert (client.ends, held.ends) == (1, 1)
-    assert not handler._open
+    assert handler.open_requests == 0
     assert ask(handler, "answer 1") == 1
 
 
@@ -317,12 +320,12 @@ def test_death_between_batches(start, number):
         [error] = client.end()
         assert f"was killed by {number.name} while it had requests to answer" in error.message
     assert ask(handler, "answer 1") == 1
-    assert handler._child.pid != first
+    assert handler.child.pid != first
 
 
 def killed(handler, number):
     """Kill the process; its id."""
-    pid = handler._child.pid
+    pid = handler.child.pid
     os.kill(pid, number)
     return pid
 
@@ -346,7 +349,7 @@ def test_close_ends_open_requests(start):
 
     [error] = held.end()
     assert (error.kind, error.message) == (Kind.UNAVAILABLE, "model 'm' was unloaded")
-    assert not handler._open
+    assert handler.open_requests == 0
 
 
 def test_restarts_after_deaths_between_batches_have_a_budget(start):
@@ -397,7 +400,7 @@ def test_nonsense_ends_the_process(start, deed):
     """What is no frame, or says nothing that makes sense, is told by its words; the next batch finds a new process."""
     handler = start(Unasked)
     handler.outside = Server()
-    first = handler._child.pid
+    first = handler.child.pid
     _, [held, client] = execute(handler, "hold", deed)
 
     [error] = held.end()
@@ -412,15 +415,16 @@ def test_nonsense_ends_the_process(start, deed):
 def test_a_batch_buries_a_process_that_said_nonsense(start, monkeypatch):
     """Whoever executes next does not wait for the thread that would."""
     handler = start(Unasked)
-    monkeypatch.setattr(handler, "_mourn", lambda: None)
-    first = handler._child.pid
+    left = threading.Event()
+    monkeypatch.setattr(handler, "_mourn", left.set)
+    first = handler.child.pid
     _, [held] = execute(handler, "say {}")
-    eventually(lambda: handler._unheard is not None)
+    assert left.wait(PATIENCE)
     assert held.got == []
 
     assert ask(handler, "answer 1") == 1
     assert "a frame about nothing" in held.end()[0].message
-    assert handler._child.pid != first
+    assert handler.child.pid != first
 
 
 def test_nonsense_from_a_process_that_hangs(start, monkeypatch):
@@ -428,7 +432,7 @@ def test_nonsense_from_a_process_that_hangs(start, monkeypatch):
     handler = start(Unasked)
     _, [held] = execute(handler, "hold")
     with monkeypatch.context() as patched:
-        patched.setattr(handler, "_deadlines", Deadlines(execution=0.3))
+        patched.setattr(handler, "deadlines", Deadlines(execution=0.3))
         with pytest.raises(MmeError, match=r"gave no answer within 0\.3 s"):
             execute(handler, "stuck")
 
@@ -461,7 +465,7 @@ def test_answers_to_unknown_requests_are_nobodys(start):
 def test_a_process_that_hangs_up_is_ended(start, argument):
     """Whether it answered its batch or not: nothing that it says of its own accord could be heard."""
     handler = start(Unasked)
-    first = handler._child.pid
+    first = handler.child.pid
     _, [held, client] = execute(handler, "hold", f"hang-up{argument}")
 
     assert "was ended, since it closed its connection" in held.end()[0].message
@@ -566,7 +570,7 @@ def test_many_calls_at_once(start):
     handler.outside = Server()
 
     assert ask(handler, "call-many 200") == 200
-    assert not handler._questions._calls
+    assert handler.open_calls == 0
 
 
 def test_large_answers_keep_their_place_among_small_ones(start):
@@ -615,7 +619,7 @@ def test_a_dropped_call_is_cancelled(start):
     responder.send(ModelResponse({"y": np.zeros(1, "f4")}), final=False)
     responder.send(None, final=True)
 
-    assert not handler._questions._calls
+    assert handler.open_calls == 0
     assert ask(handler, "counts") == 0
 
 
@@ -636,7 +640,7 @@ def test_the_death_of_a_caller_cancels_its_calls(start):
     (_, second) = server.calls[1]
     assert (first.number, second.number) == (1, 1)
     assert not second.is_cancelled()
-    assert handler._questions._calls == {1: second}
+    assert handler.open_calls == 1
     second.send(ModelResponse({"y": np.zeros(1, "f4")}), final=True)
     waiting.join(PATIENCE)
 
@@ -669,4 +673,4 @@ def test_an_answer_that_cannot_be_handed_over_is_an_error(start):
 
     assert "complex64" in told[0]
     assert responder.is_cancelled()
-    assert not handler._questions._calls
+    assert handler.open_calls == 0

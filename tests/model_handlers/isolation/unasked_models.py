@@ -227,9 +227,7 @@ def _cancelled(model, request, argument):
 
 def _counts(model, request, argument):
     """What the channel keeps of requests that are over: nothing, after this one."""
-    events = request.responder._events
-    kept = (events._open, events._cancelled, events._watching, events._expected, events._unsent)
-    return response(sum(map(len, kept)) - 1)
+    return response(request.responder._events.kept - 1)
 
 
 def _fork(model, request, argument):
@@ -326,7 +324,7 @@ def _call_drop(model, request, argument):
         time.sleep(0.001)
     for tell in inbox.tell:
         tell()
-    return response(len(request.responder._events._expected))
+    return response(request.responder._events.kept - 1)
 
 
 def _call_exit(model, request, argument):

@@ -67,6 +67,11 @@ class Models:
         self._open.append(handler)
         return handler
 
+    @staticmethod
+    def author(handler):
+        """The author's object that a handler in this process has made."""
+        return handler._host._author
+
     def refused(self, source, config=VECTORS, **where):
         """The error of a model that cannot be loaded."""
         with pytest.raises(MmeError) as caught:

@@ -40,7 +40,7 @@ def test_a_model_completes_its_configuration(models):
     assert [(s.name, s.data_type, s.dims) for s in config.outputs] == [("O", BYTES, (-1, 2))]
     assert config.max_batch_size == 16
     assert config.dynamic_batching.preferred_batch_sizes == (16,)
-    told = json.loads(handler._host._author.args["model_config"])
+    told = json.loads(models.author(handler).args["model_config"])
     assert (told["input"][0]["dims"], told["max_batch_size"]) == ([4], 16)
 
 
@@ -96,7 +96,7 @@ def test_what_is_to_be_completed_is_shown_as_triton_shows_it(models):
         "return c",
     )
     handler = models.load(source, PLACES)
-    assert handler._host._author.shown == [
+    assert models.author(handler).shown == [
         ("I", "TYPE_INVALID", [], True),
         ("J", "TYPE_INT32", [1], False),
         ("K", "TYPE_INVALID", [4], False),

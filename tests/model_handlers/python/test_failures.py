@@ -499,7 +499,7 @@ def test_threads_that_share_an_instance_take_turns(models, kit):
         thread.start()
     for thread in threads:
         thread.join()
-    assert handler._host._author.overlaps == 0
+    assert models.author(handler).overlaps == 0
 
 
 # -- what is refused by name -------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_execute_may_be_a_coroutine_and_its_loop_lives_on(models, kit):
     handler = models.load(source)
     requests = [kit.request(["SUM"], A=[[1, 2]]), kit.request(["SUM"], A=[[3, 4]])]
     assert [lists(a)["SUM"] for a in handler.execute_requests(requests)] == [[[1, 2]], [[3, 4]]]
-    assert handler._host._author.background.wait(60)
+    assert models.author(handler).background.wait(60)
     assert [lists(a)["SUM"] for a in handler.execute_requests(requests)] == [[[2, 4]], [[6, 8]]]
 
 
@@ -170,7 +170,7 @@ def test_initialize_is_told_where_it_is_and_what_its_configuration_says(models, 
                 ]
     """
     handler = models.load(source, config, device=Device("gpu", 3), lane="m_0_7", version=5)
-    args = dict(handler._host._author.args)
+    args = dict(models.author(handler).args)
     told = json.loads(args.pop("model_config"))
     assert args == {
         "model_instance_kind": "GPU",
@@ -198,7 +198,7 @@ def test_requests_tell_what_the_client_sent(models, kit):
     handler = models.load(source)
     sent = kit.request(["SUM"], id="me", parameters={"k": "ü", "n": 2, "b": True}, timeout_us=250, A=[[1, 2]])
     handler.execute_requests([sent])
-    [request] = handler._host._author.seen
+    [request] = models.author(handler).seen
     assert (request.request_id(), request.timeout(), request.requested_output_names()) == ("me", 250, {"SUM"})
     assert request.parameters() == '{"k":"ü","n":2,"b":true}'
     assert (request.correlation_id(), request.flags(), request.is_cancelled()) == (0, 0, False)
@@ -338,7 +338,7 @@ def test_a_model_may_import_files_beside_it(models, kit):
     handler = models.load(source, files=files)
     [answer] = handler.execute_requests([kit.request(["SUM"], A=[[1, 2]])])
     assert lists(answer) == {"SUM": [[115, 230]]}
-    assert type(handler._host._author).__module__ == "1.model"
+    assert type(models.author(handler)).__module__ == "1.model"
 
 
 def test_no_file_of_a_model_hides_pythons_own(models, kit, monkeypatch):
@@ -385,7 +385,7 @@ def test_two_models_in_one_process_know_which_they_are(models, kit):
     ]
     for handler in handlers:
         handler.execute_requests([kit.request([], A=[[1, 2]])])
-    assert [h._host._author.dirs for h in handlers] == [[str(models.root / n / "1")] * 2 for n in ("a", "b")]
+    assert [models.author(h).dirs for h in handlers] == [[str(models.root / n / "1")] * 2 for n in ("a", "b")]
 
 
 def test_models_that_run_at_the_same_time_know_which_they_are(models, kit):
@@ -403,10 +403,10 @@ def test_models_that_run_at_the_same_time_know_which_they_are(models, kit):
     first, second = (models.load(source, name=name) for name in ("first", "second"))
     with ThreadPoolExecutor(1) as other:
         execute = functools.partial(second.execute_requests, [kit.request([], A=[[1, 2]])])
-        first._host._author.meanwhile = lambda: other.submit(execute).result()
+        models.author(first).meanwhile = lambda: other.submit(execute).result()
         first.execute_requests([kit.request([], A=[[1, 2]])])
-    assert first._host._author.directory == str(models.root / "first" / "1")
-    assert second._host._author.directory == str(models.root / "second" / "1")
+    assert models.author(first).directory == str(models.root / "first" / "1")
+    assert models.author(second).directory == str(models.root / "second" / "1")
 
 
 def test_the_log_of_a_model_is_the_servers_with_the_models_name(models, kit, caplog):
@@ -460,7 +460,7 @@ def test_finalize_is_called_once_and_may_fail(models, kit, caplog):
                 sys.exit(3)
     """
     handler = models.load(source)
-    calls = handler._host._author.calls
+    calls = models.author(handler).calls
     models.close(handler)
     assert calls == [1]
     assert "failed in finalize" in caplog.text
@@ -489,8 +489,8 @@ def test_the_model_file_may_have_another_name_and_lie_deeper(models, kit):
         (file.parent / path).parent.mkdir(exist_ok=True)
         (file.parent / path).write_text(text)
     handler = PythonHandler.load(config, file.parent / "src/served.py", Device("cpu"), "m_0")
-    assert handler._host._author.args["model_repository"] == str(models.root / "m")
-    assert handler._host._author.args["model_version"] == "1"
+    assert models.author(handler).args["model_repository"] == str(models.root / "m")
+    assert models.author(handler).args["model_version"] == "1"
     handler.close()
 
 

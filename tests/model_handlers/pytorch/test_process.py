@@ -178,7 +178,7 @@ def test_memory_comes_back_with_the_end_of_the_process(wide, start):
     """A model counts its weights and not the framework, and when it is closed its process is gone."""
     _, path = wide
     handler = start(path)
-    process = psutil.Process(handler._child.pid)
+    process = psutil.Process(handler.child.pid)
     taken = handler.memory().host >> 20
     handler.close()
 
@@ -189,12 +189,12 @@ def test_memory_comes_back_with_the_end_of_the_process(wide, start):
 def test_the_framework_is_imported_once(wide, start, fork_servers):
     """Processes begin with PyTorch imported, and share it; those of other models do not have it."""
     handler = start(wide[1])
-    parent = psutil.Process(handler._child.pid).parent()
+    parent = psutil.Process(handler.child.pid).parent()
     plain, with_torch = fork_servers
 
-    assert parent.pid == with_torch._server.pid != plain._server.pid
-    assert "libtorch_cpu" in Path(f"/proc/{with_torch._server.pid}/maps").read_text()
-    assert "libtorch_cpu" not in Path(f"/proc/{plain._server.pid}/maps").read_text()
+    assert parent.pid == with_torch.pid != plain.pid
+    assert "libtorch_cpu" in Path(f"/proc/{with_torch.pid}/maps").read_text()
+    assert "libtorch_cpu" not in Path(f"/proc/{plain.pid}/maps").read_text()
 
 
 def test_models_may_share_a_process(wide, start):
@@ -205,7 +205,7 @@ def test_models_may_share_a_process(wide, start):
     wanted = module(torch.from_numpy(x)).detach().numpy()
     for handler in (one, two, one):
         np.testing.assert_allclose(handler.execute({"x": x}, ["y"])[0], wanted, rtol=1e-4, atol=1e-5)
-    host = two._child.host
+    host = two.child.host
     both = host.private_memory()
     one.close()
 
@@ -290,16 +290,21 @@ def on_gpu(current, monkeypatch, save):
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_gpu_that_answers_nothing_but_errors_is_no_use_any_more(lost, on_gpu, monkeypatch):
+def test_a_gpu_that_answers_nothing_but_errors_is_no_use_any_more(lost, on_gpu, current, monkeypatch):
     """What fails on a GPU has it asked whether it still answers: an assertion in a kernel ends that, a wrong shape does not."""
 
     def fails(*_):
         raise RuntimeError(ASSERTED)
 
+    def load_failing(path, form, device, model):
+        program = load_program(path, form, device, model)
+        monkeypatch.setattr(program, "call", fails)
+        return program
+
     asked = []
+    monkeypatch.setattr("model_handlers.pytorch.handler.load_program", current.noting(load_failing, device=None))
     handler = on_gpu()
     monkeypatch.setattr(torch.cuda, "synchronize", fails if lost else asked.append)
-    monkeypatch.setattr(handler._program, "call", fails)
     with pytest.raises(MmeError, match=ASSERTED) as caught:
         handler.execute({"x": np.ones(2, np.float32)}, ["y"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from model_handlers.base import CPU
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
 from model_handlers.pytorch import TorchHandler
-from model_handlers.pytorch.programs import _shared
+from model_handlers.pytorch.programs import load_program
 from model_handlers.pytorch.runtime import translated
 from tests.frameworks import framework
 
@@ -223,21 +224,33 @@ def test_parameters_change_no_answer(parameters, save, load, specs):
         assert handler.execute({"x": X}, ["y"])[0].tolist() == X.tolist()
 
 
-def test_instances_of_one_process_share_a_model_if_asked_to(save, load, specs):
+def test_instances_of_one_process_share_a_model_if_asked_to(save, load, specs, monkeypatch):
     """ENABLE_WEIGHT_SHARING: one model for all on a device, for as long as any of them is there; a new file is another."""
     path, x, y = save(_Same()), specs(x=("FP32", [4])), specs(y=("FP32", [4]))
+    held = weakref.WeakSet()
+
+    def noted(*args):
+        program = load_program(*args)
+        held.add(program)
+        return program
+
+    for module in ("handler", "programs"):
+        monkeypatch.setattr(f"model_handlers.pytorch.{module}.load_program", noted)
     one, two = (load(path, x, y, ENABLE_WEIGHT_SHARING="true") for _ in range(2))
+    assert len(held) == 1
     alone = load(path, x, y)
-    shared = one._program
-    assert two._program is shared is not alone._program
+    assert len(held) == 2
 
     one.close()
     assert two.execute({"x": X}, ["y"])[0].tolist() == X.tolist()
     os.utime(path, ns=(1, 1))
-    assert load(path, x, y, ENABLE_WEIGHT_SHARING="true")._program is not shared
+    another = load(path, x, y, ENABLE_WEIGHT_SHARING="true")
+    assert len(held) == 3
     two.close()
-    del shared
-    assert len(_shared) == 1
+    assert len(held) == 2
+    alone.close()
+    another.close()
+    assert not held
 
 
 @pytest.mark.parametrize("name", ["INTRA_OP_THREAD_COUNT", "NUM_THREADS"])

@@ -31,14 +31,14 @@ def test_a_model_in_a_process(models, fork_server):
     """Its answers are TensorFlow's own; the framework is shared with all such processes, and the process ends."""
     config = ModelConfig("m", max_batch_size=8, parameters={"TF_NUM_INTRA_THREADS": "1", "TF_NUM_INTER_THREADS": "1"})
     handlers = [start_isolated(SavedModelHandler, config, models.saved, CPU, f"m_0_{lane}") for lane in range(2)]
-    processes = [psutil.Process(handler._child.pid) for handler in handlers]
+    processes = [psutil.Process(handler.child.pid) for handler in handlers]
     try:
         for handler, rows in zip(handlers, (1, 8), strict=True):
             x = np.random.default_rng(7).standard_normal((rows, 4), "f4")
             np.testing.assert_allclose(handler.execute({"x": x}, ["y"])[0], x @ WEIGHTS, rtol=1e-4, atol=1e-5)
             assert handler.memory().host < 120 << 20
-        assert {process.parent().pid for process in processes} == {fork_server._server.pid}
-        assert "tensorflow" in Path(f"/proc/{fork_server._server.pid}/maps").read_text()
+        assert {process.parent().pid for process in processes} == {fork_server.pid}
+        assert "tensorflow" in Path(f"/proc/{fork_server.pid}/maps").read_text()
     finally:
         for handler in handlers:
             handler.close()

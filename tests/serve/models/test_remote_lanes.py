@@ -200,7 +200,7 @@ async def test_lanes_answer_side_by_side(toys, model_file, monkeypatch):
         for _ in range(5):
             assert (await ask(model)).tolist() == [2, 2]
         for handler in handlers:
-            psutil.Process(handler._child.pid).kill()
+            psutil.Process(handler.child.pid).kill()
         assert "SIGKILL" in (await hanging).message
 
 
@@ -219,7 +219,7 @@ async def test_a_death_while_idle_costs_nothing(toys, model_file, monkeypatch):
     """A process that dies between batches is heard; the next request finds a new one."""
     async with serving(toys, model_file) as (model, [handler]):
         assert (await ask(model)).tolist() == [2, 2]
-        first = handler._child.pid
+        first = handler.child.pid
         psutil.Process(first).kill()
         await until(lambda: not psutil.pid_exists(first))
         calls = count_threads(handler, monkeypatch)
@@ -270,7 +270,7 @@ async def test_the_time_of_each_batch_is_its_own(toys, model_file, monkeypatch):
         remote._timer.cancel()
         remote._look()
         assert (remote._timer, remote._out) == (None, {})
-        psutil.Process(handler._child.pid).kill()
+        psutil.Process(handler.child.pid).kill()
         assert "SIGKILL" in (await hanging).message
         assert calls == ["await_answers"]
 
@@ -406,7 +406,7 @@ async def test_who_waits_behind_a_slow_one_goes_to_another_lane(toys, model_file
         assert [result.tolist() for result in await asyncio.gather(*others)] == [[2, 2]] * 3
         assert not hanging.done()
         for handler in handlers:
-            psutil.Process(handler._child.pid).kill()
+            psutil.Process(handler.child.pid).kill()
         assert "SIGKILL" in (await hanging).message
         stats = model.stats
         while stats.execution_count < 4:  # noqa: ASYNC110 - the end of a batch may come behind those of its requests
@@ -448,7 +448,7 @@ async def test_who_was_never_begun_is_refused_by_a_model_that_goes(toys, model_f
         while not model._remote._out:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0)
         model.refuse_waiting()
-        psutil.Process(handler._child.pid).kill()
+        psutil.Process(handler.child.pid).kill()
         hanging, waiting = await asyncio.gather(*asked)
         assert hanging.kind is waiting.kind is Kind.UNAVAILABLE or "SIGKILL" in hanging.message
         assert waiting.kind is Kind.UNAVAILABLE

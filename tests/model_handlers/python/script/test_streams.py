@@ -7,12 +7,17 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelRequest
 
 STREAM = """
+import json
+
 def model_fn(model_dir): return []
 def transform_fn(model, body, content_type, accept, context):
     if body == "typed":
         context.set_response_content_type(0, "text/event-stream")
     if body == "early":
         raise ValueError("before the first piece")
+    if body == "closed":
+        yield json.dumps(model)
+        return
     try:
         for piece in ("a", b"b", bytearray(b"c"), {"d": 1}) if body != "none" else ():
             yield piece
@@ -110,7 +115,9 @@ def test_a_generator_is_closed_when_its_client_has_left(scripts):
 
     assert bodies(recorder) == [b"a", b"b"]
     assert recorder.sent[-1] == (None, True)
-    assert loaded.handler._host._model == ["left"]
+    again = Recorder()
+    ask(loaded, "closed", again)
+    assert bodies(again) == [b'["left"]']
 
 
 def test_without_anybody_to_send_pieces_to_they_are_one_answer(scripts):
