@@ -80,7 +80,7 @@ HTTP = (
     Http("unknown route by POST", "POST /no/such/route", {}),
     Http("the root", "GET /"),
     Http("all by OPTIONS", "OPTIONS *"),
-    Http("metadata by HEAD", "HEAD /v2"),
+    Http("health by HEAD", "HEAD /v2/health/live"),
     Http("metadata by DELETE", "DELETE /v2"),
     Http("infer by GET", "GET /v2/models/plus/infer"),
     Http("infer by HEAD", "HEAD /v2/models/plus/infer"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 VALUES = (
     "x", "true", "OFF", "maybe", "0", "1", "-1", "+1", "1.5", "1e3", "nan", "0.05", "25", "64", "101", "1000", "70000",
     "604801", "9999999999", "1" * 20, "٣", "\0", "a\0b", "é", "a b", "a/b", "..", ".", "*", ",", "a,,b", "a,b",
-    "0.0", "1.0", "1.1", "80%", "0%", "101%", "95%-2GiB", "95%-x", "350MB", "2Gi", "2XiB", "-2GiB", "0.1b",
+    "0.0", "1.0", "1.1", "80%", "0%", "101%", "95%-2GiB", "95%-x", "350MB", "2Gi", "2XiB", "-2GiB", "0.1b", "200GiB", "2000000GiB",
     "local,size=1048576", "local,size=x", "debug", "WARN", "50", "999", "text/csv", "application/*", "*/*", "text", "a/b; c=d",
     "text/é", "s3://bucket/prefix/", "s3://B/x", "s3://", "s3://https://host:9000/bucket/p", "gs://bucket", "s3://bucket,folder",
     "file:///folder", "http://host:4318", "http://host/v1/x", "ftp://host", "http://", "127.0.0.1", "::1", "[::1]", "ipv6:[::1]",
@@ -16,7 +16,7 @@ VALUES = (
     "health:key=secret", "health,metadata:key=secret,inference:other=x", "health:key", "health:k y=x", "nonsense:key=x",
     "health:a=b,health:c=d", "health", "x-tenant-.*", "(?-i)X", "(", "time=7200000", "time=x", "time=true", "nothing=1",
     "time=9999999999", "permit-without-calls=true,max-ping-strikes=0", "counter_latencies=true", "counter_latencies=x", "other=true",
-    "summary_quantiles=0.5:0.05,0.99:0.001", "summary_quantiles=2:0", "summary_quantiles=x", "TIMESTAMPS", "timestamps,TENSORS",
+    "summary_quantiles=0.5:0.05,0.99:0.001", "summary_quantiles=2:0", "summary_quantiles=x", f"summary_quantiles={','.join(['0.5:0.05'] * 99)}", "TIMESTAMPS", "timestamps,TENSORS",
     "TIMESTAMPS,OFF", "none", "explicit", "poll", "demand", "lru", "gdsf", "auto", "plain", "json", "ISO8601", "execution_count",
     "high", "ready", "live", "SINGLE_RECORD", "multi_record", "infer", "generate", "generate_stream", "info",
     "python,shm-default-byte-size=1048576", "python,stub-timeout-seconds=30", "onnxruntime,default-max-batch-size=8",

@@ -22,7 +22,7 @@ MASKS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?m)^\s*(?:ns|last_inference): \d+\n", ""),  # protobuf leaves zeros out
     (r'(?<="data":\[1,1,0,)\d{5,}', "<session>"),
     (r"\b\d{16,20}(?=; Expires)|(?<=sessionId\":\")\d+", "<session>"),
-    (r'(?<=version: ")\d+\.\d+\.\d+|(?<="version":")\d+\.\d+\.\d+', "<version>"),
+    (r'(?<=\nversion: ")[\d.]+(?="\nextensions)|(?<="version":")[\d.]+(?=","extensions)', "<version>"),
     (r"(127\.0\.0\.1|localhost):\d+", r"\1:<port>"),
     (r"\b_ssl\.c:\d+", "_ssl.c"),
     (r"\bmme-(?:check|pack)-\w+", "mme-<random>"),
@@ -41,8 +41,13 @@ class Masks:
 
     def __call__(self, text: str) -> str:
         """The text as it is recorded."""
-        for word, name in self._words:
-            text = text.replace(word, f"<{name}>")
+        text = self.named(text)
         for pattern, instead in MASKS:
             text = re.sub(pattern, instead, text)
+        return text
+
+    def named(self, text: str) -> str:
+        """The text with names in place of the words alone."""
+        for word, name in self._words:
+            text = text.replace(word, f"<{name}>")
         return text

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from container import cli
+from container import cli, settings
 from container.settings import Settings, SettingsError, choose_single_model
 from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.kinds import to_text
@@ -50,6 +50,7 @@ def record(folder: Path) -> dict[str, str]:
             _listed("flags without an effect", (read({}, flag) for flag in IDLE_ARGUMENTS)),
             *(f"{flags}\n{_indented(read({'MME_HOST': 'h'}, *flags))}" for flags in FLAGS),
             *(f"{_shown(environ)}\n{_indented(read(_placed(environ, folder)))}" for environ in RULES),
+            f"where no extra is installed\n{_indented(_bare())}",
             *(f"SINGLE {what}\n{_indented(_single(folder, *what))}" for what in SINGLE),
             *(f"$ {' '.join(words)}\n{_command(words, folder)}" for words in COMMANDS),
         ]
@@ -59,10 +60,10 @@ def record(folder: Path) -> dict[str, str]:
 def read(environ: dict[str, str], *flags: str) -> list[str]:
     """The sentences about these settings: `!` before a refusal, else a notice or what is understood."""
     try:
-        settings = Settings.from_environ({**_PINNED, **environ}, flags)
-        settings.check_paths()
-        settings.check_tracing()
-        settings.check_grpc()
+        found = Settings.from_environ({**_PINNED, **environ}, flags)
+        found.check_paths()
+        found.check_tracing()
+        found.check_grpc()
     except SettingsError as error:
         return [f"! {problem}" for problem in error.problems]
     except OSError as error:  # the command says so
@@ -70,16 +71,16 @@ def read(environ: dict[str, str], *flags: str) -> list[str]:
     changed = {
         name: value
         for name in Settings.__dataclass_fields__
-        if name != "notices" and (value := getattr(settings, name)) != getattr(_DEFAULT, name)
+        if name != "notices" and (value := getattr(found, name)) != getattr(_DEFAULT, name)
     }
-    return [*settings.notices, " ".join(f"{name}={to_text(value)}" for name, value in changed.items())]
+    return [*found.notices, " ".join(f"{name}={to_text(value)}" for name, value in changed.items())]
 
 
 def _met(label: str, ask: Callable[[str], list[str]], masked: Masks, values: Sequence[str] = VALUES) -> str:
     """One setting, with what becomes of each value; values of one fate together."""
     fates: dict[tuple[str, ...], list[str]] = {}
     for text in values:
-        said = (_without(text, masked(line)) for line in ask(text))
+        said = (_without(text, masked.named(line)) for line in ask(text))
         fates.setdefault(tuple(map(_short, filter(None, said))), []).append(_short(repr(text), 40))
     lines, most = [label], max(map(len, fates.values()))
     for fate, texts in sorted(fates.items(), key=lambda each: len(each[1]) == most):
@@ -113,6 +114,11 @@ def _placed(environ: dict[str, str], folder: Path) -> dict[str, str]:
 
 def _shown(environ: dict[str, str]) -> str:
     return " ".join(f"{name}={text!r}" for name, text in environ.items())
+
+
+def _bare() -> list[str]:
+    with mock.patch.object(settings, "is_installed", return_value=False):
+        return [*read({"MME_TRACE_URL": "http://h"}), *read({"MME_GRPC_PORT": "0"})]
 
 
 def _single(folder: Path, name: str, default: str) -> list[str]:
