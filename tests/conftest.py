@@ -6,6 +6,7 @@ has to end.
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import botocore.session
 import psutil
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -81,6 +83,14 @@ def private_temporary_folder(tmp_path_factory: pytest.TempPathFactory):
     patch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     patch.undo()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def read_once():
+    """What AWS's services understand is read once, as clients of one session do: it is half of what a new one takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
