@@ -449,7 +449,8 @@ class Trial:
             if code == 0:
                 return ""
             if code is None:
-                return f"a run that did not end in {limit:.0f} s"
+                ends = self._copy.pytest("-x", "--tb=no", *tests, timeout=limit)[0] is not None
+                return f"a run that did not end in {limit:.0f} s" if ends else ""
             failed = re.search(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - |$)", output, re.MULTILINE)
             if not failed:
                 return "an error before the first test" if self._passes(tests[:1]) else ""
