@@ -328,7 +328,9 @@ def foreign_server(tmp_path_factory):
     return start
 
 
-@pytest.mark.parametrize("seconds", [0, 0.05, 0.2])
+@pytest.mark.parametrize(
+    "seconds", [0.05, pytest.param(0, marks=pytest.mark.long), pytest.param(0.2, marks=pytest.mark.long)]
+)
 def test_a_process_that_ends_while_models_load_ends_in_order(foreign_server, tmp_path, seconds):
     """No thread is left in a framework when the interpreter goes, and nobody asks for what is gone."""
     for number in range(4):
