@@ -19,7 +19,7 @@ from model_handlers.errors import MmeError
 from model_handlers.pbtxt.advice import advice, place_of
 from model_handlers.pbtxt.fields import Fate, field_error, set_fields
 from model_handlers.pbtxt.message import is_named_only, translated
-from model_handlers.pbtxt.text import check_escapes, syntax_error
+from model_handlers.pbtxt.text import check_escapes, read_text, syntax_error
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER
 
@@ -113,7 +113,7 @@ def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | 
         return None
     for _ in range(_MOST_REPAIRS):
         try:
-            return text_format.Parse(text, pb.ModelConfig())
+            return read_text(text)
         except text_format.ParseError as error:
             place = place_of(text, error)
             problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model), advice(text, error)))
@@ -147,7 +147,7 @@ def _repaired(text: str, place: int) -> str | None:
 
 def _gets_further(text: str, place: int) -> bool:
     try:
-        text_format.Parse(text, pb.ModelConfig())
+        read_text(text)
     except text_format.ParseError as error:
         return place_of(text, error) > place
     return True

@@ -83,10 +83,25 @@ def config_text(config: ModelConfig) -> str:
 def _parse_text(text: str, model: str) -> pb.ModelConfig:
     check_escapes(text, model)
     try:
-        return text_format.Parse(text, pb.ModelConfig())
+        return read_text(text)
     except text_format.ParseError as error:
         refused, hint = syntax_error(error, model), advice(text, error)
         raise (invalid_model(f"{refused.message.removesuffix('.')}; {hint}") if hint else refused) from None
+
+
+def read_text(text: str) -> pb.ModelConfig:
+    """Return the message that the text is.
+
+    Raises:
+        text_format.ParseError: it is none. The parser lets any number pass for an enum, and the message refuses one of
+            more than 32 bits without a word of where it stands.
+    """
+    try:
+        return text_format.Parse(text, pb.ModelConfig())
+    except ValueError as error:
+        at = max(text.find(str(error).rpartition(" ")[2]), 0)
+        column = at - text.rfind("\n", 0, at)
+        raise text_format.ParseError(str(error), text.count("\n", 0, at) + 1, column) from None
 
 
 def syntax_error(error: text_format.ParseError, model: str) -> MmeError:

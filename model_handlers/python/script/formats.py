@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import io
 import json
-from typing import TYPE_CHECKING, Any
+import math
+import zipfile
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +22,7 @@ JSON = "application/json"
 CSV = "text/csv"
 NPY = "application/x-npy"
 NPZ = "application/x-npz"
+MOST_UNPACKED = 256 << 20  # bytes of a small body in NPZ
 TEXT = (JSON, CSV)  # which a script's functions get as str, all others as bytes
 
 _NO_CELL = "OSV"  # numpy's kinds of what is neither a number nor text
@@ -95,13 +98,21 @@ def _from_csv(body: bytes | str) -> Any:
 def _from_npy(body: bytes | str) -> Any:
     """As `np.load`, but for the memory that a header may claim: there is no more than what came."""
     stream = io.BytesIO(_as_bytes(body))
-    version = np.lib.format.read_magic(stream)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, fortran_order, dtype = readers[version](stream)
-    if dtype.hasobject or any(dim < 0 for dim in shape):
-        raise ValueError(f"it holds {dtype} of shape {shape}, and Python objects are not unpickled")
+    shape, fortran_order, dtype = _npy_header(stream)
     flat = np.frombuffer(stream.getbuffer()[stream.tell() :], dtype)
     return np.array(flat.reshape(shape, order="F" if fortran_order else "C"))
+
+
+def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, fortran_order, dtype = readers[version](stream)
+    except Exception as error:  # of numpy, and of Python's parser and tokenizer, which read the header
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if dtype.hasobject or any(dim < 0 for dim in shape):
+        raise ValueError(f"it holds {dtype} of shape {shape}, and Python objects are not unpickled")
+    return shape, fortran_order, dtype
 
 
 def _from_npz(body: bytes | str) -> Any:
@@ -110,9 +121,24 @@ def _from_npz(body: bytes | str) -> Any:
     except ImportError:
         raise UnsupportedFormatError(f"{NPZ} (scipy is not installed)") from None
     try:
+        _check_archive(_as_bytes(body))
         return sparse.load_npz(io.BytesIO(_as_bytes(body)))
-    except Exception as error:  # of zip, zlib, numpy and scipy; MemoryError too, for the sizes that its parts may claim
+    except Exception as error:  # of zip, zlib, numpy and scipy
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_archive(body: bytes) -> None:
+    """Refuse an archive of arrays that are more than it says, or more than a body of its size is unpacked to."""
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        members = archive.infolist()
+        size, most = sum(member.file_size for member in members), max(MOST_UNPACKED, 2 * len(body))
+        if size > most:
+            raise ValueError(f"it unpacks to {size} bytes, at most {most}")
+        for member in members:
+            with archive.open(member) as stream:
+                shape, _, dtype = _npy_header(stream)
+            if math.prod(shape) * dtype.itemsize > member.file_size:
+                raise ValueError(f"{member.filename:.100} has not as many bytes as its shape {shape} says")
 
 
 def _as_bytes(body: bytes | str) -> bytes:

@@ -602,3 +602,12 @@ def attempt(text):
         return parse_config(text, model="bert")
     except MmeError as error:
         return error
+
+
+def test_a_number_that_no_enum_has_room_for_is_told_with_its_place():
+    """The parser lets it pass, and the message does not."""
+    text = 'name: "m"\n  instance_group { kind: 9223372036 }'
+    with pytest.raises(MmeError, match=r"line 2, column 26: Value out of range: 9223372036") as caught:
+        parse_config(text, model="m")
+    assert caught.value.kind is Kind.INVALID_MODEL
+    assert any("Value out of range: 9223372036" in each.sentence for each in understand(text, model="m").problems)

@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -33,6 +35,15 @@ def npz(matrix):
     """A sparse matrix as bytes."""
     stream = io.BytesIO()
     sparse.save_npz(stream, matrix)
+    return stream.getvalue()
+
+
+def zipped(content):
+    """An archive of arrays, each of which is that."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("format", "shape", "data", "indices", "indptr"):
+            archive.writestr(f"{name}.npy", content)
     return stream.getvalue()
 
 
@@ -128,15 +139,35 @@ def test_other_types_are_not_supported(content_type):
         (npy(np.ones(4)) + b"\0", NPY),
         (npy_header((1 << 40,)), NPY),
         (npy_header((-1,)), NPY),
+        (npy_header((2, 2)).replace(b"(", b"((").replace(b", }", b", "), NPY),
         (npy(np.array([{"a": 1}], object), allow_pickle=True), NPY),
         (b"PK no zip", NPZ),
         (npz(sparse.csr_matrix([[1]]))[:-40], NPZ),
+        (npy(np.ones(4)), NPZ),
+        (zipped(npy_header((1 << 32,))), NPZ),
+        (zipped(bytes(1000)), NPZ),
     ],
 )
 def test_a_body_that_is_not_what_it_says_is_malformed(body, content_type):
     """Whatever is wrong with a body is one kind of error, which names its type; no pickle is opened for it."""
     with pytest.raises(MalformedBodyError, match=content_type):
         decode(body, content_type)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [npy_header((1 << 32,), "<U2"), zipped(npy_header((1 << 32,))), zipped(npy(np.zeros(8 << 20, np.int8)))],
+)
+def test_an_archive_takes_no_more_memory_than_bodies_do(body, monkeypatch):
+    """Neither for what its headers claim, nor for what it is unpacked to."""
+    monkeypatch.setattr("model_handlers.python.script.formats.MOST_UNPACKED", 4 << 20)
+    decode(npz(sparse.csr_matrix([[1]])), NPZ)
+    tracemalloc.start()
+    with pytest.raises(MalformedBodyError):
+        decode(body, NPZ)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 20
 
 
 def test_pickles_are_refused_by_name():
