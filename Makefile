@@ -2,7 +2,7 @@
 # ARGS go to the command behind a target: make test ARGS="-k batch", make demo ARGS="--rounds 1".
 
 .DEFAULT_GOAL := help
-.PHONY: help install frameworks compiled demo test test-long golden test-gpu lint bench proto clean
+.PHONY: help install frameworks compiled demo test test-long fuzz golden test-gpu lint bench proto clean
 
 # The first that runs: the pins are for 3.11, newer versions may work.
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
@@ -45,6 +45,10 @@ test: install ## all tests but what test-long adds
 # Other versions of Python, and of each property twenty times as many examples.
 test-long: install ## what tests leave out that run at each change
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or hypothesis" --hypothesis-profile=long $(ARGS)
+
+# Findings are written to tests/fuzz/corpus, as small as they get: commit each with what mends it. All flags: ARGS=--help
+fuzz: install ## try inputs that were never seen: make fuzz ARGS="--minutes 10 --only http1 http2"
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 # What tests/golden holds the server's answers against; name some of its groups: make golden ARGS="settings help"
 golden: install ## record what the server and its commands say, after a change that is meant to change it
