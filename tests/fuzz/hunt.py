@@ -114,7 +114,7 @@ class Hunt:
     seeds: Sequence[bytes]
     seed: int
     current: Path | None = None
-    patience: float = 5.0
+    patience: float = 20.0  # importing a library counts as well
     count: int = 0
     seconds: float = 0.0
     pool: list[bytes] = field(default_factory=list)
