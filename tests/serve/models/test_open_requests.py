@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from model_handlers.base import Handler
 from model_handlers.config import DynamicBatching
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, NotBegunError
 from model_handlers.requests import ModelResponse
 from serve.models.model import Model
 from serve.models.open_request import Posts
@@ -77,9 +77,9 @@ class Lease:
 class Client:
     """A request and what came of it, in order: responses, then what it was resolved with."""
 
-    def __init__(self, toys, number=1):
+    def __init__(self, toys, *numbers):
         self.got = []
-        self.call = toys.Call(number, on_answer=lambda call: self.got.append(("end", call.answers[-1])))
+        self.call = toys.Call(*numbers or (1,), on_answer=lambda call: self.got.append(("end", call.answers[-1])))
         self.request = self.call.request
         self.request.on_response = lambda _, response: self.got.append(("response", response))
         self.lease = self.request.lease = Lease()
@@ -528,3 +528,32 @@ async def test_responses_say_who_answered(toys):
         assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "1")
         assert answer.timings.compute_infer >= 0
         audit(model, [client])
+
+
+async def test_what_was_never_begun_goes_before_what_waits(toys):
+    """In its own order: a batch whose process ends midway does not go behind all that came while it was executed."""
+    executed = []
+    gates = [threading.Event(), threading.Event()]
+
+    def script(requests):
+        executed.append([int(request.inputs["x"][0, 0]) for request in requests])
+        if len(executed) <= len(gates):
+            assert gates[len(executed) - 1].wait(PATIENCE)
+        answers = [ModelResponse({"y": request.inputs["x"] * 2}) for request in requests]
+        return answers if len(executed) > 1 else [answers[0], NotBegunError("m"), NotBegunError("m")]
+
+    async with serving(toys, script, decoupled=False, batching=DynamicBatching((8,))) as (model, _):
+        clients = [Client(toys, number) for number in range(3)]
+        clients += [Client(toys, *[number] * 8) for number in (3, 4)]  # a batch each
+        for client in clients[:3]:
+            model.submit(client.request)
+        await until(lambda: executed)
+        for client in clients[3:]:
+            model.submit(client.request)
+        gates[0].set()
+        await until(lambda: model.queued == 3)  # while the next batch is executed, which the lane has taken at once
+        gates[1].set()
+        for client in clients:
+            await client.call.answer()
+        assert executed == [[0, 1, 2], [3], [1, 2], [4]]
+        audit(model, clients)
