@@ -15,11 +15,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from gunicorn.arbiter import Arbiter
+from gunicorn.errors import HaltServer
 from gunicorn.systemd import listen_fds
 
 from container.authority import authority
 from container.garbage import keep_all
+from container.last_words import LastWords
 from container.logs import configure, logging_config
+from container.restarts import Restarts
 from container.settings import Settings
 from container.settings.address import listening_address
 from serve.life import life_of
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 os.environ["MME_HOST"] = listening_address(os.environ, os.path.exists, os.getpid()).host
 _settings = Settings.from_environ(os.environ)
 configure(_settings.log_level, _settings.log_format)
+_restarts = Restarts()  # the master's; a reload begins with none
 _DRAIN_MARGIN_SECONDS = 3  # for the worker to close what it holds; SageMaker kills 30 s after SIGTERM
 
 bind = authority(_settings.host, _settings.port)
@@ -97,7 +102,29 @@ def _wait_for_port(host: str, port: int) -> None:
 
 def pre_fork(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn's interface
     """All that a worker needs is imported: it and we share those pages."""
+    worker.words = LastWords()
+    _restarts.begins(worker.words)
     keep_all()
+
+
+def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn's interface
+    """A worker that follows one that ended badly does not begin at once; the master goes on, and may end it."""
+    if worker.words.pause:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):  # the master's handlers do nothing here
+            signal.signal(number, signal.SIG_DFL)
+        time.sleep(worker.words.pause)
+
+
+def child_exit(server: Any, worker: Any) -> None:
+    """Another worker follows, unless none can serve: then the server ends, with the last error.
+
+    Raises:
+        HaltServer: gunicorn ends.
+    """
+    reason = _restarts.ends(worker.words) if server.LISTENERS else ""  # without: it ends anyway
+    worker.words.close()
+    if reason:
+        raise HaltServer(reason, Arbiter.WORKER_BOOT_ERROR)
 
 
 def when_ready(server: Any) -> None:  # noqa: ARG001 - gunicorn's interface

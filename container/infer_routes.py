@@ -78,6 +78,7 @@ class InferRoutes:
     Attributes:
         draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
         broken: set when the instance should be replaced: likewise.
+        on_healthy: called whenever /ping is answered 200.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class InferRoutes:
         self.default_model = default_model
         self.draining = False
         self.broken = False
+        self.on_healthy: Callable[[], None] | None = None
         self.starting = starting
         self._max_body = max_body
         self._patience = patience
@@ -167,6 +169,8 @@ class InferRoutes:
         if self.draining or self.starting or self.broken:
             exchange.respond(503, b"", ())
         else:
+            if self.on_healthy is not None:
+                self.on_healthy()
             exchange.respond(200, b"", ())
         return True
 

@@ -38,8 +38,10 @@ from serve.life import began
 from serve.sources.polling import Poller
 from serve.sources.s3.credentials import read_credentials
 from serve.threads import on_daemon
+from serve.under_way import UnderWay
 
 if TYPE_CHECKING:
+    from container.last_words import LastWords
     from container.settings import SingleModel
     from container.traced import Tracing
 
@@ -59,18 +61,23 @@ class Service:
         logs: what is logged, and how.
     """
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, life: str = "") -> None:
+    def __init__(
+        self, settings: Settings, loop: asyncio.AbstractEventLoop, life: str = "", words: LastWords | None = None
+    ) -> None:
         """Make the engine.
 
         Args:
             settings: the operator's.
             loop: the event loop that it lives on.
             life: see `EngineOptions`.
+            words: of the worker, None for no worker.
         """
         self.settings = settings
         self._start_models: tuple[str, ...] = settings.load_models
         default_model = settings.default_model_name
         options = replace(engine_options(settings), life=life)
+        if words is not None:
+            options = replace(options, under_way=UnderWay(words.loads), left_out=words.left_out)
         if settings.mode is Mode.SINGLE:
             model = choose_single_model(settings.model_dir, settings.default_model_name, settings.scripts)
             default_model = model.name
@@ -100,6 +107,7 @@ class Service:
             regions=self.regions,
             tracer=self.tracer,
         )
+        self.routes.on_healthy = words.serves if words is not None else None
         self.emf = EmfReporter(self.engine, settings) if settings.emf else None
         self.watcher = Watcher(self.engine) if settings.dashboard else None
         self.dashboard = Documents(self.engine, settings, self.watcher) if self.watcher is not None else None

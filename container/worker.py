@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from container.grpc.server import GrpcServer
     from container.http1 import Exchange
+    from container.last_words import LastWords
 
 T = TypeVar("T")
 _log = logging.getLogger("mme.worker")
@@ -62,6 +63,7 @@ _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a sec
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
 _PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_conf`
 _READ_THREADS = 8
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _CHANGE_THREADS = 256  # idle ones cost nothing; each load or unload under way holds one
 _ASK_THREADS = 256  # likewise, each probe of a model that hangs
 
@@ -69,6 +71,7 @@ _ASK_THREADS = 256  # likewise, each probe of a model that hangs
 class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     """One process, one loop, one engine."""
 
+    words: LastWords  # given by the master, see `gunicorn_conf`
     _graceful = True
 
     def load_wsgi(self) -> None:
@@ -84,18 +87,22 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         sys.setswitchinterval(_SWITCH_INTERVAL)
         return_large_blocks()
         raise_limit()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except Exception as error:
+            self.words.fails(error)
+            raise
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        for number in _ENDING:
             loop.add_signal_handler(number, self._stop_asked, number, stop)
         loop.add_signal_handler(signal.SIGUSR1, self.log.reopen_files)
         settings = Settings.from_environ(os.environ)
         try:
-            service = Service(settings, loop, life_of(self.ppid))
+            service = Service(settings, loop, life_of(self.ppid), self.words)
         except MmeError as error:
             _give_up(error)
         turns = Turns(loop.call_soon)
@@ -128,6 +135,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         await _close_in_time(service, rest if drained and self._graceful else _QUICK_SECONDS)
 
     def _stop_asked(self, number: int, stop: asyncio.Event) -> None:
+        self.words.asked()
         self._graceful = number == signal.SIGTERM
         self.alive = False
         stop.set()

@@ -107,6 +107,7 @@ class Engine:
             self.cache,
             self._origins,
             limited=options.control.limits,
+            left_out=options.left_out,
             journal=Journal(options.cache_directory, options.life, self.cache.entries, self._writes),
         )
         self._admission = Admission(
@@ -140,6 +141,7 @@ class Engine:
             limits=Limits(self._loop, options.resources),
             poll=self.poll,
             started=self._begins_to_serve,
+            under_way=options.under_way,
         )
 
     def _cache(self, loader: ModelLoader) -> ModelCache[PreparedTarget, Target]:

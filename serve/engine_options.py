@@ -9,6 +9,7 @@ from serve.cache.eviction import DEFAULT_RULES, Rules
 from serve.control import Control
 from serve.latencies import DEFAULT_LATENCIES, Latencies
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
+from serve.under_way import UnderWay
 from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class EngineOptions:
         budget: memory for all models together.
         cache_directory: where unpacked archives live, environments that models bring, and what outlives a worker.
         life: of the process that starts workers, whose next one is to know what is registered; "" for no such thing.
+        under_way: told which models are being loaded.
+        left_out: models that are not brought back, nor loaded at the start, though the worker before had them.
         disk_budget: bytes for all of those archives, and for all files of overrides; None for a share of what is free.
         max_archive_files: files and directories that one of them may hold.
         evicts: whether we make room ourselves; False where a platform manages the models.
@@ -54,6 +57,8 @@ class EngineOptions:
     budget: Footprint
     cache_directory: Path
     life: str = ""
+    under_way: UnderWay = field(default_factory=UnderWay)
+    left_out: frozenset[str] = frozenset()
     disk_budget: int | None = None
     max_archive_files: int = 20_000
     evicts: bool = True

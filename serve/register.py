@@ -42,6 +42,7 @@ class Register:
         cache: holds the entries of names.
         origins: where models come from that requests may name.
         limited: whether requests may name only models that somebody loaded, not any that is there.
+        left_out: names that are not brought back, whatever the journal says: the loads of these end the process.
         journal: what is registered; what it holds was registered by the worker before.
     """
 
@@ -52,6 +53,7 @@ class Register:
         *,
         journal: Journal,
         limited: bool = False,
+        left_out: frozenset[str] = frozenset(),
     ) -> None:
         self.stats: dict[str, TargetStats] = {}
         self.body_takers: set[str] = set()
@@ -62,8 +64,23 @@ class Register:
         self._journal = journal
         self._served: set[str] | None = set() if limited else None
         self._noted_use = 0.0
+        self._leave_out(left_out)
         self._restore()
         self._watch_use()
+
+    def _leave_out(self, names: frozenset[str]) -> None:
+        """Register these no more, until somebody loads them."""
+        found = sorted(names & self._journal.rows.keys())
+        if not found:
+            return
+        for name in found:
+            del self._journal.rows[name]
+        self._journal.unloaded.update(found)
+        self._journal.changed()
+        _log.warning(
+            "not brought back, since two workers ended while they loaded them: %s; mend them, then load them by name",
+            ", ".join(f"'{name}'" for name in found),
+        )
 
     def _restore(self) -> None:
         """Register what the worker before had registered."""

@@ -35,6 +35,7 @@ from serve.targets.prepared import PreparedTarget, in_order, still_there
 from serve.targets.preparer import Preparer
 from serve.targets.proofs import Proofs
 from serve.targets.target import Target
+from serve.under_way import UnderWay
 from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class ModelLoader:
         limits: the resources that instances share.
         poll: see `Model`.
         started: told of every target that begins to serve; on the event loop.
+        under_way: told which are being loaded.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class ModelLoader:
         limits: Limits | None = None,
         poll: LoopPoll | None = None,
         started: Callable[[Target], None] | None = None,
+        under_way: UnderWay | None = None,
     ) -> None:
         self.scales = Scales()
         self._loop = loop
@@ -121,6 +124,7 @@ class ModelLoader:
         self._dispatches = Dispatches(loop)
         self._poll = poll
         self._started = started
+        self._under_way = under_way or UnderWay()
 
     def overrule(self) -> None:
         """See `Scales`."""
@@ -148,6 +152,7 @@ class ModelLoader:
         allowance = Allowance(more, must_go_on) if more is not None else None
         try:
             with (
+                self._under_way.of(prepared.target),
                 still_there(prepared.target, prepared.folders()),
                 made_of_parts(prepared.directory.config),
                 allowing(allowance),

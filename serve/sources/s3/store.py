@@ -173,6 +173,12 @@ class S3Store:
         except (NoCredentialsError, PartialCredentialsError) as error:
             reason = f"no AWS credentials for {self.uri}: give the process a role or a profile"
             raise UntoldError(reason) from error
+        except OSError as error:  # a file that boto3 was told to read, as a token
+            reason = f"the AWS credentials for {self.uri} cannot be had: {error.strerror or error}: {error.filename}"
+            raise UnreachableError(reason) from error
+        except ValueError as error:
+            reason = f"what boto3 is told of {self.uri} is not understood, check endpoint and credentials: {error}"
+            raise UntoldError(reason) from error
         except BotoCoreError as error:
             reason = f"the store {self.uri} cannot be reached, check network, endpoint and region: {error}"
             raise UnreachableError(reason) from error
