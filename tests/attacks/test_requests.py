@@ -18,6 +18,7 @@ from container.targets import parse_version
 from model_handlers.bounds import MAX_ITEMS
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
+from model_handlers.python.script.formats import MOST_UNPACKED
 from model_handlers.tensor import FP32, MAX_DIMS, MAX_ELEMENTS
 from serve.request import InferenceResponse
 from serve.scheduling.queues import queue_for
@@ -197,6 +198,7 @@ def test_the_documentation_says_what_requests_and_archives_may_hold():
         f"| {MAX_DIMS} dimensions, {MAX_ELEMENTS:,} elements |",
         f"| {http.request_line:,} bytes; {http.header_count} of {http.headers:,} bytes together |",
         f"| {archive.max_files:,} files and folders (`MME_MAX_ARCHIVE_FILES`), {archive.max_bytes:,} bytes unpacked |",
+        f"| {MOST_UNPACKED:,} bytes unpacked, or twice the body where that is more |",
         f"| {archive.max_name_length:,} bytes, {archive.max_depth} names |",
     ):
         assert row in text
