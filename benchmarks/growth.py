@@ -351,6 +351,7 @@ def measure_stores(run: Run, parts: Sequence[str]) -> None:
             server.post(invoke(0))
             empty = server.proportional_memory()
             fill(partial(server.post, invoke(number)) for number in range(1, size))
+            print(f"{size} models are in memory", flush=True)
             if "memory" in parts:
                 time.sleep(_SETTLE_SECONDS)
                 added = server.proportional_memory() - empty
@@ -372,6 +373,7 @@ def measure_platform(run: Run, parts: Sequence[str]) -> None:
         for size in run.sizes:
             fill(partial(register, run, server, number) for number in range(registered, size))
             registered = size
+            print(f"{size} models are registered", flush=True)
             if "list" in parts:
                 times = [server.ask("GET", "/models")[0] * 1e3 for _ in range(run.effort.scrapes)]
                 run.add("list", size, {"time, ms": statistics.median(times)})
@@ -416,6 +418,7 @@ def measure_archives(run: Run, _parts: Sequence[str]) -> None:
             with servers.mme_store(str(store), {}, cache) as server:
                 fill(partial(control, server, f"m{number}.tar.gz", "load") for number in range(there, size))
                 kill(server)
+            print(f"{size} archives are on disk", flush=True)
             there = size
             with servers.mme_store(str(store), {}, cache) as server:
                 run.add("archive", size, large_archives(run, server, store, size))
