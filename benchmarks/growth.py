@@ -530,13 +530,13 @@ def read(file: Path) -> dict[str, Curves]:
 
 
 def show(saved: dict[str, Curves]) -> None:
-    """A table in Markdown: the first and last value of each curve, their ratio, and the slope."""
+    """A table in Markdown: the first and last value of each curve, their ratio, and its slope, as a whole and at the end."""
     for name, curves in saved.items():
-        print(f"\n| {name} | fewest | most | ratio | slope |\n|---|---|---|---|---|")
+        print(f"\n| {name} | fewest | most | ratio | slope | at the end |\n|---|---|---|---|---|---|")
         for curve, points in curves.items():
             (few, low), (many, high) = min(points.items()), max(points.items())
-            ratio = high / max(low, 1e-9)
-            print(f"| {curve} | {low:.3g} ({few}) | {high:.3g} ({many}) | {ratio:.2f} | {slope(points):.2f} |")
+            slopes = f"{slope(points):.2f} | {slope(dict([*points.items()][-2:])):.2f}"
+            print(f"| {curve} | {low:.3g} ({few}) | {high:.3g} ({many}) | {high / max(low, 1e-9):.2f} | {slopes} |")
 
 
 def measure_other(other: Path, file: Path, folder: Path, arguments: argparse.Namespace) -> None:
