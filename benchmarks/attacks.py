@@ -49,10 +49,11 @@ _OPENING = frames.PREFACE + frames.settings({}) + frames.window_update(0, 1 << 3
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What is sent, to the port for gRPC or to that for HTTP."""
+    """What is sent, to the port for gRPC or to that for HTTP; `holds`: the connection stays open behind it."""
 
     grpc: bool
     pieces: Callable[[], Iterator[bytes]]
+    holds: bool = False
 
 
 def _call(path: bytes, *more: tuple[bytes, bytes]) -> bytes:
@@ -141,7 +142,7 @@ def small_messages() -> Iterator[bytes]:
 
 def one_byte_chunks() -> Iterator[bytes]:
     """1.3 million chunks of one byte."""
-    head = b"POST /v2/models/none/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v2/models/none/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     for _ in range(20):
         yield head + b"1\r\nx\r\n" * 65_000 + b"0\r\n\r\n"
 
@@ -149,7 +150,24 @@ def one_byte_chunks() -> Iterator[bytes]:
 def pipelined() -> Iterator[bytes]:
     """200,000 requests without waiting for an answer."""
     for _ in range(200):
-        yield b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n" * 1000
+        yield b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
+
+
+def half_sent() -> Iterator[bytes]:
+    """A body of 60 MB but for its last byte."""
+    yield b"POST /v2/models/sum/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000001\r\n\r\n"
+    for _ in range(60):
+        yield bytes(1_000_000)
+
+
+def half_sent_messages() -> Iterator[bytes]:
+    """A message of 60 MB but for its last byte."""
+    yield _OPENING + frames.frame(
+        frames.HEADERS, frames.END_HEADERS, 1, _call(b"/inference.GRPCInferenceService/ModelInfer")
+    )
+    yield frames.frame(frames.DATA, 0, 1, b"\0" + (60_000_001).to_bytes(4, "big"))
+    for _ in range(600):
+        yield frames.frame(frames.DATA, 0, 1, bytes(100_000))
 
 
 ATTACKS = {
@@ -162,6 +180,8 @@ ATTACKS = {
     "small-messages": Attack(True, small_messages),
     "one-byte-chunks": Attack(False, one_byte_chunks),
     "pipelined": Attack(False, pipelined),
+    "half-sent": Attack(False, half_sent, holds=True),
+    "half-sent-messages": Attack(True, half_sent_messages, holds=True),
 }
 
 
@@ -186,7 +206,7 @@ async def _attack(attack: Attack, address: str, connections: int, seconds: float
     host, _, port = address.rpartition(":")
     sent = _joined(attack.pieces())
     ends = time.monotonic() + seconds
-    await asyncio.gather(*(_one(host, int(port), sent, ends) for _ in range(connections)))
+    await asyncio.gather(*(_one(host, int(port), sent, ends, holds=attack.holds) for _ in range(connections)))
 
 
 def _joined(pieces: Iterator[bytes]) -> list[bytes]:
@@ -199,7 +219,7 @@ def _joined(pieces: Iterator[bytes]) -> list[bytes]:
     return [*found, bytes(now)]
 
 
-async def _one(host: str, port: int, sent: list[bytes], ends: float) -> None:
+async def _one(host: str, port: int, sent: list[bytes], ends: float, *, holds: bool) -> None:
     """One connection, and a new one when it is over."""
     while time.monotonic() < ends:
         with contextlib.suppress(OSError):
@@ -215,6 +235,8 @@ async def _one(host: str, port: int, sent: list[bytes], ends: float) -> None:
                         return_when=asyncio.FIRST_COMPLETED,
                         timeout=ends - time.monotonic(),
                     )
+                if holds:
+                    await asyncio.wait([reading], timeout=max(ends - time.monotonic(), 0))
                 writer.close()
             finally:
                 reading.cancel()
@@ -286,7 +308,7 @@ def measure(name: str, connections: int, seconds: float, repository: Path) -> st
         if process is not None:
             process.terminate()
             process.join()
-    row = f"{name or 'alone':16} {connections if name else 0:11} {statistics.median(took) * 1e3:10.1f} "
+    row = f"{name or 'alone':18} {connections if name else 0:11} {statistics.median(took) * 1e3:10.1f} "
     return row + f"{max(took) * 1e3:11.1f} {errors:7} {memory.grown / 1e6:10.0f}"
 
 
@@ -298,7 +320,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     arguments = parser.parse_args()
     print(load.setting())
-    print(f"{'attack':16} connections  median ms  longest ms  errors  memory MB")
+    print(f"{'attack':18} connections  median ms  longest ms  errors  memory MB")
     with tempfile.TemporaryDirectory() as folder:
         repository = build_repository(Path(folder))
         print(measure("", 0, arguments.seconds, repository), flush=True)

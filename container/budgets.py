@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _HOST_SHARE = 0.8  # of the host's memory, when no budget is set: the rest is for us, the page cache and batches
 _DEVICE_SHARE = 0.9
+_REQUESTS_PART = 8  # of the memory budget, for requests on the way
+_LEAST_FOR_REQUESTS = 256 << 20
 
 
 def memory_budget(settings: Settings) -> Footprint:
@@ -28,6 +30,23 @@ def memory_budget(settings: Settings) -> Footprint:
         for gpu in devices.gpus()
     }
     return Footprint(host, by_device(each))
+
+
+def request_memory(settings: Settings) -> int:
+    """Bytes for all requests on the way together.
+
+    Raises:
+        SettingsError: when two of the largest bodies do not fit.
+    """
+    least = 2 * settings.max_body_bytes
+    if settings.request_memory is None:
+        return max(memory_budget(settings).host // _REQUESTS_PART, _LEAST_FOR_REQUESTS, least)
+    if settings.request_memory < least:
+        raise SettingsError(
+            f"MME_REQUEST_MEMORY={settings.request_memory}: at least {least} bytes, twice the largest body: raise it, "
+            "or lower MME_MAX_BODY"
+        )
+    return settings.request_memory
 
 
 def disk_budget(settings: Settings) -> int | None:

@@ -27,6 +27,9 @@ class Exchange(Protocol):
     body: bytes
     on_disconnect: Callable[[], None] | None
 
+    def hold(self, size: int) -> bool:
+        """Count further bytes in the memory of requests until this one is answered; False if they do not fit."""
+
     def respond(self, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> None:
         """Answer, exactly once. `headers` holds whole lines, each ending in CR LF; length and date are added."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from container import answers
 from container.call import Call
 from container.codec.body import body_request
-from container.codec.compression import inflate
+from container.codec.compression import inflate, inflate_quickly
 from container.codec.decode import Decoder
 from container.codec.described import NoInputsError
 from container.codec.framing import accepts_binary, explained, header_length
@@ -25,6 +25,7 @@ from container.codec.json_pieces import LARGE, read_generate, read_infer
 from container.failures import known
 from container.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL
 from container.read_ahead import JsonReading, by_thread, read_ahead
+from container.request_memory import Inflating, RequestMemory, out_of_request_memory
 from container.session_calls import SESSION_ID, SessionCalls
 from container.shared_memory import AT_ONCE, Regions, Unread
 from container.targets import Flavor, InferenceType, Route, parse_target, path_version
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 
 _MAX_ROUTES = 4096  # targets remembered
 _LONGEST = 512  # bytes of one that is
-_QUICK_BYTES = 1 << 14  # of a compressed body: however much they are, they are inflated in milliseconds
+_MEMORY_IN_BODIES = 4  # of the largest size, where no memory of requests is given
+_QUICK_BYTES = 1 << 14  # of a compressed body: those of more are inflated by a thread
 
 _ACCEPT = "accept"
 _STRINGS = b'"BYTES"'  # in the header of a request that sends some
@@ -74,6 +76,7 @@ class InferRoutes:
         forwarding: which headers models see, None for none.
         regions: of shared memory, in which tensors may lie; None for none.
         tracer: what traces requests, None where traces go nowhere.
+        memory: of requests on the way.
 
     Attributes:
         draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
@@ -97,8 +100,10 @@ class InferRoutes:
         forwarding: Forwarding | None = None,
         regions: Regions | None = None,
         tracer: Tracing | None = None,
+        memory: RequestMemory | None = None,
     ) -> None:
         self.engine = engine
+        self._memory = RequestMemory(_MEMORY_IN_BODIES * max_body) if memory is None else memory
         self.default_model = default_model
         self.draining = False
         self.broken = False
@@ -382,14 +387,25 @@ class InferRoutes:
         encoding = exchange.headers.get("content-encoding")
         if encoding is None:
             go_on(exchange.body)
-        elif len(exchange.body) <= _QUICK_BYTES:
-            go_on(inflate(exchange.body, encoding, self._max_body))
+            return
+        body = inflate_quickly(exchange.body, encoding, self._max_body) if len(exchange.body) <= _QUICK_BYTES else None
+        if body is None:
+            self._aside(call, name, self._inflated_aside(exchange, encoding, go_on))
         else:
-            self._aside(call, name, self._inflated_aside(exchange.body, encoding, go_on))
+            self._hold(exchange, body)
+            go_on(body)
 
-    async def _inflated_aside(self, body: bytes, encoding: str, go_on: Callable[[bytes], None]) -> LoadReport:
-        go_on(await by_thread(inflate, body, encoding, self._max_body))
+    async def _inflated_aside(self, exchange: Exchange, encoding: str, go_on: Callable[[bytes], None]) -> LoadReport:
+        with Inflating(self._memory) as inflating:
+            body = await by_thread(inflate, exchange.body, encoding, self._max_body, inflating.take)
+        self._hold(exchange, body)
+        go_on(body)
         return LoadReport()
+
+    def _hold(self, exchange: Exchange, body: bytes) -> None:
+        """Count what a body is once inflated."""
+        if not exchange.hold(len(body)):
+            raise out_of_request_memory(self._memory)
 
     def _large_json(self, call: Call, route: Route, name: str, body: bytes) -> int:
         """How much JSON there is in a large body, 0 where it is little, is read already, or nobody wants to know."""

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from container.bare import bare_source
-from container.budgets import disk_budget, memory_budget
+from container.budgets import disk_budget, memory_budget, request_memory
 from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
 from container.forwarding import forwarding
 from container.infer_routes import InferRoutes
 from container.logs import LogControl
+from container.request_memory import RequestMemory
 from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from container.shared_memory import CudaRegions, Regions
@@ -57,6 +58,7 @@ class Service:
         tracer: what traces requests, None where traces go nowhere; traces: which ones.
         dashboard: what the page at /dashboard shows, None where it is switched off; watcher: what it is told by.
         emf: what writes CloudWatch's metrics, None where they are not asked for.
+        memory: of requests on the way.
         regions, cuda_regions: of memory that clients share.
         logs: what is logged, and how.
     """
@@ -73,6 +75,7 @@ class Service:
             words: of the worker, None for no worker.
         """
         self.settings = settings
+        self.memory = RequestMemory(request_memory(settings))
         self._start_models: tuple[str, ...] = settings.load_models
         default_model = settings.default_model_name
         options = replace(engine_options(settings), life=life)
@@ -106,6 +109,7 @@ class Service:
             forwarding=forwarding(settings.http_header_pattern),
             regions=self.regions,
             tracer=self.tracer,
+            memory=self.memory,
         )
         self.routes.on_healthy = words.serves if words is not None else None
         self.emf = EmfReporter(self.engine, settings) if settings.emf else None

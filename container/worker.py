@@ -33,7 +33,7 @@ from container.http1 import Http1Server, Limits
 from container.lost_gpus import LostGpus
 from container.metrics_port import MetricsPort
 from container.on_loop import OnLoop
-from container.open_files import OpenFiles, raise_limit
+from container.open_files import ConnectionCap, OpenFiles, most_connections, raise_limit
 from container.service import Service
 from container.settings import Settings
 from container.targets import Work, work_of
@@ -106,11 +106,12 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         except MmeError as error:
             _give_up(error)
         turns = Turns(loop.call_soon)
-        grpc = await _grpc_server(service, turns)
+        cap = ConnectionCap(settings.max_connections or most_connections())
+        grpc = await _grpc_server(service, turns, cap)
         front = _Front(service, loop)
         metrics = await _metrics_port(service, front, loop)
         gate = access_of([each.sock for each in self.sockets], settings.allowed_hosts).refusal
-        http = Http1Server(front.handle, http_limits(settings), loop, too_large, gate, turns)
+        http = Http1Server(front.handle, http_limits(settings), loop, too_large, gate, turns, service.memory, cap)
         listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]
         service.start()
         if grpc is not None:
@@ -209,14 +210,14 @@ def _give_up(error: MmeError) -> NoReturn:
     raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
 
 
-async def _grpc_server(service: Service, turns: Turns) -> GrpcServer | None:
+async def _grpc_server(service: Service, turns: Turns, cap: ConnectionCap) -> GrpcServer | None:
     """The server beside HTTP's, where there is to be one."""
     if service.settings.grpc_port is None:
         return None
     from container.grpc.server import GrpcServer  # noqa: PLC0415 - optional, and 40 ms
 
     async def made() -> GrpcServer:
-        return GrpcServer(service, turns)
+        return GrpcServer(service, turns, cap)
 
     try:
         return await _patiently(made)

@@ -15,17 +15,37 @@ from isal import isal_zlib
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # zlib's window sizes: 31 reads gzip, 15 a zlib stream (what HTTP calls deflate).
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 ENCODINGS = ("gzip", "deflate")  # of answers
 _LEVEL = 1
+_STEP = 1 << 20  # bytes that are inflated at once
+_QUICK = 1 << 18  # which take less than a millisecond
 _WEIGHT = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
 
 
-def inflate(body: bytes, encoding: str, limit: int = 64 << 20) -> bytes:
+def inflate_quickly(body: bytes, encoding: str, limit: int) -> bytes | None:
+    """What `inflate` returns, None where that would take long: a few bytes may become a thousand times as many."""
+    try:
+        return inflate(body, encoding, min(limit, _QUICK))
+    except MmeError as error:
+        if error.kind is not Kind.TOO_LARGE or limit <= _QUICK:
+            raise
+        return None
+
+
+def inflate(
+    body: bytes, encoding: str, limit: int = 64 << 20, take: Callable[[int], None] = lambda _size: None
+) -> bytes:
     """The body as it was before `Content-Encoding`.
+
+    Args:
+        body: as it was sent.
+        encoding: of it.
+        limit: of its size.
+        take: told of each further size; may raise.
 
     Raises:
         MmeError: UNSUPPORTED for an unknown encoding, TOO_LARGE beyond `limit` bytes, INVALID_ARGUMENT for garbage.
@@ -37,11 +57,19 @@ def inflate(body: bytes, encoding: str, limit: int = 64 << 20) -> bytes:
     if window is None:
         raise MmeError(Kind.UNSUPPORTED, f"Unsupported compression type '{encoding}': send gzip, deflate or identity")
     decompressor = zlib.decompressobj(window)
-    try:
-        inflated = decompressor.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise invalid_argument(f"the body is not valid {coding} data: {error}") from None
-    if len(inflated) > limit:
+    parts, size, rest = [], 0, body
+    while not decompressor.eof and size <= limit:
+        most = min(_STEP, limit + 1 - size)
+        try:
+            part = decompressor.decompress(rest, most)
+        except zlib.error as error:
+            raise invalid_argument(f"the body is not valid {coding} data: {error}") from None
+        take(len(part))
+        parts.append(part)
+        size, rest = size + len(part), decompressor.unconsumed_tail
+        if len(part) < most:
+            break
+    if size > limit:
         raise MmeError(Kind.TOO_LARGE, f"the body is larger than {limit} bytes once decompressed")
     if not decompressor.eof:
         raise invalid_argument(f"the body's {coding} data end too early")
@@ -49,7 +77,7 @@ def inflate(body: bytes, encoding: str, limit: int = 64 << 20) -> bytes:
         raise invalid_argument(
             f"{len(decompressor.unused_data)} bytes follow the end of the body's {coding} data; send one stream"
         )
-    return inflated
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @functools.lru_cache(maxsize=256)

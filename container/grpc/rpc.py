@@ -20,18 +20,20 @@ import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from container.codec.compression import inflate
+from container.codec.compression import inflate, inflate_quickly
 from container.grpc.status import Status, refuse
 from container.http2 import frames
 from container.http2.header_blocks import LARGEST, MOST_FIELDS, OVERSIZED
 from container.read_ahead import by_thread
-from model_handlers.errors import MmeError
+from container.request_memory import Inflating, out_of_request_memory
+from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from container.http2.connection import Stream
     from container.http2.header_blocks import Fields
+    from container.request_memory import RequestMemory
 
     Rest = Coroutine[Any, Any, bytes | None]
     Unary = Callable[[bytes, "Rpc"], Rest | None]
@@ -43,6 +45,9 @@ _UNREAD = 1 << 20  # bytes of messages that nobody has read at which the client 
 _MOST_HOSTS = 64  # that are remembered
 _KEPT = 128  # bytes that a message takes beside its own
 _MOST_CUT = 1024  # messages that wait to be read; further ones stay in one piece
+_GRACE_SECONDS = 10.0  # of a message, after which it has to come at this rate on average,
+_LEAST_RATE = 1024  # bytes a second
+_LOOK_SECONDS = 1.0
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _INTERNAL = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
@@ -81,6 +86,7 @@ class Calls:
         methods: path → what answers it.
         largest: bytes of a message that are taken.
         compression: what answers are compressed by, if the client reads that: `gzip`, `deflate` or "".
+        memory: of requests on the way.
         unknown_host: why a host is not answered to, "" for one that is; None where all are.
 
     Attributes:
@@ -92,11 +98,13 @@ class Calls:
         methods: Mapping[bytes, Method],
         largest: int,
         compression: str,
+        memory: RequestMemory,
         unknown_host: Callable[[str], str] | None = None,
     ) -> None:
         self._methods = methods
         self._largest = largest
         self._compression = compression
+        self._memory = memory
         self._unknown_host = unknown_host
         self._known_hosts: set[bytes] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -126,7 +134,7 @@ class Calls:
             _refuse_stream(stream, 415, _NO_TYPE)
             return None
         found = self._methods.get(path)
-        call = Rpc(stream, fields, found or _NOT_THERE, self._largest, self._compression, self.tasks)
+        call = Rpc(stream, fields, found or _NOT_THERE, self._largest, self._compression, self.tasks, self._memory)
         if found is None:
             call.fail(Status.UNIMPLEMENTED, "Method not found!")
         return call
@@ -152,6 +160,7 @@ class Rpc:
         largest: bytes of a message that are taken.
         compression: what answers are compressed by, if the client reads that: `gzip`, `deflate` or "".
         tasks: of calls under way.
+        memory: of requests on the way.
 
     Attributes:
         on_cancel: who is told when nobody waits for an answer any more.
@@ -165,12 +174,17 @@ class Rpc:
         largest: int,
         compression: str,
         tasks: set[asyncio.Task[Any]],
+        memory: RequestMemory,
     ) -> None:
         self._stream = stream
         self._fields = fields
         self._method = method
         self._largest = largest
         self._tasks = tasks
+        self._memory = memory
+        self._held = 0  # bytes of that
+        self._slow: asyncio.TimerHandle | None = None  # looks whether a message arrives too slowly
+        self._begun = 0.0  # when it began, by the loop's clock
         self._task: asyncio.Task[Any] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._encoding = ""
@@ -201,6 +215,10 @@ class Rpc:
 
     def received(self, payload: bytes) -> None:
         """Some data came."""
+        if not self._memory.take(len(payload)):
+            self.fail(Status.RESOURCE_EXHAUSTED, self._memory.full)
+            return
+        self._held += len(payload)
         size = len(payload) - _PREFIX
         if not self._part and size == int.from_bytes(payload[1:_PREFIX], "big") and 0 <= size <= self._largest:
             self._came(payload[0], payload[_PREFIX:])
@@ -224,14 +242,41 @@ class Rpc:
                 return
             end = at + _PREFIX + size
             if end > has:
+                if not self._memory.fits(end - has):
+                    self.fail(Status.RESOURCE_EXHAUSTED, self._memory.full)
+                    return
                 break
             self._came(data[at], bytes(memoryview(data)[at + _PREFIX : end]))
             if self._failed:
                 return
             at = end
         del data[:at]
+        if at or not data:
+            self._stop_looking()
         if data:
+            if self._slow is None and not self._uncut:
+                loop = asyncio.get_running_loop()
+                self._begun = loop.time()
+                self._slow = loop.call_later(_GRACE_SECONDS, self._look)
             self._credit()
+
+    def _look(self) -> None:
+        """Fail where the message at hand arrives too slowly; where it waits for us, its time begins again."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._uncut or self._unread >= _UNREAD:
+            self._begun = now
+        late = now - self._begun - _GRACE_SECONDS
+        if len(self._part) < _LEAST_RATE * late:
+            words = f"the message arrives too slowly: send at least {_LEAST_RATE} bytes a second"
+            self.fail(Status.DEADLINE_EXCEEDED, words)
+            return
+        self._slow = loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _stop_looking(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
 
     def _came(self, compressed: int, message: bytes) -> None:
         if compressed > 1 or (compressed and self._encoding not in _WINDOWS):
@@ -312,16 +357,40 @@ class Rpc:
             return None
         compressed, message = self._messages.popleft()
         self._unread -= _KEPT + len(message)
+        self.free(_PREFIX)
         if self._uncut and not self._messages:
             self._cut()
         self._credit()
         if not compressed:
             return message
         try:
-            return await _reckoned(inflate, message, self._encoding, self._largest)
+            return await self._inflated_message(message)
         except MmeError as error:
-            refuse(self, error)
+            if error.kind is Kind.UNAVAILABLE:
+                self.fail(Status.RESOURCE_EXHAUSTED, error.message)
+            else:
+                refuse(self, error)
             return None
+
+    async def _inflated_message(self, message: bytes) -> bytes:
+        """A message as it was before it was compressed, which counts in its place."""
+        found = inflate_quickly(message, self._encoding, self._largest) if len(message) < _LONG else None
+        if found is None:
+            with Inflating(self._memory) as inflating:
+                found = await by_thread(inflate, message, self._encoding, self._largest, inflating.take)
+        if self.over:
+            return found
+        self.free(len(message))
+        if not self._memory.take(len(found)):
+            raise out_of_request_memory(self._memory)
+        self._held += len(found)
+        return found
+
+    def free(self, size: int) -> None:
+        """Count so many bytes no more: what they asked for is answered."""
+        size = min(size, self._held)
+        self._memory.free(size)
+        self._held -= size
 
     def write_now(self, message: bytes) -> bool:
         """Send one message if nothing has to be awaited for that; else False, and it is for `write`."""
@@ -450,6 +519,8 @@ class Rpc:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        self._stop_looking()
+        self.free(self._held)
         self._part.clear()
         self._messages.clear()
 

@@ -27,6 +27,7 @@ from model_handlers.errors import invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from container.open_files import ConnectionCap
     from container.service import Service
     from container.settings import Settings
     from container.turn_budget import Turns
@@ -50,6 +51,7 @@ class GrpcServer:
     Args:
         service: what it serves, whose settings say where it listens, and how.
         turns: what connections may do in a turn of the loop.
+        cap: on the number of connections.
 
     Attributes:
         port: where it listens, also where the settings leave that to the system.
@@ -58,9 +60,10 @@ class GrpcServer:
         MmeError: INVALID_ARGUMENT when the port is taken, or a certificate can't be read.
     """
 
-    def __init__(self, service: Service, turns: Turns) -> None:
+    def __init__(self, service: Service, turns: Turns, cap: ConnectionCap) -> None:
         settings = service.settings
         self._turns = turns
+        self._cap = cap
         self._loop = asyncio.get_running_loop()
         self._tls = _tls(settings)
         host, port = settings.grpc_address or settings.host, settings.grpc_port or 0
@@ -85,7 +88,8 @@ class GrpcServer:
             },
         }
         hosts = access_of(self._sockets, settings.allowed_hosts).unknown_host
-        self._calls = Calls(found, settings.max_body_bytes, _ALGORITHMS[settings.grpc_compression], hosts)
+        compression = _ALGORITHMS[settings.grpc_compression]
+        self._calls = Calls(found, settings.max_body_bytes, compression, service.memory, hosts)
 
     async def start(self) -> None:
         """Answer requests from now on."""
@@ -117,7 +121,7 @@ class GrpcServer:
             await asyncio.wait(self._calls.tasks, timeout=_LOOK_SECONDS)
 
     def _connection(self) -> Connection:
-        return Connection(self._loop, self._calls.begin, self._connections, self._keepalive, self._turns)
+        return Connection(self._loop, self._calls.begin, self._connections, self._keepalive, self._turns, self._cap)
 
     def _guarded(self, path: str, handle: Handle) -> Handle:
         """The method, for those who bring what its category wants."""

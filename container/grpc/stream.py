@@ -52,6 +52,10 @@ def _never(_part: bytes) -> bool:
     return False
 
 
+def _nothing(_size: int) -> None:
+    """For a stream whose messages do not count."""
+
+
 class Streams:
     """The method over an engine, and the streams that are open.
 
@@ -79,7 +83,7 @@ class Streams:
         stream = Stream(self._engine, self._codec, self._tracer, headers_of(context))
         self._open.add(stream)
         try:
-            await stream.serve(context.read, context.write, context.write_now)
+            await stream.serve(context.read, context.write, context.write_now, context.free)
         finally:
             self._open.discard(stream)
             stream.close()
@@ -116,6 +120,7 @@ class Stream:
         self._parts: deque[bytes] = deque()
         self._unsent = 0
         self._write_now: Callable[[bytes], bool] = _never
+        self._free: Callable[[int], None] = _nothing
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -131,6 +136,7 @@ class Stream:
         read: Callable[[], Awaitable[bytes | None]],
         write: Callable[[bytes], Awaitable[None]],
         write_now: Callable[[bytes], bool] = _never,
+        free: Callable[[int], None] = _nothing,
     ) -> None:
         """Answer requests until there are no more of them.
 
@@ -138,11 +144,13 @@ class Stream:
             read: the next message, None behind the last one.
             write: takes one to the client, and its time with a client that does not read.
             write_now: takes one if that takes no time; else False.
+            free: told the size of each message that is answered.
 
         Raises:
             MmeError: the status that ends the stream.
         """
         self._write_now = write_now
+        self._free = free
         self._reader = asyncio.create_task(self._read(read))
         self._reader.add_done_callback(self._read_all)  # though it was cancelled before it began
         while True:
@@ -205,6 +213,7 @@ class Stream:
     def over(self, call: Call) -> None:
         """A call has got its last response."""
         self._calls.discard(call)
+        self._free(call.size)
         if not self._reads and not self._calls:
             self._changed.set()
 
@@ -230,7 +239,7 @@ class Stream:
     async def _take(self, data: bytes) -> None:
         """Submit one request."""
         following = None if self._tracer is None else follow(self._tracer, self._headers, "ModelStreamInfer")
-        call = Call(self, following)
+        call = Call(self, following, len(data))
         self._calls.add(call)
         self._order.append(call)
         try:
@@ -297,6 +306,7 @@ class Call:
 
     Attributes:
         following: who follows it for a trace, if anybody does.
+        size: bytes of its message.
         request: what was submitted, None until it is decoded.
         wanted: how the client wants its responses.
         id: the client's, "" until it is read.
@@ -305,8 +315,9 @@ class Call:
         answer: the one answer, once it is there.
     """
 
-    def __init__(self, stream: Stream, following: Following | None) -> None:
+    def __init__(self, stream: Stream, following: Following | None, size: int) -> None:
         self._stream = stream
+        self.size = size
         self.following = following
         self._last = False
         self._turn: InTurn | None = None  # once a thread has had to write for it

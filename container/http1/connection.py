@@ -45,17 +45,27 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=self._limits.write_buffer)
         self._server.connections.add(self)
-        if self._server.parted:
+        cap = self._server.cap
+        if not cap.enter():
+            self._refuse(Refusal(503, cap.full))
+            if cap.is_crowded:
+                transport.close()  # without waiting for the client to
+        elif self._server.parted:
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  why does not matter
         """Forget everything, and tell the handler that nobody waits any more."""
         current, self._current = self._current, None
+        if current is not None:
+            self.release(current)
+        for each in self._waiting:
+            self.release(each)
         self._transport = None
         self._waiting.clear()
         self._take_no_more()
         self._rest = b""
         self._server.forget(self)
+        self._server.cap.leave()
         if current is not None and current.on_disconnect is not None:
             leaves, current.on_disconnect = current.on_disconnect, None
             leaves()
@@ -132,6 +142,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
             transport.write(lead + body[0] if len(body) == 1 else b"".join((lead, *body)))
         else:
             transport.writelines((lead, *body))
+        self.release(exchange)
         exchange.connection = self._current = None
         self._since, self._patience = self._server.now, self._limits.idle_timeout
         if exchange.final:
@@ -162,6 +173,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
         """A streamed answer is whole: go on as after any other."""
         if self._current is not exchange or self._transport is None:
             return
+        self.release(exchange)
         self._current = None
         self._since, self._patience = self._server.now, self._limits.idle_timeout
         if exchange.final:
@@ -173,6 +185,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
         """A streamed answer is cut: it was the last thing on this connection, which closes, `now` or in good order."""
         if self._current is not exchange:
             return
+        self.release(exchange)
         self._current = None
         self._drop_waiting()
         if now:
@@ -183,6 +196,8 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
     def _drop_waiting(self) -> None:
         """Take no further request, and leave without answer those that wait: their client has to ask again."""
         self._take_no_more()
+        for each in self._waiting:
+            self.release(each)
         self._waiting.clear()
         self._pending_refusal = None
         if self._full:

@@ -76,6 +76,8 @@ class EndingConnection(RequestReader):
         self._pending_refusal = None
         body = error_body(str(refusal))
         lines = b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+        if refusal.status == 503:
+            lines = b"Retry-After: 1\r\n" + lines
         self._send(self._server.head(refusal.status) + JSON_TYPE + lines + body)
         self._end()
 
@@ -148,18 +150,32 @@ class EndingConnection(RequestReader):
             if waited > limits.linger_timeout:
                 self.abort()
         elif self.owed:
+            self._measure_from(self._arriving, now)  # which may wait for answers
             if self._half_closed:
                 self._probe(transport)
         elif self._rest:
             self._since = now  # what waits here is late by our doing
+            self._measure_from(self._arriving, now)
         elif self._arriving is not None:
             if waited > limits.body_timeout:
                 self._refuse(Refusal(408, "The body stopped arriving: send the whole request without long pauses."))
+            elif self._too_slow(now):
+                self._refuse(
+                    Refusal(408, f"The body arrives too slowly: send at least {limits.body_rate} bytes a second.")
+                )
         elif not self._boundary:
             if waited > limits.header_timeout:
                 self._refuse(Refusal(408, "The headers took too long to arrive: send the whole request at once."))
         elif waited > self._patience:
             transport.close()
+
+    def _too_slow(self, now: float) -> bool:
+        """Whether the body at hand comes at less than the least rate, on average after the first seconds."""
+        exchange, limits = self._measured, self._limits
+        if exchange is None or exchange is not self._arriving:
+            return False
+        late = now - self._measured_since - limits.sweep - limits.body_grace
+        return late > 0 and self._body_size(exchange) - self._measured_size < limits.body_rate * late
 
     def _probe(self, transport: asyncio.Transport) -> None:
         """Find out whether a client that closed its direction still reads, if the handler wants to know.

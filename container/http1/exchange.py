@@ -24,6 +24,9 @@ class Answerer(Protocol):
     def begin(self, exchange: Exchange, status: int, headers: bytes) -> None:
         """Send the head of the exchange's answer and leave the rest to a stream."""
 
+    def hold(self, exchange: Exchange, size: int) -> bool:
+        """Count further bytes for the request, if they fit."""
+
 
 class Exchange:
     """A request that was read completely, and the way to answer it: at once by `respond`, or part by part.
@@ -39,6 +42,7 @@ class Exchange:
         body: all of it, b"" for none.
         on_disconnect: set by the handler; called once if the client leaves, or is cut off because it reads too slowly,
             before `respond`, `end` or `cut`.
+        held: bytes that count in the memory of requests; -1 once it is answered.
         connection, http10, final, plain: the server's own: where to answer, None once answered; an HTTP/1.0 client;
             the last exchange of its connection; an answer without any such speciality.
     """
@@ -57,10 +61,16 @@ class Exchange:
         self.target = target
         self.headers = headers
         self.body = b""
+        self.held = 0
         self.on_disconnect: Callable[[], None] | None = None
         self.http10 = http10
         self.final = final
         self.plain = not (final or http10 or method == "HEAD")
+
+    def hold(self, size: int) -> bool:
+        """Count further bytes in the memory of requests until this one is answered; False if they do not fit."""
+        connection = self.connection
+        return connection is None or connection.hold(self, size)
 
     def respond(self, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> None:
         r"""Answer the request. Does nothing when the client has left.

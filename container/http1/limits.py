@@ -20,6 +20,8 @@ class Limits:
         chunks: of a request's body that comes in chunks, empty ones not counted. Beyond it: 400.
         header_timeout: from a connection, or the first byte of a request, until its headers are complete. Then 408.
         body_timeout: without progress while a body arrives (then 408) or an answer leaves (then the end).
+        body_grace: seconds of a body after which it has to come at `body_rate` on average; else 408.
+        body_rate: bytes a second.
         idle_timeout: between two requests of one connection; it closes without a word.
         linger_timeout: after the last answer of a connection, for the client to read it and to close.
         linger: bytes thrown away meanwhile, so that a client in the middle of a body gets to read its answer.
@@ -37,6 +39,8 @@ class Limits:
     chunks: int = 64 * KIB
     header_timeout: float = 10.0
     body_timeout: float = 60.0
+    body_grace: float = 10.0
+    body_rate: int = KIB
     idle_timeout: float = 75.0
     linger_timeout: float = 5.0
     linger: int = 64 * MIB

@@ -62,6 +62,7 @@ class RequestReader:
         self._server = server
         self._turns = server.turns
         self._budget = TurnBudget()
+        self._memory = server.memory
         self._limits: Limits = server.limits
         self._line_limit = server.limits.request_line
         self._body_limit = server.limits.body
@@ -89,6 +90,9 @@ class RequestReader:
         self._at = 0
         self._whole = False  # whether it begins with a request
         self._piece = _PIECE
+        self._measured: Exchange | None = None  # whose body's rate is
+        self._measured_since = 0.0
+        self._measured_size = 0
         self._parsing = False
         self._waits = False  # for a later turn of the loop
 
@@ -136,7 +140,11 @@ class RequestReader:
                 # Between requests llhttp holds nothing: the same bytes mean what they meant, and it need not see them.
                 exchange = Exchange(self, repeat.method, repeat.target, repeat.headers, False, False)
                 exchange.body = data[len(repeat.head) :]
-                self._complete(exchange)
+                if self._memory.take(len(exchange.body)):
+                    exchange.held = len(exchange.body)
+                    self._complete(exchange)
+                else:
+                    self._refuse(self._too_much())
                 return
         elif len(data) <= STEP:
             turns.left -= len(data)
@@ -222,6 +230,24 @@ class RequestReader:
             if recognised is not None and self._whole and self._boundary:
                 self._learn(data, recognised)
 
+    def _too_much(self) -> Refusal:
+        return Refusal(503, self._memory.full)
+
+    def hold(self, exchange: Exchange, size: int) -> bool:
+        """Count further bytes for a request, if they fit, and if it is not over."""
+        if exchange.held < 0:
+            return True
+        if not self._memory.take(size):
+            return False
+        exchange.held += size
+        return True
+
+    def release(self, exchange: Exchange) -> None:
+        """Count nothing more for a request."""
+        if exchange.held > 0:
+            self._memory.free(exchange.held)
+        exchange.held = -1
+
     def _body_size(self, exchange: Exchange) -> int:
         """Bytes of a body that have come."""
         return self._buffer.tell() if self._buffer is not None else len(exchange.body)
@@ -272,6 +298,9 @@ class RequestReader:
     def on_body(self, piece: bytes) -> None:
         """A piece of the body: all of a small one."""
         exchange: Exchange = self._arriving  # type: ignore[assignment]  # the head came first
+        if not self._memory.take(len(piece)):
+            raise self._too_much()
+        exchange.held += len(piece)
         if exchange.body:
             self._gather(exchange.target, exchange.body, piece)
         else:
@@ -284,7 +313,7 @@ class RequestReader:
         exchange = self._arriving
         if exchange is None:
             return  # an upgrade: llhttp stops here, and we start it again behind the head
-        self._arriving = None
+        self._arriving = self._measured = None
         self._boundary = True
         self._wants_continue = False
         if self._buffer is not None:
@@ -317,9 +346,11 @@ class RequestReader:
     def _take_no_more(self) -> None:
         """Throw away whatever else the client sends, and whatever was half read."""
         self._taking = False
+        if self._arriving is not None:
+            self.release(self._arriving)
         self._parser = None
         self._feed = self._discard
-        self._arriving = self._recognised = self._buffer = None
+        self._arriving = self._measured = self._recognised = self._buffer = None
         self._repeat = None
         self._fields = []
         self._target = self._replay = b""
@@ -350,6 +381,8 @@ class RequestReader:
                 raise refusal
         if (size := int(headers.get("content-length", 0))) > self._body_limit:
             raise self._server.too_large(target, size, self._body_limit)
+        if not self._memory.fits(size):
+            raise self._too_much()
         if "transfer-encoding" in headers:
             head.check_transfer_encoding(headers["transfer-encoding"], http10=http10)
             self._wire = self._chunks = 0
@@ -392,12 +425,19 @@ class RequestReader:
             if self._arriving is not None:
                 self._head_bound = 0
                 self._since = self._server.now
+                if self._arriving is not self._measured:
+                    self._measure_from(self._arriving, self._since)
                 if "transfer-encoding" in self._arriving.headers:
                     self._count_chunks(self._arriving, data)
             else:
                 self._inside_head(data)
         except Refusal as refusal:
             self._refuse(refusal)
+
+    def _measure_from(self, exchange: Exchange | None, now: float) -> None:
+        """Measure how quickly a body arrives, from now on."""
+        self._measured, self._measured_since = exchange, now
+        self._measured_size = 0 if exchange is None else self._body_size(exchange)
 
     def _inside_head(self, data: bytes | memoryview) -> None:
         if self._head_bound == len(data):  # the first of it

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from container.http1.connection import HttpProtocol
 from container.http1.head import body_too_large, status_line
+from container.open_files import ConnectionCap, most_connections
+from container.request_memory import RequestMemory
 from container.turn_budget import Turns
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     Gate = Callable[[str, bytes, Mapping[str, str], str | None], Refusal | None]
 
 
+_MEMORY_IN_BODIES = 4  # of the largest size, where no memory of requests is given
+
+
 class Http1Server:
     """Makes the protocols for `loop.create_server` and looks after them.
 
@@ -33,10 +38,12 @@ class Http1Server:
         gate: what to answer to a request that is not let in by its head, None for one that is: method, target, headers
             and the host that it asks, None without one. Called before the body has come, and not again for a head that
             a client repeats, unless a browser sent it.
-        turns: the loop's, where connections of other servers have their part of them; None for turns of its own.
+        turns, memory, cap: shared with connections of other servers; None for its own.
 
     Attributes:
         turns: what its connections may do in a turn of the loop.
+        memory: of requests on the way.
+        cap: on the number of connections.
         handler: called on the loop with each request; must not block; answers by `Exchange.respond`, now or later.
         limits: of every connection.
         connections: the live ones.
@@ -54,9 +61,13 @@ class Http1Server:
         too_large: Callable[[bytes, int, int], Refusal] = body_too_large,
         gate: Gate | None = None,
         turns: Turns | None = None,
+        memory: RequestMemory | None = None,
+        cap: ConnectionCap | None = None,
     ) -> None:
         self.handler = handler
         self.turns = Turns(loop.call_soon) if turns is None else turns
+        self.memory = RequestMemory(_MEMORY_IN_BODIES * limits.body) if memory is None else memory
+        self.cap = ConnectionCap(most_connections()) if cap is None else cap
         self.too_large = too_large
         self.gate = gate
         self.limits = limits

@@ -95,6 +95,10 @@ class Stream:
         """Refuse a second beginning."""
         self.answer(exchange, status, headers, ())
 
+    def hold(self, exchange: Exchange, size: int) -> bool:
+        """Count further bytes of a request whose answer has begun."""
+        return self._connection.hold(exchange, size)
+
     def write(self, exchange: Exchange, data: bytes | memoryview) -> None:
         """Send one part."""
         if type(data) is not bytes:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from container.http2.header_blocks import Fields
     from container.http2.keepalive import Keepalive
     from container.http2.receiver import Receiver
+    from container.open_files import ConnectionCap
     from container.turn_budget import Turns
 
     Begin = Callable[["Stream", Fields], Receiver | None]
@@ -236,6 +237,7 @@ class Connection(asyncio.Protocol):
         connections: those that there are, of which this one is one while it lasts.
         keepalive: looks after idle and old ones.
         turns: what connections may do in a turn of the loop.
+        cap: on the number of connections.
     """
 
     def __init__(
@@ -245,8 +247,11 @@ class Connection(asyncio.Protocol):
         connections: set[Connection],
         keepalive: Keepalive,
         turns: Turns,
+        cap: ConnectionCap,
     ) -> None:
         self._loop = loop
+        self._cap = cap
+        self._refused = False  # beyond the cap
         self.turns = turns
         self.budget = TurnBudget()
         self._rest = b""  # what came and is not handled yet, from `_at` on
@@ -293,6 +298,9 @@ class Connection(asyncio.Protocol):
         """It begins."""
         self._transport = cast("asyncio.Transport", transport)  # as a stream's is, though uvloop's is no instance of it
         self._connections.add(self)
+        self._refused = not self._cap.enter()
+        if self._refused and self._cap.is_crowded:
+            self.abort()
         self._patience = self._loop.call_later(_GREETING_SECONDS, self.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -363,6 +371,7 @@ class Connection(asyncio.Protocol):
         self._wait_no_more()
         self.watch.end()
         self._connections.discard(self)
+        self._cap.leave()
         self._out.clear()
         self._rest = b""
         for stream in list(self.streams.values()):
@@ -432,6 +441,8 @@ class Connection(asyncio.Protocol):
         )
         if data[first + 3] != frames.SETTINGS or data[first + 4] & frames.ACK:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS in front")
+        if self._refused:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, self._cap.full)
         self.watch.begin()
         return first
 

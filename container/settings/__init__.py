@@ -90,6 +90,7 @@ class Settings:
         grpc_port, metrics_port: None for nowhere.
         memory_budget, gpu_memory_budget, disk_budget: bytes (int), a share of what there is (float), a share less a
             reserve (`Share`), or None for as much as the host, each GPU or the file system leaves.
+        request_memory, max_connections: None for what the memory budget and the limit of open files leave.
         rate_limit_resources: () for as much as the neediest instance wants.
         response_cache_bytes: 0 for none.
         cloud_credentials: None for what boto3 finds.
@@ -143,6 +144,8 @@ class Settings:
     load_threads: int = 2
     load_timeout: float = 350.0
     max_body_bytes: int = DEFAULT_MAX_BODY
+    request_memory: int | None = None
+    max_connections: int | None = None
     allow_client_shm: bool = False
     allow_load_overrides: bool = False
     request_timeout: float = 60.0

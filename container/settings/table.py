@@ -189,6 +189,19 @@ MME_VARIABLES = (
     ),
     ours("MME_MAX_BODY", v.body_size, "Largest request body.", default="64MiB", field="max_body_bytes"),
     ours(
+        "MME_REQUEST_MEMORY",
+        v.byte_size,
+        "Memory that requests may take together on their way, inflated sizes included, until each is answered; at "
+        "least twice MME_MAX_BODY. A request that does not fit is a 503.",
+        default="an eighth of the memory budget, at least 256MiB and twice MME_MAX_BODY",
+    ),
+    ours(
+        "MME_MAX_CONNECTIONS",
+        v.integer(1, 1_000_000),
+        "Connections that there may be, over HTTP and gRPC together; one more is a 503.",
+        default="the limit of open files less half of it, at most 4096",
+    ),
+    ours(
         "MME_ALLOW_CLIENT_SHM",
         v.boolean,
         "Let clients of this machine register regions of shared memory, and name them in place of tensors.",
@@ -209,7 +222,13 @@ MME_VARIABLES = (
     ),
     ours("MME_IDLE_TIMEOUT", _TIMEOUT, "Seconds a connection may lie idle between requests.", flag=False),
     ours("MME_HEADER_TIMEOUT", _TIMEOUT, "Seconds for a client to send a request's headers.", flag=False),
-    ours("MME_BODY_TIMEOUT", _TIMEOUT, "Seconds for a client to send a request's body.", flag=False),
+    ours(
+        "MME_BODY_TIMEOUT",
+        _TIMEOUT,
+        "Longest pause of a body that arrives, or of an answer that is read, in seconds. From its tenth second on a "
+        "body, and a message over gRPC, has to come at 1 KiB a second on average.",
+        flag=False,
+    ),
     ours(
         "MME_SESSION_SECONDS",
         v.seconds(0.1, 604_800),

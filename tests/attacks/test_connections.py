@@ -10,6 +10,7 @@ from container.http2.connection import Connection
 from container.http2.frames import Code, ConnectionFault, OversizedFault
 from container.http2.header_blocks import MOST_FIELDS, HeaderBlocks
 from container.http2.keepalive import Keepalive
+from container.open_files import ConnectionCap
 from container.turn_budget import ALL_SECONDS, EACH_SECONDS, HEADS, LEAST_SECONDS, STEP, TurnBudget, Turns
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Told, Wire
 
@@ -41,10 +42,12 @@ class Loop:
 class Client(Wire):
     """The transport of a connection of HTTP/2, and what was told of its streams."""
 
-    def __init__(self, loop):
+    def __init__(self, loop, cap=None):
         super().__init__()
         self.told, running = {}, asyncio.get_running_loop()
-        self.connection = Connection(running, self.begin, set(), Keepalive(running), loop.turns)
+        self.connection = Connection(
+            running, self.begin, set(), Keepalive(running), loop.turns, cap or ConnectionCap(100)
+        )
         self.connection.connection_made(self)
         self.connection.data_received(OPENING)
 
@@ -63,7 +66,7 @@ class Plain:
     """The transport of a connection of HTTP/1.1."""
 
     def __init__(self):
-        self.reads, self.written = True, b""
+        self.reads, self.written, self.closed = True, b"", False
 
     def set_write_buffer_limits(self, high):
         """As they are."""
@@ -95,6 +98,7 @@ class Plain:
 
     def close(self):
         """End."""
+        self.closed = True
 
 
 @pytest.fixture

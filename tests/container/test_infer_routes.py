@@ -526,6 +526,7 @@ def threads(monkeypatch):
     found = []
     told = functools.partial(telling, found)
     monkeypatch.setattr(infer_routes, "inflate", told(infer_routes.inflate))
+    monkeypatch.setattr(infer_routes, "inflate_quickly", told(infer_routes.inflate_quickly))
     monkeypatch.setattr(Decoder, "decode", told(Decoder.decode))
     return found
 

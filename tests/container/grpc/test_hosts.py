@@ -6,6 +6,7 @@ import pytest
 
 from container.grpc.rpc import Calls
 from container.http2 import frames
+from container.request_memory import RequestMemory
 
 HEAD = ((b":method", b"POST"), (b":path", b"/s/None"), (b"content-type", b"application/grpc"))
 
@@ -28,7 +29,7 @@ def calls():
         asked.append(host)
         return "" if host == "a" else f"not {host}"
 
-    return Calls({}, 0, "", unknown_host), asked
+    return Calls({}, 0, "", RequestMemory(0), unknown_host), asked
 
 
 def answer(calls, *fields):

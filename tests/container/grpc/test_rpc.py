@@ -17,6 +17,8 @@ from container.grpc.status import Status
 from container.http2 import frames
 from container.http2.connection import WINDOW, Connection, Stream
 from container.http2.keepalive import Keepalive
+from container.open_files import ConnectionCap
+from container.request_memory import RequestMemory
 from container.turn_budget import Turns
 from tests.waiting import until
 
@@ -72,7 +74,7 @@ async def _never(context):
 
 
 def _call(stream, method, fields=(), largest=LARGEST):
-    return Rpc(stream, tuple(fields), method, largest, "", set())
+    return Rpc(stream, tuple(fields), method, largest, "", set(), RequestMemory(1 << 30))
 
 
 @settings(max_examples=100, deadline=None)
@@ -201,9 +203,11 @@ METHODS = {
 @contextlib.asynccontextmanager
 async def _served(compression="", options=(("grpc.max_receive_message_length", -1),)):
     """A channel to a server; nothing is left of its calls afterwards."""
-    loop, calls, all_ = asyncio.get_running_loop(), Calls(METHODS, LARGEST, compression), set()
+    loop, calls, all_ = asyncio.get_running_loop(), Calls(METHODS, LARGEST, compression, RequestMemory(1 << 30)), set()
     server = await loop.create_server(
-        lambda: Connection(loop, calls.begin, all_, Keepalive(loop), Turns(loop.call_soon)), "127.0.0.1", 0
+        lambda: Connection(loop, calls.begin, all_, Keepalive(loop), Turns(loop.call_soon), ConnectionCap(100)),
+        "127.0.0.1",
+        0,
     )
     port = server.sockets[0].getsockname()[1]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:

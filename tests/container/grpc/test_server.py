@@ -11,6 +11,8 @@ from container.grpc.server import GrpcServer
 from container.http2 import connection as http2
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
+from container.open_files import ConnectionCap
+from container.request_memory import RequestMemory
 from container.turn_budget import Turns
 from model_handlers.errors import Kind, MmeError
 from tests.container.http2.conftest import OPENING, Life
@@ -26,10 +28,16 @@ def test_what_is_refused_is_gone_at_once():
     async def run():
         loop, method, tasks, open_ = asyncio.get_running_loop(), Method(unary=refuses), set(), set()
         keepalive, turns = Keepalive(loop), Turns(loop.call_soon)
+        memory, cap = RequestMemory(1 << 30), ConnectionCap(100)
 
         def connection():
             return Connection(
-                loop, lambda stream, fields: Rpc(stream, fields, method, 1 << 20, "", tasks), open_, keepalive, turns
+                loop,
+                lambda stream, fields: Rpc(stream, fields, method, 1 << 20, "", tasks, memory),
+                open_,
+                keepalive,
+                turns,
+                cap,
             )
 
         server = await loop.create_server(connection, "127.0.0.1", 0)
@@ -65,7 +73,7 @@ async def test_a_drain_meets_connections_that_were_being_made(monkeypatch):
     monkeypatch.setattr(http2, "_PARTING_SECONDS", 0.0)
     server = GrpcServer.__new__(GrpcServer)
     server._loop, server._draining, server._streams = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
-    early, server._listeners, server._calls = Life(server._loop), [], Calls({}, 0, "")
+    early, server._listeners, server._calls = Life(server._loop), [], Calls({}, 0, "", RequestMemory(0))
     server._connections = early.all
     drain = asyncio.ensure_future(server.drain(60))
     await early.sent()

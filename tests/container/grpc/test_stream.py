@@ -40,7 +40,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
         await reading.wait()
 
     serving = asyncio.create_task(stream.serve(no_requests, write))
-    call = Call(stream, None)
+    call = Call(stream, None, 0)
     request = call.request = InferenceRequest(Layout((), ()), [], call.complete)
     stream._calls.add(call)
     for _ in range(20):
@@ -102,14 +102,14 @@ async def test_a_stream_that_opens_while_the_server_goes_is_refused():
     streams = Streams(None, None, None)
     streams.drain()
     with pytest.raises(MmeError, match="the server is going") as raised:
-        await streams.serve(SimpleNamespace(metadata=list, read=no_requests, write=None))
+        await streams.serve(SimpleNamespace(metadata=list, read=no_requests, write=None, write_now=None, free=None))
     assert raised.value.kind is Kind.UNAVAILABLE
 
 
 async def test_a_stream_that_its_client_has_ended_ends_well_though_the_server_goes():
     """All that was asked is answered, and nothing more will be."""
     stream = Stream(None, None, None, {})
-    call = Call(stream, None)
+    call = Call(stream, None, 0)
     stream._calls.add(call)
     serving = asyncio.create_task(stream.serve(nothing_more, None))
     for _ in range(3):
@@ -183,7 +183,7 @@ async def test_what_takes_long_to_write_keeps_its_place(decoupled):
             over.set()
 
     serving = asyncio.create_task(stream.serve(nothing_more, write))
-    calls = [Call(stream, None) for _ in range(1 if decoupled else 3)]
+    calls = [Call(stream, None, 0) for _ in range(1 if decoupled else 3)]
     for call in calls:
         call.request = InferenceRequest(Layout((), ()), [], call.complete)
         call.wanted = Wanted({}, empty_final=False)

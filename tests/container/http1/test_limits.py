@@ -258,20 +258,39 @@ def test_slow_method_behind_a_request(serve):
 
 
 def test_slow_body(serve):
-    """A body that stops arriving is answered with 408; one that goes on, however slowly, is not."""
+    """A body that stops arriving is answered with 408; one that goes on at 1 KiB a second is not."""
     server = serve(header_timeout=1, body_timeout=60)
-    client = server.connect().send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
+    client = server.connect().send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n")
     connection = server.alone()
     server.until(lambda: Inside(connection).begun)
     for size in range(1, 4):
+        client.send(b"x" * 41_000)
+        server.until(lambda: Inside(connection).body_bytes == 41_000 * size)  # noqa: B023
         server.elapse(40)
-        client.send(b"x")
-        server.until(lambda: Inside(connection).body_bytes == size)  # noqa: B023
     server.call(lambda: None)  # a turn of the loop later
 
     server.elapse(61)
 
     assert client.answer().status == 408
+    assert client.at_end()
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n"])
+def test_body_below_the_least_rate(serve, head):
+    """Pauses alone are not all: a byte now and then is answered with 408, once the first ten seconds are over."""
+    server = serve(body_timeout=60)
+    client = server.connect().send(b"POST / HTTP/1.1\r\nHost: a\r\n" + head)
+    connection = server.alone()
+    server.until(lambda: Inside(connection).begun)
+    for size in range(1, 6):
+        client.send(b"x")
+        server.until(lambda: Inside(connection).body_bytes == size)  # noqa: B023
+        server.elapse(1)
+    server.elapse(6)
+
+    answer = client.answer()
+    assert answer.status == 408
+    assert answer.error == "The body arrives too slowly: send at least 1024 bytes a second."
     assert client.at_end()
 
 

@@ -9,6 +9,7 @@ import pytest
 from container.http2 import frames
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
+from container.open_files import ConnectionCap
 from container.turn_budget import Turns
 
 OPENING = frames.PREFACE + frames.settings({})
@@ -96,7 +97,9 @@ class Life:
     def __init__(self, loop, **rules):
         self.told, self.wire, self.all = {}, Wire(), set()
         self.turns = Turns(loop.call_soon, lambda: 0.0)
-        self.connection = Connection(loop, self.begin, self.all, Keepalive(loop, **rules), self.turns)
+        self.connection = Connection(
+            loop, self.begin, self.all, Keepalive(loop, **rules), self.turns, ConnectionCap(100)
+        )
         self.connection.connection_made(self.wire)
 
     def begin(self, stream, _fields):

@@ -16,6 +16,7 @@ from container.http2 import frames
 from container.http2.connection import WINDOW, Connection
 from container.http2.frames import Code
 from container.http2.keepalive import Keepalive
+from container.open_files import ConnectionCap
 from container.turn_budget import Turns
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Life, live
 from tests.waiting import PATIENCE, until
@@ -641,7 +642,9 @@ async def test_an_end_takes_back_nothing_that_was_said(loop_factory):
     loop, all_ = asyncio.get_running_loop(), set()
     keepalive = Keepalive(loop)
     server = await loop.create_server(
-        lambda: Connection(loop, lambda stream, _: _Answers(stream, size), all_, keepalive, Turns(loop.call_soon)),
+        lambda: Connection(
+            loop, lambda stream, _: _Answers(stream, size), all_, keepalive, Turns(loop.call_soon), ConnectionCap(100)
+        ),
         "127.0.0.1",
         0,
     )
