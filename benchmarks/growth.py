@@ -530,7 +530,7 @@ def read(file: Path) -> dict[str, Curves]:
 
 
 def show(saved: dict[str, Curves]) -> None:
-    """A table in Markdown: the first and last value of each curve, their ratio, and its slope, as a whole and at the end."""
+    """A table in Markdown: first and last value of each curve, their ratio, its slope as a whole and at the end."""
     for name, curves in saved.items():
         print(f"\n| {name} | fewest | most | ratio | slope | at the end |\n|---|---|---|---|---|---|")
         for curve, points in curves.items():
