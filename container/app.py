@@ -20,18 +20,21 @@ from werkzeug.routing import PathConverter, UnicodeConverter
 from container import answers, kserve, metrics, runtime_api, sagemaker
 from container.access import Access
 from container.dashboard import routes as dashboard
+from container.doors import refused
 from container.logs import configure
 from container.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
-from container.restrictions import Restrictions, category_of_route
+from container.restrictions import Restrictions, category_of_route, role_of_route
 from container.service import Service
 from container.settings import Settings
-from container.views import keep_out, request_target
+from container.targets import parse_target, path_of
+from container.views import keep_out, refusal_answer, request_target
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+    from container.keys import Keys
     from container.views import View
 
 _END_SECONDS = 20.0  # for models that still execute when the process ends
@@ -78,7 +81,7 @@ def make_app(service: Service, on_loop: OnLoop) -> Flask:
         app.register_blueprint(module.blueprint(service, on_loop, view))
     _restrict(app, service.settings)
     if service.dashboard is not None:
-        app.register_blueprint(dashboard.blueprint(service.dashboard, on_loop))
+        app.register_blueprint(dashboard.blueprint(service.dashboard, on_loop, service.keys))
     app.register_error_handler(MmeError, _refused)
     app.register_error_handler(HTTPException, _http_error)
     return app
@@ -98,6 +101,45 @@ def _restrict(app: Flask, settings: Settings) -> None:
     app.before_request(check)
 
 
+def roles_of(app: Flask) -> Callable[[str, bytes], str | None]:
+    """A function that tells what a request's key has to be for, by its method and target.
+
+    By the route that answers: the loop's own first, as there, then the application's. "" is any key's, where no route
+    answers, None is nobody's, where no key is needed.
+    """
+    routes = app.url_map.bind("mme")
+
+    def role(method: str, target: bytes) -> str | None:
+        hot = parse_target(target)
+        if hot is not None and hot.flavor is None:
+            return role_of_route("/ping")
+        if hot is not None and method == "POST":
+            return role_of_route("/invocations")
+        try:
+            path = path_of(target).decode("utf-8", "replace")
+            rule, _ = routes.match(path, "GET" if method == "HEAD" else method, return_rule=True)
+        except HTTPException:
+            return ""
+        return role_of_route(rule.rule)
+
+    return role
+
+
+def _want_keys(app: Flask, keys: Keys) -> None:
+    """Have every route want a key that is for it.
+
+    The file is looked at with each request: another server has no loop of ours that does it.
+    """
+
+    def check() -> Response | None:
+        keys.look()
+        role = role_of_route(request.url_rule.rule) if request.url_rule is not None else ""
+        denial = None if role is None else keys.denial(role, request.headers.get("Authorization"))
+        return None if denial is None else refusal_answer(refused(denial))
+
+    app.before_request(check)
+
+
 def create_app() -> Flask:
     """The application with an engine of its own, for any WSGI server; settings come from the environment.
 
@@ -111,6 +153,8 @@ def create_app() -> Flask:
     on_loop.call(service.start)
     app = make_app(service, on_loop)
     keep_out(app, Access(settings.allowed_hosts, local=False))  # where it listens, the other server knows
+    if service.keys is not None:
+        _want_keys(app, service.keys)
 
     def end() -> None:
         with contextlib.suppress(TimeoutError):

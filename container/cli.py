@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from container import garbage
 from container.config.flags import COMMAND as CONFIG
 from container.engines.flags import COMMAND as BUILD
+from container.key_command import COMMAND as KEY
 from container.logs import configure
 from container.settings import Mode, Settings, choose_single_model, settings_table
 from container.settings.address import listening_address
@@ -34,7 +35,7 @@ from container.settings.protocol_values import hosts, keepalive, latencies, rest
 from container.settings.table import MME_VARIABLES
 from container.settings.values import batch_sizes, boolean, names, repositories, resource_limits, trace_levels
 from container.ship.flags import COMMANDS as SHIP
-from container.ship.flags import DEFAULT_URL, seconds
+from container.ship.flags import DEFAULT_URL, add_identity, seconds
 from container.version import installed_version, is_compiled
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.fork_client import ForkClient
@@ -48,7 +49,7 @@ _LISTS = frozenset(
 _FLAGS = frozenset(row.flag for row in MME_VARIABLES if row.flag)
 _log = logging.getLogger("mme.start")
 
-COMMANDS = (*SHIP, CONFIG, BUILD)
+COMMANDS = (*SHIP, KEY, CONFIG, BUILD)
 
 _EXAMPLES = """\
 from a model file to an endpoint:
@@ -162,6 +163,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         settings.check_paths()
         settings.check_tracing()
         settings.check_grpc()
+        settings.check_access()
         configure(settings.log_level, settings.log_format)
         _log.info("listening on %s: %s", settings.host, address.reason)
         for notice in settings.notices:
@@ -308,6 +310,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
 def _add_models_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server; default {DEFAULT_URL}")
     parser.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS", help="default 10")
+    add_identity(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--stats", action="store_true", help="more columns: requests, failures, batches, mean times")
     how.add_argument("--json", action="store_true", help="the server's repository index as it comes")

@@ -40,6 +40,9 @@ _restarts = Restarts()  # the master's; a reload begins with none
 _DRAIN_MARGIN_SECONDS = 3  # for the worker to close what it holds; SageMaker kills 30 s after SIGTERM
 
 bind = authority(_settings.host, _settings.port)
+# What the log says of the address; the worker has a context of its own.
+certfile = None if _settings.tls_cert is None else str(_settings.tls_cert)
+keyfile = None if _settings.tls_key is None else str(_settings.tls_key)
 backlog = 2048  # SageMaker wants connections accepted within 250 ms, also while many clients come at once
 proc_name = "mme"
 

@@ -6,16 +6,18 @@ Whoever scrapes goes on where it always did, and need not reach the port that se
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from container.authority import access_of, listening
+from container.authority import listening
 from container.http1 import Http1Server, Limits, error_body
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
 
     from container.http1 import Exchange
+    from container.http1.server import Gate
 
 _log = logging.getLogger("mme.metrics")
 _JSON = b"Content-Type: application/json\r\n"
@@ -32,20 +34,36 @@ class MetricsPort:
     def __init__(self, handle: Callable[[Exchange], None], loop: asyncio.AbstractEventLoop) -> None:
         self._handle = handle
         self._loop = loop
-        self._http = Http1Server(self._answer, Limits(), loop)
+        self._http = Http1Server(self._answer, Limits(), loop, gates_targets=True)
         self._listeners: list[asyncio.Server] = []
 
-    async def open(self, host: str, port: int, allowed: Sequence[str] = ()) -> None:
-        """Listen; 0 takes a free port. `allowed` are hosts as of `Access`.
+    async def open(
+        self,
+        host: str,
+        port: int,
+        gate: Callable[[Sequence[socket.socket]], Gate],
+        tls: Mapping[str, Any],
+    ) -> None:
+        """Listen; 0 takes a free port.
+
+        Args:
+            host: where.
+            port: likewise.
+            gate: of a server with such sockets.
+            tls: how, as of `loop.create_server`.
 
         Raises:
             MmeError: INVALID_ARGUMENT when the port is taken.
         """
         sockets = listening(host, port, "metrics", "MME_METRICS_PORT or MME_METRICS_ADDRESS")
-        self._http.gate = access_of(sockets, allowed).refusal
+        self._http.gate = gate(sockets)
         for each in sockets:
-            self._listeners.append(await self._loop.create_server(self._http.protocol_factory, sock=each))
+            self._listeners.append(await self._loop.create_server(self._http.protocol_factory, sock=each, **tls))
         _log.info("metrics listening at port %d", sockets[0].getsockname()[1])
+
+    def forget_heads(self) -> None:
+        """See `Http1Server.forget_heads`."""
+        self._http.forget_heads()
 
     def close(self) -> None:
         """Answer nobody any more."""

@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from container.dashboard.drawing import whole
-from container.ship.client import ask, checked_url, local_endpoint
+from container.ship.client import ask, checked_url, identity_of, local_endpoint
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
@@ -61,21 +61,21 @@ def _screen(text: str) -> str:
 
 def _shown(arguments: argparse.Namespace) -> str:
     """The index as it is now."""
-    url = checked_url(arguments.url)
+    url, identity = checked_url(arguments.url), identity_of(arguments)
     try:
-        index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout)
+        index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout, identity)
     except MmeError:
-        local = local_endpoint(url, arguments.timeout)
+        local = local_endpoint(url, arguments.timeout, identity)
         if local is None:
             raise
         print(f"{url} is `mme local`: its container is asked, {local.container}", file=sys.stderr)
         url = arguments.url = local.container  # the next time, too
-        index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout)
+        index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout, identity)
     if arguments.json:
         return json.dumps(index, indent=None if arguments.watch else 2)
     stats: list[Row] = []
     if arguments.stats:
-        stats = ask(f"{url}/v2/models/stats", None, arguments.timeout)[0]["model_stats"]
+        stats = ask(f"{url}/v2/models/stats", None, arguments.timeout, identity)[0]["model_stats"]
     if not index:
         return f"no models at {url}: it has loaded none, and lists none that a request would load"
     return "\n".join(_lines(index, stats if arguments.stats else None, _date(headers)))

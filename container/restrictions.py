@@ -58,6 +58,11 @@ _METHODS = {
     "LogSettings": "logging",
 }
 
+# What needs no key: health for whoever looks after the server, and a page that holds nothing before it has one.
+_OPEN_ROUTES = ("/ping", "/v2/health/live", "/v2/health/ready", "/dashboard", "/dashboard/static/<path:filename>")
+_OPEN_METHODS = ("ServerLive", "ServerReady", "Check", "Watch")
+_FREE_ROUTES = {"/metrics": "statistics", "/execution-parameters": "metadata"}
+
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
@@ -121,3 +126,13 @@ def category_of_route(rule: str) -> str:
 def category_of_method(method: str) -> str:
     """The category of a gRPC method by its name."""
     return _METHODS.get(method, "shared-memory" if "SharedMemory" in method else "")
+
+
+def role_of_route(rule: str) -> str | None:
+    """What a key has to be for by a route's rule: a category, "" for any key, None where none is needed."""
+    return None if rule in _OPEN_ROUTES else category_of_route(rule) or _FREE_ROUTES.get(rule, "")
+
+
+def role_of_method(method: str) -> str | None:
+    """The same of a gRPC method by its name."""
+    return None if method in _OPEN_METHODS else category_of_method(method)

@@ -18,6 +18,7 @@ from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
 from container.forwarding import forwarding
 from container.infer_routes import InferRoutes
+from container.keys import Keys
 from container.logs import LogControl
 from container.request_memory import RequestMemory
 from container.restrictions import Restrictions
@@ -55,6 +56,7 @@ class Service:
 
     Attributes:
         settings, engine, routes: what it was made from, and what it is made of.
+        keys: of clients, None where none is needed.
         tracer: what traces requests, None where traces go nowhere; traces: which ones.
         dashboard: what the page at /dashboard shows, None where it is switched off; watcher: what it is told by.
         emf: what writes CloudWatch's metrics, None where they are not asked for.
@@ -76,6 +78,7 @@ class Service:
         """
         self.settings = settings
         self.memory = RequestMemory(request_memory(settings))
+        self.keys = Keys(settings.key_file) if settings.key_file is not None else None
         self._start_models: tuple[str, ...] = settings.load_models
         default_model = settings.default_model_name
         options = replace(engine_options(settings), life=life)

@@ -9,7 +9,7 @@ from urllib.parse import quote_from_bytes
 import orjson
 from flask import Response, request
 
-from container.answers import error_body
+from container.answers import error_body, header_pairs
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flask import Flask
 
     from container.access import Access
+    from container.http1 import Refusal
 
 View = Callable[..., Response]
 
@@ -64,8 +65,13 @@ def keep_out(app: Flask, access: Access) -> None:
     def check() -> Response | None:
         headers = {name.lower(): value for name, value in request.headers.items()}
         refusal = access.refusal(request.method, request_target(request.environ), headers, headers.get("host"))
-        if refusal is None:
-            return None
-        return Response(error_body(str(refusal)), refusal.status, content_type="application/json")
+        return None if refusal is None else refusal_answer(refusal)
 
     app.before_request(check)
+
+
+def refusal_answer(refusal: Refusal) -> Response:
+    """What our own server would have sent."""
+    response = Response(error_body(str(refusal)), refusal.status, content_type="application/json")
+    response.headers.extend(header_pairs(refusal.headers))
+    return response

@@ -26,8 +26,9 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.workers.base import Worker
 
 from container.answers import too_large
-from container.app import make_app
+from container.app import make_app, roles_of
 from container.authority import access_of
+from container.doors import Doors
 from container.garbage import QuietCollector
 from container.http1 import Http1Server, Limits
 from container.lost_gpus import LostGpus
@@ -36,7 +37,9 @@ from container.on_loop import OnLoop
 from container.open_files import ConnectionCap, OpenFiles, most_connections, raise_limit
 from container.service import Service
 from container.settings import Settings
+from container.settings.tls import http_certificates
 from container.targets import Work, work_of
+from container.tls import Tls
 from container.turn_budget import Turns
 from container.wsgi import call_application
 from model_handlers.errors import MmeError
@@ -45,19 +48,23 @@ from serve.life import is_followed, life_of
 from serve.threads import SteadyPool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    import socket
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from flask import Flask
 
+    from container.followed import Followed
     from container.grpc.server import GrpcServer
     from container.http1 import Exchange
+    from container.http1.server import Gate
     from container.last_words import LastWords
 
 T = TypeVar("T")
 _log = logging.getLogger("mme.worker")
 _SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop waiting for Python's default of 5 ms
 _NOTIFY_SECONDS = 1.0
+_FOLLOW_SECONDS = 1.0  # between two looks at the files of certificates and keys
 _QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any more
 _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
@@ -109,15 +116,36 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         cap = ConnectionCap(settings.max_connections or most_connections())
         grpc = await _grpc_server(service, turns, cap)
         front = _Front(service, loop)
-        metrics = await _metrics_port(service, front, loop)
-        gate = access_of([each.sock for each in self.sockets], settings.allowed_hosts).refusal
-        http = Http1Server(front.handle, http_limits(settings), loop, too_large, gate, turns, service.memory, cap)
-        listeners = [await loop.create_server(http.protocol_factory, sock=sock.sock) for sock in self.sockets]
+        tls = _tls(settings)
+        options = {} if tls is None else tls.options
+        metrics = await _metrics_port(service, front, loop, options)
+        gate = front.gate([each.sock for each in self.sockets])
+        keyed = service.keys is not None
+        http = Http1Server(
+            front.handle,
+            http_limits(settings),
+            loop,
+            too_large,
+            gate,
+            turns,
+            service.memory,
+            cap,
+            gates_targets=keyed,
+        )
+        listeners = [
+            await loop.create_server(http.protocol_factory, sock=each.sock, **options) for each in self.sockets
+        ]
         service.start()
+        files = (service.keys, tls, None if grpc is None else grpc.tls)
+        forget: list[Callable[[], None]] = [http.forget_heads, *(port.forget_heads for port in metrics)]
+        if grpc is not None:
+            forget.append(grpc.check_again)
+        following = loop.create_task(_follow([each for each in files if each is not None], forget))
         if grpc is not None:
             await grpc.start()
         collector = QuietCollector()
         await self._beat_until(stop, collector, service, LostGpus(settings.cache_dir, life_of(self.ppid)))
+        following.cancel()
         # Who looks after us by a connection that it keeps would take the server for lost, whose next worker is there.
         service.routes.draining = not (self._graceful and is_followed(self.ppid))
         for listener in listeners:
@@ -172,7 +200,27 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         return closing.result()
 
 
-async def _metrics_port(service: Service, front: _Front, loop: asyncio.AbstractEventLoop) -> tuple[MetricsPort, ...]:
+def _tls(settings: Settings) -> Tls | None:
+    """What clients of HTTP are shown, None where it is plain."""
+    certificates = http_certificates(settings)
+    try:
+        return None if certificates is None else Tls("HTTP", certificates, "http/1.1")
+    except MmeError as error:
+        _give_up(error)
+
+
+async def _follow(files: Sequence[Followed], forget: Sequence[Callable[[], None]]) -> None:
+    """Look at files now and then, for ever; when one says something else, forget whom what it said let in."""
+    while files:
+        await asyncio.sleep(_FOLLOW_SECONDS)
+        if any([await asyncio.to_thread(each.look) for each in files]):
+            for each in forget:
+                each()
+
+
+async def _metrics_port(
+    service: Service, front: _Front, loop: asyncio.AbstractEventLoop, tls: Mapping[str, Any]
+) -> tuple[MetricsPort, ...]:
     """The port for metrics alone, () where there is to be none."""
     settings = service.settings
     if settings.metrics_port is None:
@@ -180,7 +228,7 @@ async def _metrics_port(service: Service, front: _Front, loop: asyncio.AbstractE
     port = MetricsPort(front.handle, loop)
     try:
         host = settings.metrics_address or settings.host
-        await _patiently(functools.partial(port.open, host, settings.metrics_port, settings.allowed_hosts))
+        await _patiently(functools.partial(port.open, host, settings.metrics_port, front.gate, tls))
     except MmeError as error:
         await service.close()
         _give_up(error)
@@ -255,11 +303,17 @@ class _Front:
         self._poll = service.engine.poll
         self._loop = loop
         self._app: Flask = make_app(service, OnLoop(loop))
+        self._keys = service.keys
+        self._allowed_hosts = service.settings.allowed_hosts
         self._pools = {
             Work.READS: SteadyPool(_READ_THREADS, "flask-read"),
             Work.ASKS: SteadyPool(_ASK_THREADS, "flask-ask"),
             Work.CHANGES: SteadyPool(_CHANGE_THREADS, "flask-change"),
         }
+
+    def gate(self, sockets: Iterable[socket.socket]) -> Gate:
+        """Whom a server lets in that listens on these sockets."""
+        return Doors(access_of(sockets, self._allowed_hosts), self._keys, roles_of(self._app)).refusal
 
     def handle(self, exchange: Exchange) -> None:
         """Answer an inference request on the loop, have Flask answer any other on a thread."""

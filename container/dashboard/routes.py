@@ -1,6 +1,7 @@
 """/dashboard: the page, its data as JSON, its two files. A Flask blueprint; views run on the server's threads.
 
-GET /dashboard            the page as things stand; ?filter=… shows models with that in their name
+GET /dashboard            the page as things stand; ?filter=… shows models with that in their name. Where keys are
+                          needed, without one for `statistics`: a page that asks for it, and keeps it until it is closed
 GET /dashboard/data       the same as JSON
 GET /dashboard/static/…   its style and its script
 
@@ -21,6 +22,7 @@ from container.version import installed_version
 
 if TYPE_CHECKING:
     from container.dashboard.document import Documents
+    from container.keys import Keys
     from container.on_loop import OnLoop
 
 _POLICY = (
@@ -36,8 +38,8 @@ _HEADERS = {
 _LONGEST_FILTER = 200
 
 
-def blueprint(documents: Documents, on_loop: OnLoop) -> Blueprint:
-    """The routes over a watched engine."""
+def blueprint(documents: Documents, on_loop: OnLoop, keys: Keys | None = None) -> Blueprint:
+    """The routes over a watched engine; `keys` are those of clients, where they need one."""
     routes = Blueprint(
         "dashboard",
         __name__,
@@ -51,9 +53,13 @@ def blueprint(documents: Documents, on_loop: OnLoop) -> Blueprint:
 
     def page() -> Response:
         nonlocal kept
+        here = "" if request.path.endswith("/") else "dashboard/"  # a proxy may put us under another path
+        denial = None if keys is None else keys.denial("statistics", request.headers.get("Authorization"))
+        if denial is not None:
+            text = render_template("key.html", here=here, denial=denial, version=installed_version())
+            return Response(text, 403 if denial.known else 401, _HEADERS, content_type="text/html; charset=utf-8")
         wanted = _wanted()
         view = on_loop.call(documents.document, wanted)
-        here = "" if request.path.endswith("/") else "dashboard/"  # a proxy may put us under another path
         last = kept
         if last is None or last[0] is not view or last[1] != here:
             text = render_template(

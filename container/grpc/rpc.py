@@ -88,6 +88,7 @@ class Calls:
         compression: what answers are compressed by, if the client reads that: `gzip`, `deflate` or "".
         memory: of requests on the way.
         unknown_host: why a host is not answered to, "" for one that is; None where all are.
+        denied: how a call ends, by its path and headers, whose client may not make it; None where all may.
 
     Attributes:
         tasks: of calls under way.
@@ -100,7 +101,9 @@ class Calls:
         compression: str,
         memory: RequestMemory,
         unknown_host: Callable[[str], str] | None = None,
+        denied: Callable[[bytes, Fields], tuple[Status, str] | None] | None = None,
     ) -> None:
+        self._denied = denied
         self._methods = methods
         self._largest = largest
         self._compression = compression
@@ -132,6 +135,10 @@ class Calls:
             return None
         if kind != _TYPE[1] and not kind.startswith(_TYPES):
             _refuse_stream(stream, 415, _NO_TYPE)
+            return None
+        denial = None if self._denied is None else self._denied(path, fields)
+        if denial is not None:
+            _refuse_stream(stream, 200, denial[1], denial[0])
             return None
         found = self._methods.get(path)
         call = Rpc(stream, fields, found or _NOT_THERE, self._largest, self._compression, self.tasks, self._memory)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from typing import TYPE_CHECKING, Any
 
 from container.authority import BACKLOG, access_of, listening
@@ -15,27 +14,29 @@ from container.forwarding import forwarding
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
 from container.grpc.rpc import Calls, Method
+from container.grpc.status import Status
 from container.grpc.stream import Streams
 from container.grpc.traces import headers_of
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
-from container.restrictions import GRPC_PREFIX, Restrictions, category_of_method
+from container.restrictions import GRPC_PREFIX, Restrictions, category_of_method, role_of_method
 from container.settings import GrpcCompression
 from container.settings.protocol_values import keepalive_rules
-from model_handlers.errors import invalid_argument
+from container.settings.tls import grpc_certificates
+from container.tls import Tls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from container.grpc.rpc import Rpc
+    from container.http2.header_blocks import Fields
     from container.open_files import ConnectionCap
     from container.service import Service
-    from container.settings import Settings
     from container.turn_budget import Turns
 
     Handle = Callable[..., Any]
 
 _log = logging.getLogger("mme.grpc")
-_HANDSHAKE_SECONDS = 20.0
 _LOOK_SECONDS = 0.01
 _ALGORITHMS = {
     GrpcCompression.NONE: "",
@@ -55,6 +56,7 @@ class GrpcServer:
 
     Attributes:
         port: where it listens, also where the settings leave that to the system.
+        tls: what clients are shown, None where it is plain.
 
     Raises:
         MmeError: INVALID_ARGUMENT when the port is taken, or a certificate can't be read.
@@ -65,7 +67,8 @@ class GrpcServer:
         self._turns = turns
         self._cap = cap
         self._loop = asyncio.get_running_loop()
-        self._tls = _tls(settings)
+        certificates = grpc_certificates(settings)
+        self.tls = None if certificates is None else Tls("gRPC", certificates, "h2")
         host, port = settings.grpc_address or settings.host, settings.grpc_port or 0
         self._sockets = listening(host, port, "gRPC", "--grpc-port/MME_GRPC_PORT or --grpc-address/MME_GRPC_ADDRESS")
         self.port: int = self._sockets[0].getsockname()[1]
@@ -73,6 +76,7 @@ class GrpcServer:
         self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")
         self._keepalive = Keepalive(self._loop, **keepalive_rules(settings.grpc_keepalive))
         self._connections: set[Connection] = set()
+        self._open: dict[Rpc, bytes] = {}  # streams, by their paths
         self._listeners: list[asyncio.Server] = []
         codec = Codec(service.engine, forwarding(settings.grpc_header_pattern), service.regions)
         self._streams = Streams(service.engine, codec, service.tracer)
@@ -84,23 +88,25 @@ class GrpcServer:
         found = {
             **{f"/{path}".encode(): Method(unary=self._guarded(path, handle)) for path, handle in unary.items()},
             **{
-                f"/{path}".encode(): Method(streaming=self._guarded(path, handle)) for path, handle in streaming.items()
+                f"/{path}".encode(): Method(streaming=self._kept(path, self._guarded(path, handle)))
+                for path, handle in streaming.items()
             },
         }
         hosts = access_of(self._sockets, settings.allowed_hosts).unknown_host
         compression = _ALGORITHMS[settings.grpc_compression]
-        self._calls = Calls(found, settings.max_body_bytes, compression, service.memory, hosts)
+        self._roles = {path: role_of_method(path.rpartition(b"/")[2].decode()) for path in found}
+        self._keys = service.keys
+        denied = None if self._keys is None else self._denied
+        self._calls = Calls(found, settings.max_body_bytes, compression, service.memory, hosts, denied)
 
     async def start(self) -> None:
         """Answer requests from now on."""
-        handshake = _HANDSHAKE_SECONDS if self._tls is not None else None
+        options = {} if self.tls is None else self.tls.options
         for each in self._sockets:
             self._listeners.append(
-                await self._loop.create_server(
-                    self._connection, sock=each, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=handshake
-                )
+                await self._loop.create_server(self._connection, sock=each, backlog=BACKLOG, **options)
             )
-        _log.info("gRPC listening at port %d%s", self.port, ", by TLS" if self._tls is not None else "")
+        _log.info("gRPC listening at port %d%s", self.port, ", by TLS" if self.tls is not None else "")
 
     async def drain(self, seconds: float) -> None:
         """Take no more requests; return when those that there are have been answered, or are given up after a while."""
@@ -123,6 +129,39 @@ class GrpcServer:
     def _connection(self) -> Connection:
         return Connection(self._loop, self._calls.begin, self._connections, self._keepalive, self._turns, self._cap)
 
+    def check_again(self) -> None:
+        """End streams whose key does not suffice any more: keys have changed."""
+        for call, path in list(self._open.items()):
+            given = [str(value) for name, value in call.metadata() if name == "authorization"]
+            denial = self._denial(path, given)
+            if denial is not None:
+                call.fail(*denial)
+
+    def _denied(self, path: bytes, fields: Fields) -> tuple[Status, str] | None:
+        return self._denial(path, [value.decode("latin-1") for name, value in fields if name == b"authorization"])
+
+    def _denial(self, path: bytes, given: Sequence[str]) -> tuple[Status, str] | None:
+        """Why a call's key does not suffice, None where it does, or none is needed."""
+        role = self._roles.get(path, "")
+        if role is None or self._keys is None:
+            return None
+        denial = self._keys.denial(role, ", ".join(given) if given else None)
+        if denial is None:
+            return None
+        return Status.PERMISSION_DENIED if denial.known else Status.UNAUTHENTICATED, denial.sentence
+
+    def _kept(self, path: str, handle: Handle) -> Handle:
+        """The method, whose calls are known while they last."""
+
+        async def kept(call: Rpc) -> None:
+            self._open[call] = f"/{path}".encode()
+            try:
+                await handle(call)
+            finally:
+                del self._open[call]
+
+        return kept
+
     def _guarded(self, path: str, handle: Handle) -> Handle:
         """The method, for those who bring what its category wants."""
         category, restrictions = category_of_method(path.rpartition("/")[2]), self._restrictions
@@ -134,22 +173,3 @@ class GrpcServer:
             return handle(*args)
 
         return guarded
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    """What clients are shown, and what they have to show; None where there is no TLS."""
-    if not settings.grpc_use_ssl:
-        return None
-    if settings.grpc_server_cert is None or settings.grpc_server_key is None:
-        raise invalid_argument("gRPC by TLS needs a certificate and its key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["h2"])
-    try:
-        context.load_cert_chain(settings.grpc_server_cert, settings.grpc_server_key)
-        if settings.grpc_root_cert is not None:
-            context.load_verify_locations(settings.grpc_root_cert)
-    except OSError as error:
-        raise invalid_argument(f"a file of gRPC's TLS can't be read: {error}") from error
-    if settings.grpc_use_ssl_mutual:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

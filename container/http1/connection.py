@@ -71,7 +71,9 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
             leaves()
 
     def eof_received(self) -> bool:
-        """The client sends no more; what it is owed it still gets."""
+        """The client sends no more; what it is owed it still gets, unless it speaks TLS, where that is the end."""
+        if self._transport is not None and not self._transport.can_write_eof():
+            return False
         if self._rest:
             self._ends = True
             return True

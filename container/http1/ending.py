@@ -78,7 +78,7 @@ class EndingConnection(RequestReader):
         lines = b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
         if refusal.status == 503:
             lines = b"Retry-After: 1\r\n" + lines
-        self._send(self._server.head(refusal.status) + JSON_TYPE + lines + body)
+        self._send(self._server.head(refusal.status) + refusal.headers + JSON_TYPE + lines + body)
         self._end()
 
     def _send(self, data: bytes) -> None:
@@ -101,7 +101,7 @@ class EndingConnection(RequestReader):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._half_closed:
+        if self._half_closed or not transport.can_write_eof():  # by TLS both directions close at once, in good order
             transport.close()
             return
         transport.write_eof()

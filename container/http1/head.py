@@ -48,12 +48,14 @@ class Refusal(Exception):  # noqa: N818  it is what the server answers, not what
     """An answer of the server's own; the connection ends with it.
 
     Attributes:
-        status: the HTTP status. The one argument is a sentence for the client.
+        status: the HTTP status. The first argument is a sentence for the client.
+        headers: further lines of its head.
     """
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, headers: bytes = b"") -> None:
         super().__init__(sentence)
         self.status = status
+        self.headers = headers
 
 
 def error_body(sentence: str) -> bytes:

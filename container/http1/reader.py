@@ -20,7 +20,7 @@ from container.http1.limits import KIB
 from container.turn_budget import STEP, TurnBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from container.http1.head import Fields
     from container.http1.limits import Limits
@@ -77,6 +77,7 @@ class RequestReader:
         self._usual_fields: Fields | None = None  # of an earlier request, found sound and unremarkable
         self._usual_headers: dict[str, str] = {}  # and what came of them
         self._usual_target = b""  # of the last request with those fields
+        self._usual_method = ""  # likewise
         self._recognised: Exchange | None = None  # of the read at hand, the last one with that target as well
         self._repeat: _Repeat | None = None
         self._arriving: Exchange | None = None
@@ -282,10 +283,12 @@ class RequestReader:
             and ("connection" not in usual or parser.get_http_version() == "1.1")
         ):
             exchange = self._arriving = Exchange(self, method, target, usual, False, False)
-            if target == self._usual_target:
+            if target == self._usual_target and method == self._usual_method:
                 self._recognised = exchange
             else:
-                self._usual_target = target
+                if self._server.gates_targets:
+                    self._let_in(method, target, usual, usual.get("host"))
+                self._usual_target, self._usual_method = target, method
         else:
             self._arriving = self._checked(parser, method, target, fields)
 
@@ -375,10 +378,7 @@ class RequestReader:
         headers = head.joined(fields)
         if "host" not in headers and not http10:
             raise head.no_host()
-        if self._server.gate is not None:
-            refusal = self._server.gate(method, target, headers, head.asked_host(whole, headers))
-            if refusal is not None:
-                raise refusal
+        self._let_in(method, target, headers, head.asked_host(whole, headers))
         if (size := int(headers.get("content-length", 0))) > self._body_limit:
             raise self._server.too_large(target, size, self._body_limit)
         if not self._memory.fits(size):
@@ -397,8 +397,20 @@ class RequestReader:
             and whole == target
             and not (final or http10 or headers.keys() & _SPECIAL)
         ):
-            self._usual_fields, self._usual_headers, self._usual_target = fields, headers, target
+            self._usual_fields, self._usual_headers = fields, headers
+            self._usual_target, self._usual_method = target, method
         return Exchange(self, method, target, headers, http10, final)
+
+    def _let_in(self, method: str, target: bytes, headers: Mapping[str, str], host: str | None) -> None:
+        """Refuse a request that the server's gate does not let in."""
+        if self._server.gate is not None:
+            refusal = self._server.gate(method, target, headers, host)
+            if refusal is not None:
+                raise refusal
+
+    def forget_heads(self) -> None:
+        """Check the next head, whether it repeats one or not: who is let in has changed."""
+        self._usual_fields = self._repeat = self._recognised = None
 
     def _measure(self, line: int, fields: Fields) -> None:
         """Refuse a head whose parts, so far as they arrived, are over a limit."""

@@ -38,6 +38,7 @@ class Http1Server:
         gate: what to answer to a request that is not let in by its head, None for one that is: method, target, headers
             and the host that it asks, None without one. Called before the body has come, and not again for a head that
             a client repeats, unless a browser sent it.
+        gates_targets: whether the gate's answer depends on method and target, and not on the headers alone.
         turns, memory, cap: shared with connections of other servers; None for its own.
 
     Attributes:
@@ -63,6 +64,8 @@ class Http1Server:
         turns: Turns | None = None,
         memory: RequestMemory | None = None,
         cap: ConnectionCap | None = None,
+        *,
+        gates_targets: bool = False,
     ) -> None:
         self.handler = handler
         self.turns = Turns(loop.call_soon) if turns is None else turns
@@ -70,6 +73,7 @@ class Http1Server:
         self.cap = ConnectionCap(most_connections()) if cap is None else cap
         self.too_large = too_large
         self.gate = gate
+        self.gates_targets = gates_targets
         self.limits = limits
         self.connections: set[HttpProtocol] = set()
         self.draining = self.parted = False
@@ -100,6 +104,11 @@ class Http1Server:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
+
+    def forget_heads(self) -> None:
+        """Ask the gate again for every head, those too that clients repeat."""
+        for connection in self.connections:
+            connection.forget_heads()
 
     def drain(self, patience: float = 0.0) -> None:
         """Close each connection after the requests it has begun. Close the listeners first.

@@ -33,6 +33,7 @@ from container.local.throttle import Throttle
 from container.local.upstream import Container
 from container.settings.kinds import ASYNCHRONOUS
 from container.ship.aws import aws_errors
+from container.ship.client import identity_of
 from container.ship.flags import pairs
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.sources.archive import extract
@@ -158,8 +159,11 @@ def _container(
 ) -> tuple[Container, Popen[bytes] | None]:
     """The container, and its process where it is ours."""
     emulated: str | None = arguments.emulate_platform
+    identity = identity_of(arguments)
     if emulated and _URL.match(emulated):
-        return Container(emulated), None
+        return Container(emulated, identity), None
+    if identity:
+        raise invalid_argument("--ca and --key-file are for a container that --emulate-platform names by its URL")
     port = arguments.container_port or free_port()
     environ = pairs("--env", arguments.env)
     environ |= {"SAGEMAKER_MULTI_MODEL": "true"} if single is None else {}

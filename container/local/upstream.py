@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
+from container.ship.client import NOBODY
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from container.ship.client import Identity
 
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 _JSON = "application/json"
@@ -37,13 +41,19 @@ class SilentError(Exception):
 
 
 class Container:
-    """A container that listens at `url`."""
+    """A container.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: where it listens.
+        identity: how it is known, and we to it.
+    """
+
+    def __init__(self, url: str, identity: Identity = NOBODY) -> None:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         self._address = parts.netloc
-        self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._context = identity.context if parts.scheme == "https" else None
+        self._authorization = {"Authorization": identity.authorization} if identity.key else {}
 
     def healthy(self, *, multi_model: bool) -> str:
         """Why SageMaker would not send this container requests yet; "" when it would."""
@@ -104,7 +114,7 @@ class Container:
         timeout: float,
     ) -> http.client.HTTPResponse:
         with self._silence(timeout):
-            connection.request(method, path, body or None, dict(headers))
+            connection.request(method, path, body or None, {**headers, **self._authorization})
             return connection.getresponse()
 
     def _pieces(
@@ -125,7 +135,10 @@ class Container:
             yield piece
 
     def _connected(self, timeout: float) -> http.client.HTTPConnection:
-        return self._connection(self._address, timeout=max(timeout, 0.001))
+        patience = max(timeout, 0.001)
+        if self._context is None:
+            return http.client.HTTPConnection(self._address, timeout=patience)
+        return http.client.HTTPSConnection(self._address, timeout=patience, context=self._context)
 
     @contextmanager
     def _silence(self, timeout: float) -> Iterator[None]:

@@ -9,11 +9,13 @@ immutable after.
 from __future__ import annotations
 
 import os
+import ssl
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from container.keys import Keys
 from container.settings.address import LOOPBACK
 from container.settings.arguments import expand_arguments
 from container.settings.kinds import (
@@ -39,7 +41,7 @@ from container.settings.sagemaker import (
     choose_single_model,
 )
 from container.settings.table import VARIABLES
-from container.settings.tls import check_tls
+from container.settings.tls import grpc_certificates, http_certificates, load_certificates
 from container.targets import InferenceType
 from model_handlers.errors import MmeError
 from model_handlers.importing import is_installed
@@ -119,6 +121,10 @@ class Settings:
     host: str = LOOPBACK
     allowed_hosts: tuple[str, ...] = ()
     port: int = DEFAULT_PORT
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    key_file: Path | None = None
     grpc_address: str = ""
     grpc_port: int | None = None
     grpc_use_ssl: bool = False
@@ -317,16 +323,30 @@ class Settings:
             raise SettingsError(f"{label}: OpenTelemetry is not installed; pip install 'mme[otel]'")
 
     def check_grpc(self) -> None:
-        """Check that what serves gRPC is installed, if it is to be served, and that its certificates are there.
+        """Check that what serves gRPC is installed, if it is to be served.
 
         Raises:
-            SettingsError: naming the variable, and the extra to install or the file.
+            SettingsError: naming the variable, and the extra to install.
         """
         if self.grpc_port is not None and not is_installed("hpack"):
             label = f"--grpc-port/MME_GRPC_PORT={self.grpc_port}"
             raise SettingsError(f"{label}: hpack is not installed; pip install 'mme[grpc]'")
-        if self.grpc_port is not None and self.grpc_use_ssl and self.grpc_server_cert and self.grpc_server_key:
-            check_tls(self.grpc_server_cert, self.grpc_server_key, self.grpc_root_cert)
+
+    def check_access(self) -> None:
+        """Check that certificates and keys can be used.
+
+        Raises:
+            SettingsError: naming the variable and the file.
+        """
+        of_grpc = grpc_certificates(self) if self.grpc_port is not None else None
+        for certificates in (http_certificates(self), of_grpc):
+            if certificates is not None:
+                load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificates)
+        if self.key_file is not None:
+            try:
+                Keys(self.key_file)
+            except MmeError as error:
+                raise SettingsError(error.message) from error
 
 
 def _can_be_written(directory: Path) -> bool:

@@ -19,6 +19,27 @@ PROTOCOL_VARIABLES = (
         default="none",
     ),
     ours(
+        "MME_TLS_CERT",
+        v.file,
+        "Serve HTTP, metrics and gRPC by TLS alone, with this certificate and those in between, in PEM; files of TLS "
+        "are read again when they change.",
+        default="none",
+    ),
+    ours("MME_TLS_KEY", v.file, "Its private key, in PEM.", default="none"),
+    ours(
+        "MME_TLS_CLIENT_CA",
+        v.file,
+        "Have each client show a certificate that one of these, in PEM, vouches for.",
+        default="none",
+    ),
+    ours(
+        "MME_KEY_FILE",
+        v.file,
+        "Have each client send a key, over HTTP and gRPC; the file has a line for each, as `mme key` prints it, and is "
+        "read again when it changes.",
+        default="none",
+    ),
+    ours(
         "MME_HTTP_RESTRICTED_API",
         p.restrictions,
         "Parts of the API for those alone who send a header, CATEGORY,CATEGORY:HEADER=VALUE (may be repeated).",
@@ -52,17 +73,30 @@ PROTOCOL_VARIABLES = (
         "gRPC's pings and how old its connections may grow, as time=7200000,timeout=20000 (the flag may be repeated).",
         default="gRPC's own",
     ),
-    ours("MME_GRPC_USE_SSL", v.boolean, "Serve gRPC by TLS alone, with the certificate and the key below."),
+    ours(
+        "MME_GRPC_USE_SSL",
+        v.boolean,
+        "Serve gRPC by TLS alone, with the certificate and the key below.",
+        default="true with MME_TLS_CERT, else false",
+    ),
     ours(
         "MME_GRPC_USE_SSL_MUTUAL",
         v.boolean,
         "The same, and have each client show a certificate that MME_GRPC_ROOT_CERT vouches for.",
     ),
     ours(
-        "MME_GRPC_SERVER_CERT", v.file, "Certificate of gRPC's server, and of those in between, in PEM.", default="none"
+        "MME_GRPC_SERVER_CERT",
+        v.file,
+        "Certificate of gRPC's server, and of those in between, in PEM.",
+        default="that of MME_TLS_CERT",
     ),
-    ours("MME_GRPC_SERVER_KEY", v.file, "Its private key, in PEM.", default="none"),
-    ours("MME_GRPC_ROOT_CERT", v.file, "Certificates in PEM of who vouches for clients.", default="none"),
+    ours("MME_GRPC_SERVER_KEY", v.file, "Its private key, in PEM.", default="that of MME_TLS_KEY"),
+    ours(
+        "MME_GRPC_ROOT_CERT",
+        v.file,
+        "Certificates in PEM of who vouches for clients.",
+        default="those of MME_TLS_CLIENT_CA",
+    ),
     ours(
         "MME_GRPC_INFER_RESPONSE_COMPRESSION_LEVEL",
         v.enum_of(GrpcCompression),

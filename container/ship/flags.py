@@ -108,6 +108,7 @@ def _add_local_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emulate-platform", metavar="URL|COMMAND", help=f"{what}; {{port}} and {{models}} are filled in"
     )
+    add_identity(parser)
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", help="a variable for the container; repeatable")
     parser.add_argument(
         "--container-port", type=whole(1, 65535), metavar="PORT", help="where a started container listens; any"
@@ -312,7 +313,15 @@ def _add_sender(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help=text)
     parser.add_argument("--local", metavar="URL", help="boto3 against this server, whatever it is")
     parser.add_argument("--timeout", type=seconds, default=70.0, metavar="SECONDS", help="default 70")
+    add_identity(parser)
     _add_region(parser)
+
+
+def add_identity(parser: argparse.ArgumentParser) -> None:
+    """How a server is known, and we to it."""
+    text = "certificates in PEM that vouch for a server of https://; by default those that the system trusts"
+    parser.add_argument("--ca", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="a key that the server knows, made by `mme key`")
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:

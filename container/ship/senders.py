@@ -16,7 +16,16 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from container.ship.aws import aws_errors
-from container.ship.client import LOCAL_NAME, Answer, checked_url, local_endpoint, post, sentence_of
+from container.ship.client import (
+    LOCAL_NAME,
+    Answer,
+    Identity,
+    checked_url,
+    identity_of,
+    local_endpoint,
+    post,
+    sentence_of,
+)
 from container.ship.flags import DEFAULT_URL
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
@@ -43,23 +52,26 @@ def sender_of(arguments: argparse.Namespace, connections: int = 1) -> Sender:
         raise invalid_argument(f"two endpoints: '{arguments.name}' and --endpoint '{arguments.endpoint}'")
     if arguments.local and arguments.url:
         raise invalid_argument("--local is the Runtime API and --url plain HTTP: give one of them")
+    identity = identity_of(arguments)
     endpoint = arguments.name or arguments.endpoint or (LOCAL_NAME if arguments.local else "")
     url = arguments.local or arguments.url or ""
     if not endpoint:
         url = checked_url(url or DEFAULT_URL)
-        local = local_endpoint(url, arguments.timeout)
+        local = local_endpoint(url, arguments.timeout, identity)
         if local is None:
-            return _plain(url, arguments.timeout)
+            return _plain(url, arguments.timeout, identity)
         endpoint = local.name
         print(
             f"{url} is `mme local`, which speaks the Runtime API: asked through boto3, as by --local", file=sys.stderr
         )
     if url:
         url = checked_url(url, "--local" if arguments.local else "--url")
-    return _runtime(endpoint, url, arguments, connections)
+    elif identity:
+        raise invalid_argument("--ca and --key-file are for a server of --url or --local: AWS knows you by credentials")
+    return _runtime(endpoint, url, identity, arguments, connections)
 
 
-def _plain(url: str, timeout: float) -> Sender:
+def _plain(url: str, timeout: float, identity: Identity) -> Sender:
     """Over HTTP, as SageMaker asks a container."""
 
     def send(request: Request, target: str, inference_id: str) -> Answer:
@@ -70,12 +82,12 @@ def _plain(url: str, timeout: float) -> Sender:
             "X-Amzn-SageMaker-Inference-Id": inference_id,
         }
         given = {name: value for name, value in headers.items() if value}
-        return post(f"{url}/invocations", request.body, given, timeout)
+        return post(f"{url}/invocations", request.body, given, timeout, identity)
 
     return send
 
 
-def _runtime(endpoint: str, url: str, arguments: argparse.Namespace, connections: int) -> Sender:
+def _runtime(endpoint: str, url: str, identity: Identity, arguments: argparse.Namespace, connections: int) -> Sender:
     """Through boto3: on AWS, or at `url`, which needs no credentials and no region."""
     timeout = arguments.timeout
     with aws_errors("sagemaker-runtime"):
@@ -84,9 +96,17 @@ def _runtime(endpoint: str, url: str, arguments: argparse.Namespace, connections
         local: dict[str, Any] = {}
         if url:
             local = {"endpoint_url": url, "region_name": session.region_name or "us-east-1"}
-            if session.get_credentials() is None:
+            if identity.ca is not None:
+                local["verify"] = str(identity.ca)
+            if identity.key or session.get_credentials() is None:
                 config = config.merge(Config(signature_version=UNSIGNED))
         client = session.client("sagemaker-runtime", config=config, **local)
+
+    def show_key(request: Any, **_: Any) -> None:
+        request.headers["Authorization"] = identity.authorization
+
+    if identity.key:
+        client.meta.events.register("before-send.sagemaker-runtime", show_key)
 
     def send(request: Request, target: str, inference_id: str) -> Answer:
         given = {

@@ -26,10 +26,12 @@ from tests.processes import below, children, is_over, still_there
 from tests.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
+    import ssl
+
     from tests.contract.forked import Forked, Forker
 
 SCRIPTS = Path(sys.executable).parent
-_LISTENING = re.compile(r"Listening at: http://[^ ]+:(\d+)")
+_LISTENING = re.compile(r"Listening at: https?://[^ ]+:(\d+)")
 _GRPC_LISTENING = re.compile(r"gRPC listening at port (\d+)")
 _ARCHIVE = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}")
 _INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
@@ -72,6 +74,7 @@ class Server:
         ready: whether entering waits for a healthy ping, or only for an answer of any kind.
         exit_code: what the process has to end with.
         host: the address at which it is asked.
+        tls: how it is asked by TLS, None where it is asked plainly.
     """
 
     forker: Forker | None = None  # who begins servers, unless they are begun by their command
@@ -85,6 +88,7 @@ class Server:
         ready: bool = True,
         exit_code: int = 0,
         host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.home = folder / "home"
         self.home.mkdir(parents=True)
@@ -97,6 +101,7 @@ class Server:
         self._ready = ready
         self._exit_code = exit_code
         self._host = host
+        self._tls = tls
         self.port = 0
         self._own = environ
         self.process: subprocess.Popen[bytes] | Forked | None = None
@@ -161,7 +166,7 @@ class Server:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def address(self) -> str:
@@ -180,7 +185,10 @@ class Server:
 
     def ask(self, method: str, path: str, body: bytes | dict | None = None, **headers: str) -> Answer:
         """One request on a connection of its own; `_` in a header's name stands for `-`."""
-        connection = http.client.HTTPConnection(self._host, self.port, timeout=PATIENCE)
+        if self._tls is None:
+            connection = http.client.HTTPConnection(self._host, self.port, timeout=PATIENCE)
+        else:
+            connection = http.client.HTTPSConnection(self._host, self.port, timeout=PATIENCE, context=self._tls)
         try:
             data = json.dumps(body).encode() if isinstance(body, dict) else body
             connection.request(method, path, data, {name.replace("_", "-"): text for name, text in headers.items()})

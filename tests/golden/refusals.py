@@ -64,6 +64,7 @@ def read(environ: dict[str, str], *flags: str) -> list[str]:
         found.check_paths()
         found.check_tracing()
         found.check_grpc()
+        found.check_access()
     except SettingsError as error:
         return [f"! {problem}" for problem in error.problems]
     except OSError as error:  # the command says so

@@ -8,6 +8,7 @@
   const HEIGHT = 100;
   const SECONDS = 300;
   const LETTER = 7.4; // pixels
+  const KEY = "mme-key"; // of the session's storage, which ends with the tab
   const byId = (id) => document.getElementById(id);
   const field = (parent, name) => parent.querySelector(`[data-field="${name}"]`);
   const readings = new Map(); // what each chart says while nobody points at it
@@ -110,9 +111,39 @@
   }
 
   async function get(address) {
-    const answer = await fetch(address, { cache: "no-store" });
+    const key = sessionStorage.getItem(KEY);
+    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    const answer = await fetch(address, { cache: "no-store", headers });
+    if (answer.status === 401 || answer.status === 403) forget(answer.status);
     if (!answer.ok) throw new Error(`${answer.status}`);
     return answer;
+  }
+
+  // Without a key that suffices there is nothing to show but the form that asks for one.
+  function forget(status) {
+    const given = sessionStorage.getItem(KEY) !== null;
+    sessionStorage.removeItem(KEY);
+    if (!byId("key")) location.reload();
+    else if (given) byId("why").textContent = status === 403 ? "This key may not see statistics." : "The server does not know this key.";
+  }
+
+  // The page that asks for a key becomes the one that it opens.
+  function askForKey(form) {
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      sessionStorage.setItem(KEY, form.elements.key.value.trim());
+      enter();
+    });
+    if (sessionStorage.getItem(KEY)) enter();
+  }
+
+  async function enter() {
+    try {
+      show(new DOMParser().parseFromString(await (await get("?")).text(), "text/html"));
+    } catch (error) {
+      return;
+    }
+    begin();
   }
 
   let asked = 0;
@@ -139,12 +170,17 @@
     timer = setTimeout(go, EVERY);
   }
 
-  document.addEventListener("visibilitychange", () => { if (!document.hidden) go(); });
-  byId("filter").addEventListener("input", go);
-  byId("filter").form.addEventListener("submit", (event) => { event.preventDefault(); go(); });
-  for (const plot of document.querySelectorAll(".plot svg")) {
-    plot.addEventListener("pointermove", point);
-    plot.addEventListener("pointerleave", leave);
+  function begin() {
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) go(); });
+    byId("filter").addEventListener("input", go);
+    byId("filter").form.addEventListener("submit", (event) => { event.preventDefault(); go(); });
+    for (const plot of document.querySelectorAll(".plot svg")) {
+      plot.addEventListener("pointermove", point);
+      plot.addEventListener("pointerleave", leave);
+    }
+    go();
   }
-  go();
+
+  if (byId("key")) askForKey(byId("key"));
+  else begin();
 })();

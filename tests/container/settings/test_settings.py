@@ -610,9 +610,9 @@ def test_certificates_that_are_none_refuse_to_start(tmp_path, cert, key, sentenc
     for name in ("text", "key"):
         (tmp_path / name).write_text("no certificate")
     wrong = {"grpc_use_ssl": True, "grpc_server_cert": tmp_path / cert, "grpc_server_key": tmp_path / key}
-    Settings(**wrong).check_grpc()
+    Settings(**wrong).check_access()
     with pytest.raises(SettingsError, match=sentence):
-        Settings(grpc_port=8001, **wrong).check_grpc()
+        Settings(grpc_port=8001, **wrong).check_access()
 
 
 def test_cloudwatch_metrics_are_on_where_sagemaker_runs_the_container():
