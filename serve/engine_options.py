@@ -42,7 +42,7 @@ class EngineOptions:
         control: who decides which of those are served.
         folders: models that requests may name, by their own folders.
         scripts: what is the same for all inference scripts.
-        load_threads: fetches at a time, environments made at a time, loads at a time.
+        load_threads: environments made at a time, loads at a time.
         load_patience: seconds that a load may take, and anybody waits for one.
         unload_patience: seconds that anybody waits for an unload.
         drain_patience: seconds that an unload waits for requests under way.

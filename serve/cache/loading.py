@@ -26,6 +26,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cache.loader import P, T
 from serve.cache.turns import Turns
+from serve.progress import Progress
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ _now = time.perf_counter_ns
 _HEADROOM = 16 << 20  # bytes at least, of memory that is free, for a load that asks for more
 _HEADROOM_PART = 8  # of what it takes
 _POLL_SECONDS = 0.05
+_FETCHES = 8  # at a time
+_STALL_SECONDS = 10.0  # without a byte, after which a fetch keeps no other one waiting
+_LOOK_SECONDS = 1.0
+_MOST_STALLED = 56  # fetches that go on without a turn
 _ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
 
 
@@ -122,7 +127,7 @@ class Loading(Generic[P, T]):
         rules: whom the operator pins.
         pool: threads for the loader.
         closers: threads for closing.
-        turns: fetches at a time, equipments at a time, and loads at a time.
+        turns: equipments at a time, and loads at a time.
         patience: seconds that fetching and loading may take.
         give_way: has the model begin to leave whose place the one it is given is to take.
         relieve: has others leave that hold so many bytes of devices, for a model by its name; returns whom.
@@ -148,7 +153,8 @@ class Loading(Generic[P, T]):
         self._rules = rules
         self._pool = pool
         self._closers = closers
-        self._fetch_turns = asyncio.Semaphore(turns)
+        self._fetch_turns = Turns(_FETCHES)  # they wait for the network, not for cores
+        self._stalled = 0
         self._equip_turns = Turns(turns)
         self._load_turns = Turns(turns)
         self._trial_turns = asyncio.Semaphore(turns)
@@ -171,7 +177,7 @@ class Loading(Generic[P, T]):
                 )
             entry.orphan = None  # it was another load's
         evicted: list[str] = []
-        async with self._fetch_turns:
+        async with self._fetch_turns.taken(entry):
             began = _now()
             must_go_on(entry)
             prepared = await self._in_time(entry, self._patience, self._fetch(entry))
@@ -242,8 +248,27 @@ class Loading(Generic[P, T]):
             fetching.add_done_callback(_release)
 
         prepare = functools.partial(self._loader.prepare, entry.name, entry.source)
-        prepared: P = await self._on_thread(entry, late, prepare)
+        progress = Progress(lambda: entry.abandoned)
+        watch = asyncio.get_running_loop().create_task(self._lend_stalled(entry, progress))
+        try:
+            prepared: P = await self._on_thread(entry, late, prepare, progress)
+        finally:
+            watch.cancel()
         return prepared
+
+    async def _lend_stalled(self, entry: Entry[T], progress: Progress) -> None:
+        """Let another fetch go on in the place of one that gets no bytes, until it does."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if progress.idle < _STALL_SECONDS or self._stalled >= _MOST_STALLED:
+                continue
+            self._stalled += 1
+            try:
+                with self._fetch_turns.lent(entry):
+                    while progress.idle >= _STALL_SECONDS:  # noqa: ASYNC110 - told by a thread, looked at now and then
+                        await asyncio.sleep(_LOOK_SECONDS)
+            finally:
+                self._stalled -= 1
 
     async def _equip(self, entry: Entry[T], prepared: P) -> P:
         """What the model brings has a deadline of its own, and is there for the next load if this one is given up."""
@@ -393,14 +418,15 @@ class Loading(Generic[P, T]):
         entry: Entry[T],
         late: Callable[[asyncio.Future[Any]], None],
         function: Callable[[Callable[[], bool]], Any],
+        progress: Progress | None = None,
     ) -> Any:
         """Have a load thread do it, and tell it when nobody wants it any more; who leaves early hands it to `late`."""
-        left = False
-        work = asyncio.get_running_loop().run_in_executor(self._pool, function, lambda: left or entry.abandoned)
+        progress = progress or Progress(lambda: entry.abandoned)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, function, progress)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            left = True
+            progress.stop()
             late(work)
             raise
         finally:

@@ -24,6 +24,7 @@ from cachetools import TTLCache
 
 from model_handlers.disk import disk_errors, is_disk_full, own_directory
 from model_handlers.errors import Kind, MmeError
+from serve.progress import watched
 from serve.sources.archive import extract
 from serve.sources.disk import directory_size, remove_staging, staging_directory
 from serve.sources.disk_room import DiskRoom
@@ -261,7 +262,7 @@ class Artifacts:
 
     def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
         """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written."""
-        stream = self.store.open(obj)
+        stream = watched(self.store.open(obj), cancelled)
         return extract(
             stream, path, name=obj.name, packed=obj.size, limits=self._limits, claim=claim, cancelled=cancelled
         )

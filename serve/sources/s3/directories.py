@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from serve.progress import watched
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.layout import CONFIG_NAME, CONFIGS
 from serve.sources.s3.bucket_versions import has_choice, served
@@ -30,6 +31,7 @@ from serve.sources.store import ReplacedError, StoredObject, wrong_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
     from serve.sources.disk_room import Derived
     from serve.sources.s3.store import S3Store
@@ -209,7 +211,12 @@ class Directories(Artifacts):
         assert isinstance(obj, StoredDirectory)  # noqa: S101 - as _stat returns them
         claim(obj.size)
         with _unless_removed(obj.name, obj.bucket):
-            transfer(obj.objects, obj.bucket.open, path, what=f"model '{obj.name}'", cancelled=cancelled)
+            bucket = obj.bucket
+
+            def opened(each: StoredObject) -> BinaryIO:
+                return watched(bucket.open(each), cancelled)
+
+            transfer(obj.objects, opened, path, what=f"model '{obj.name}'", cancelled=cancelled)
         return obj.size
 
     def _key(self, name: str) -> str:

@@ -511,22 +511,22 @@ async def test_a_measured_footprint_is_the_next_estimate(world):
 
 
 async def test_the_first_load_comes_to_its_end_before_others_begin():
-    """Of many models asked for at once as many are fetched, and loaded, as there are turns; the first goes first."""
+    """Of many models asked for at once eight are fetched, and as many loaded as there are turns; the first goes first."""
     async with world_of(turns=2) as world:
-        world.press.sizes = {name: (mb(20), mb(20)) for name in "abcde"}
-        tasks = [await world.begin(name) for name in "abcde"]
-        assert world.desk.pending == ["prepare a", "prepare b"]
+        world.press.sizes = {name: (mb(10), mb(10)) for name in "abcdefghij"}
+        tasks = [await world.begin(name) for name in "abcdefghij"]
+        assert world.desk.pending == [f"prepare {name}" for name in "abcdefgh"]
         await world.do("prepare a")
-        assert world.desk.pending == ["prepare b", "load a", "prepare c"]
+        assert world.desk.pending == [*(f"prepare {name}" for name in "bcdefgh"), "load a", "prepare i"]
         await world.do("load a")
         assert tasks[0].done()
-        assert world.desk.pending == ["prepare b", "prepare c"]
-        unload = await world.begin("d", "unload")  # of one that waits for its turn
+        assert world.desk.pending == [f"prepare {name}" for name in "bcdefghi"]
+        unload = await world.begin("j", "unload")  # of one that waits for its turn
         await world.do_all()
         await unload
-        assert failure(tasks[3]) is Kind.UNAVAILABLE
-        assert [held.name for held in world.press.made] == ["a", "b", "c", "e"]
-        for name in "abce":
+        assert failure(tasks[9]) is Kind.UNAVAILABLE
+        assert [held.name for held in world.press.made] == list("abcdefghi")
+        for name in "abcdefghi":
             world.entry(name).release()
 
 
