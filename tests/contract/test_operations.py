@@ -6,9 +6,17 @@ import os
 import re
 import signal
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from model_handlers.errors import Kind, MmeError
+from serve.sources.artifacts import Artifacts, key_of
+from serve.sources.s3.store import S3Store
+from serve.sources.store import UnreachableError, UntoldError
+from tests.contract import models
 from tests.contract.server import SCRIPTS, clean_environment, eventually, kill
 from tests.contract.test_ensembles import PYTHON, python_model
 from tests.processes import is_over
@@ -106,3 +114,190 @@ def test_a_worker_that_served_is_followed_by_another(serve, tmp_path):
     for _ in range(3):
         kill(server)
     assert server.process.poll() is None
+
+
+# -- who refuses, and why ----------------------------------------------------------------------------------------------
+
+
+class Fake:
+    """AWS's services on loopback, which answer what they are told to; a context manager."""
+
+    def __init__(self, answers):
+        self.asked = []
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self):
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                fake.asked.append(self.command)
+                status, body = answers(self.command)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body if self.command != "HEAD" else b"")
+
+            do_HEAD = do_GET = do_POST = answer  # noqa: N815 - its base's names
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def plain(monkeypatch, tmp_path):
+    """An environment in which boto3 finds nothing of this machine."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    return monkeypatch
+
+
+def key(patch):
+    """Give boto3 one."""
+    patch.setenv("AWS_ACCESS_KEY_ID", "test")
+    patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+ARN = "User: arn:aws:sts::1:assumed-role/r/s is not authorized to perform"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said", "words"),
+    [
+        (
+            403,
+            "AccessDenied",
+            f"{ARN}: kms:Decrypt on the resource associated with this ciphertext",
+            "allow kms:Decrypt",
+        ),
+        (403, "AccessDenied", f"{ARN}: s3:GetObject with an explicit deny in a resource-based policy", "explicitly"),
+        (403, "AccessDenied", "Bucket is requester pays bucket", "does not: copy the models"),
+        (403, "AccessDenied", "Access Denied", "allow s3:GetObject and s3:ListBucket"),
+        (400, "KMS.DisabledException", "arn:aws:kms:eu-west-1:1:key/k is disabled.", "can't be used"),
+        (400, "ExpiredToken", "The provided token has expired.", "S3 does not accept the AWS credentials"),
+    ],
+)
+def test_what_s3_says_is_told(status, code, said, words, plain):
+    """HEAD's refusal has no body: one GET brings the code and the message, and the sentence names who is to act."""
+    key(plain)
+    body = f"<Error><Code>{code}</Code><Message>{said}</Message></Error>".encode()
+    with Fake(lambda _: (status, body)) as s3:
+        store = S3Store("bucket", "models", endpoint=s3.url, attempts=1)
+        with pytest.raises(UntoldError) as caught:
+            store.stat("a.tar.gz")
+
+    assert words in caught.value.message
+    assert f"S3 says '{said}'" in caught.value.message
+    assert s3.asked.count("GET") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "words"),
+    [
+        ("AccessDenied", "Not authorized to perform sts:AssumeRoleWithWebIdentity", "the role's trust policy"),
+        ("ExpiredTokenException", "Token expired: current date/time must be before", "since it has expired"),
+        ("InvalidIdentityToken", "No OpenIDConnect provider found in your account", "an identity provider"),
+    ],
+)
+def test_what_sts_refuses_is_told_as_its(code, said, words, plain, tmp_path):
+    """S3 is not asked, and not blamed."""
+    (tmp_path / "token").write_text("a token")
+    plain.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/models")
+    plain.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    body = f"<ErrorResponse><Error><Code>{code}</Code><Message>{said}</Message></Error></ErrorResponse>".encode()
+    with Fake(lambda _: (403, body)) as sts, Fake(lambda _: (200, b"")) as s3:
+        plain.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        store = S3Store("bucket", endpoint=s3.url, attempts=1)
+        with pytest.raises(UntoldError) as caught:
+            store.stat("a.tar.gz")
+
+    assert caught.value.message.startswith("STS does not ")
+    assert words in caught.value.message
+    assert f"STS says '{said}'" in caught.value.message
+    assert s3.asked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("AWS_PROFILE", "nobody", "is in no configuration file: The config profile (nobody) could not be found"),
+        (
+            "AWS_ACCESS_KEY_ID",
+            "test",
+            "half a key for s3://bucket/: Partial credentials found in env, missing: AWS_SEC",
+        ),
+        ("AWS_CA_BUNDLE", "/no/bundle", "the CA bundle '/no/bundle' is not there"),
+    ],
+)
+def test_each_wrong_setting_has_its_own_sentence(name, value, words, plain):
+    """At the start, before S3 is asked."""
+    plain.setenv(name, value)
+    with pytest.raises(MmeError) as caught:
+        S3Store("bucket")
+    assert words in caught.value.message
+
+
+def test_a_token_file_that_is_not_there_is_an_outage(plain, tmp_path):
+    """Its path is told, and a store that can't be asked is what it counts as: copies on disk are served."""
+    plain.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/models")
+    plain.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    with Fake(lambda _: (200, b"")) as s3:
+        artifacts = Artifacts(S3Store("bucket", endpoint=s3.url, attempts=1), tmp_path / "cache")
+        with pytest.raises(UnreachableError) as caught:
+            artifacts.fetch("a.tar.gz")
+        copy = tmp_path / "cache" / f"{key_of('s3://' + s3.url + '/bucket/', 'a.tar.gz')}-{'0' * 16}"
+        copy.mkdir()
+        artifact = Artifacts(S3Store("bucket", endpoint=s3.url, attempts=1), tmp_path / "cache").fetch("a.tar.gz")
+        artifact.hold.release()
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+    assert str(tmp_path / "token") in caught.value.message
+    assert artifact.path == copy
+    assert s3.asked == []
+
+
+def test_a_redirect_without_an_end_is_named(plain):
+    """An S3 that sends every request elsewhere, and tells no region."""
+    key(plain)
+    body = b"<Error><Code>TemporaryRedirect</Code><Message>m</Message></Error>"
+    with Fake(lambda _: (307, body)) as s3, pytest.raises(UntoldError, match="S3 sends the requests for"):
+        S3Store("bucket", endpoint=s3.url, attempts=1).stat("a.tar.gz")
+
+
+# -- downloads that stall ----------------------------------------------------------------------------------------------
+
+
+def test_stalled_downloads_keep_no_cold_model_waiting(serve, gate, aws, s3, bucket, tmp_path):
+    """Nine of which no byte comes, one more than there are turns: a healthy model is loaded nevertheless."""
+    archive = models.pack(models.lay_out(tmp_path / "a", models.plus(1)), tmp_path / "a.tar.gz")
+    stalled = [f"stalled/{number}.tar.gz" for number in range(9)]
+    for name in (*stalled, "stalled/healthy.tar.gz"):
+        s3.upload_file(str(archive), bucket, name)
+    server = serve({"MME_MODEL_STORE": f"s3://{bucket}/stalled", **aws(gate.url)})
+
+    def ask(name):
+        target = name.rpartition("/")[2]
+        return server.ask("POST", "/invocations", models.ONE, X_Amzn_SageMaker_Target_Model=target).status
+
+    with gate.held(*stalled), ThreadPoolExecutor(9) as clients:
+        asked = [clients.submit(ask, name) for name in stalled]
+        gate.wait_for(stalled, 8)
+        assert ask("healthy.tar.gz") == 200
+        assert not any(each.done() for each in asked)
+        for name in stalled:
+            gate.release(name)
+        assert [each.result() for each in asked] == [200] * 9

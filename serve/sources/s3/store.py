@@ -1,24 +1,34 @@
 """The archives under a prefix of a bucket in S3, or what else lies there.
 
 It never reads the environment: boto3 finds credentials, region and endpoint by its own rules. What botocore raises
-becomes one of our errors at one border, by its code and never by its text. Importing this costs a tenth of a second and
-is left to who opens such a store. Synchronous and thread-safe; runs on load threads.
+becomes one of our errors at one border; `refusals` has what services refuse. Importing this costs a tenth of a second
+and is left to who opens such a store. Synchronous and thread-safe; runs on load threads.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import boto3
+import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.sources.s3.credentials import NO_CREDENTIALS
 from serve.sources.s3.ranged_download import RangedDownload
+from serve.sources.s3.refusals import S3, message, sentence, service_of, told
 from serve.sources.store import (
     ARCHIVE_SUFFIX,
     ReplacedError,
@@ -46,17 +56,7 @@ _NO_KEY = ("NoSuchKey",)
 _NO_BUCKET = ("NoSuchBucket",)
 _ABSENT = ("NotFound", "404")  # the object, or its bucket
 _REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
-_DENIED = ("AccessDenied", "AllAccessDisabled", "Forbidden", "403")
-_BAD_KEYS = (
-    "ExpiredToken",
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    "RequestTimeTooSkewed",
-    "SignatureDoesNotMatch",
-    "400",  # HEAD with an expired token
-)
-_ELSEWHERE = ("301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect")
-_ARCHIVED = ("InvalidObjectState",)
+_BODILESS = ("301", "307", "400", "403")  # HEAD's, of which a GET tells more
 _BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked for
 
 
@@ -97,7 +97,10 @@ class S3Store:
         self._part_size = part_size
         self._parts_ahead = parts_ahead
         with self._s3():
-            self._client: Any = boto3.session.Session(**credentials).client(
+            core = botocore.session.get_session()
+            session = boto3.session.Session(botocore_session=core, **credentials)
+            _check_bundle(core.get_config_variable("ca_bundle"))
+            self._client: Any = session.client(
                 "s3",
                 endpoint_url=endpoint or None,
                 config=Config(
@@ -120,7 +123,7 @@ class S3Store:
         """See `Store.stat`."""
         validate_name(name)
         with self._s3(name):
-            head = self._client.head_object(Bucket=self._bucket, Key=self._prefix + name)
+            head = self._head(self._prefix + name)
         return StoredObject(name, head["ContentLength"], head["ETag"].strip('"'))
 
     def open(self, obj: StoredObject) -> BinaryIO:
@@ -170,13 +173,21 @@ class S3Store:
             yield
         except ClientError as error:
             raise self._refused(error, name) from error
-        except (NoCredentialsError, PartialCredentialsError) as error:
+        except ProfileNotFound as error:
+            reason = f"the AWS profile for {self.uri} is in no configuration file: {error}; add or unset it"
+            raise UntoldError(reason) from error
+        except PartialCredentialsError as error:
+            reason = f"half a key for {self.uri}: {error}; set both, or neither"
+            raise UntoldError(reason) from error
+        except NoCredentialsError as error:
             reason = f"no AWS credentials for {self.uri}: give the process a role or a profile"
             raise UntoldError(reason) from error
         except OSError as error:  # a file that boto3 was told to read, as a token
             reason = f"the AWS credentials for {self.uri} cannot be had: {error.strerror or error}: {error.filename}"
             raise UnreachableError(reason) from error
-        except ValueError as error:
+        except RecursionError as error:  # botocore follows redirects of what is to tell it where to
+            raise UntoldError(sentence(S3, {"Code": "TemporaryRedirect"}, self.uri, name)) from error
+        except (ValueError, ParamValidationError) as error:
             reason = f"what boto3 is told of {self.uri} is not understood, check endpoint and credentials: {error}"
             raise UntoldError(reason) from error
         except BotoCoreError as error:
@@ -184,37 +195,42 @@ class S3Store:
             raise UnreachableError(reason) from error
 
     def _refused(self, error: ClientError, name: str) -> MmeError:
-        """What an error that S3 answered means."""
-        code = str(error.response.get("Error", {}).get("Code", ""))
+        """What an error that S3 answered means, or the service that credentials are of."""
+        answer = error.response.get("Error", {})
+        code, service = str(answer.get("Code", "")), service_of(error.operation_name)
+        if service == S3 and code == "InvalidObjectState":
+            return MmeError(Kind.UNAVAILABLE, sentence(service, answer, self.uri, name))
         if code in _REPLACED:
             return ReplacedError(name, self.uri)
         if code in _NO_KEY or (code in _ABSENT and name and self._has_bucket()):
             return unknown_model(name, self.uri)
         if code in _NO_BUCKET or code in _ABSENT:
             reason = f"the bucket of {self.uri} does not exist: create it, or name another"
-        elif code in _DENIED:
-            reason = (
-                f"S3 denies access to {self.uri}{name}: allow s3:GetObject and s3:ListBucket to this role "
-                "(without the latter, S3 denies what does not exist)"
-            )
-        elif code in _BAD_KEYS:
-            reason = (
-                f"S3 does not accept the AWS credentials for {self.uri} ({code}): they have expired or are wrong, or "
-                "the region or the clock is; renew them, or set AWS_DEFAULT_REGION to the bucket's"
-            )
-        elif code in _ELSEWHERE:
-            reason = (
-                f"the bucket of {self.uri} is in another region than this process asks ({code}): set "
-                "AWS_DEFAULT_REGION to the bucket's"
-            )
-        elif code in _ARCHIVED:
-            reason = f"{self.uri}{name} is archived in a cold storage class: restore it first"
-            return MmeError(Kind.UNAVAILABLE, reason)
         else:
-            reason = f"S3 answered {code or 'an error'} for {self.uri}{name}: try again"
+            if reason := sentence(service, answer, self.uri, name):
+                return UntoldError(reason)
+            reason = f"{service} answered {code or 'an error'} for {self.uri}{name}: try again"
+            reason += told(service, message(answer))
             if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) in _BUSY:
                 return UnreachableError(reason)
         return UntoldError(reason)
+
+    def _head(self, key: str) -> Any:
+        """HEAD of an object. Where its refusal has no body, that of a GET is raised, which says why."""
+        try:
+            return self._client.head_object(Bucket=self._bucket, Key=key)
+        except ClientError as error:
+            if str(error.response.get("Error", {}).get("Code", "")) not in _BODILESS:
+                raise
+            bare = error
+        try:
+            self._client.get_object(Bucket=self._bucket, Key=key, Range="bytes=0-0")["Body"].close()
+        except ClientError as error:
+            if "Message" in error.response.get("Error", {}):
+                raise
+        except BotoCoreError:
+            pass  # the first answer has to do
+        raise bare
 
     def _has_bucket(self) -> bool:
         """False only when S3 says so: HEAD of an object answers 404 alike for the object and for the bucket."""
@@ -225,6 +241,12 @@ class S3Store:
         except BotoCoreError:
             return True
         return True
+
+
+def _check_bundle(path: str | None) -> None:
+    """Refuse one that is not there, of which requests would say nothing but that S3 can't be reached."""
+    if path and not os.path.exists(path):  # noqa: PTH110 - a text of boto3's
+        raise invalid_argument(f"the CA bundle '{path}' is not there: mount it, or unset AWS_CA_BUNDLE (ca_bundle)")
 
 
 class _Body:

@@ -261,7 +261,7 @@ def test_profile_that_does_not_exist(s3_environment, monkeypatch):
     ],
 )
 def test_what_s3_answers(status, code, kind, words, wire, s3_environment):
-    """Every answer of S3 is one of our errors, chosen by its code: its message is never looked at."""
+    """Every answer of S3 is one of our errors, chosen by its code; of a message only what AccessDenied speaks of counts."""
     body = f"<Error><Code>{code}</Code><Message>access denied no such key</Message></Error>".encode()
     head = b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
     wire.answers(lambda request: head + (b"" if request.startswith(b"HEAD") else body))

@@ -1,0 +1,156 @@
+"""What AWS's services refuse, each as a sentence that names who refuses, why, and what to do. PURE.
+
+One table: (service, code) → sentence. Where one code means several things, as S3's AccessDenied, what its message
+speaks of decides among them; the message itself is always told, since only that names the key, the policy, the role.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+S3, STS, SSO = "S3", "STS", "SSO"
+_OPERATIONS = {
+    "AssumeRole": STS,
+    "AssumeRoleWithWebIdentity": STS,
+    "AssumeRoleWithSAML": STS,
+    "GetSessionToken": STS,
+    "GetRoleCredentials": SSO,
+    "CreateToken": SSO,
+}
+_LONGEST = 300  # characters of a message
+_SPACES = re.compile(r"\s+")
+
+# What a message of AccessDenied speaks of → a code of ours.
+_TOPICS = (
+    (re.compile(r"explicit deny"), "ExplicitDeny"),
+    (re.compile(r"\bkms:", re.IGNORECASE), "KeyDenied"),
+    (re.compile(r"requester pays", re.IGNORECASE), "RequesterPays"),
+)
+
+_KEYS = (
+    "S3 does not accept the AWS credentials for {uri} ({code}): they have expired or are wrong, or the region or the "
+    "clock is; renew them, or set AWS_DEFAULT_REGION to the bucket's"
+)
+_DENIED = (
+    "S3 denies access to {uri}{name}: allow s3:GetObject and s3:ListBucket to this role (without the latter, S3 denies "
+    "what does not exist)"
+)
+_ELSEWHERE = (
+    "the bucket of {uri} is in another region than this process asks ({code}): set AWS_DEFAULT_REGION to the bucket's"
+)
+_NO_ENDPOINT = (
+    "S3 sends the requests for {uri} elsewhere for now ({code}), as it does of a bucket that is new or moves: set "
+    "AWS_DEFAULT_REGION to the bucket's region, or try again in an hour"
+)
+_KEY = "the key of KMS that {uri}{name} is encrypted with can't be used ({code}): enable it, or encrypt the object anew"
+_TRUST = (
+    "STS does not let this process assume its role for {uri}: the role's trust policy has to allow it (IRSA: the OIDC "
+    "provider of the cluster, and this namespace and service account)"
+)
+_STS_EXPIRED = (
+    "STS does not accept the token of this process for {uri}, since it has expired ({code}): renew the token file, or "
+    "the credentials that the role is assumed with"
+)
+_STS_UNKNOWN = (
+    "STS does not accept the web identity token of this process for {uri} ({code}): IAM needs an identity provider of "
+    "the token's issuer and audience"
+)
+_LOGIN = "the login of AWS's single sign-on for {uri} does not hold ({code}): run `aws sso login`"
+
+_SENTENCES: Mapping[tuple[str, str], str] = {
+    **dict.fromkeys([(S3, code) for code in ("AccessDenied", "AllAccessDisabled", "Forbidden", "403")], _DENIED),
+    (S3, "KeyDenied"): (
+        "KMS does not let this role decrypt {uri}{name}: allow kms:Decrypt on the bucket's key, to the role and in the "
+        "key's policy"
+    ),
+    (S3, "ExplicitDeny"): (
+        "a policy denies {uri}{name} to this role explicitly, which no allowance outweighs: change the policy that the "
+        "message names"
+    ),
+    (S3, "RequesterPays"): (
+        "whoever asks for {uri}{name} has to pay for it (requester pays), which this server does not: copy the models "
+        "to a bucket of your own"
+    ),
+    **dict.fromkeys(
+        [(S3, code) for code in ("KMS.Disabled", "KMS.KMSInvalidState", "KMS.NotFound", "KMS.InvalidKeyUsage")], _KEY
+    ),
+    **dict.fromkeys(
+        [
+            (S3, code)
+            for code in (
+                "ExpiredToken",
+                "InvalidAccessKeyId",
+                "InvalidToken",
+                "RequestTimeTooSkewed",
+                "SignatureDoesNotMatch",
+                "400",  # HEAD with an expired token
+            )
+        ],
+        _KEYS,
+    ),
+    **dict.fromkeys(
+        [
+            (S3, code)
+            for code in ("301", "AuthorizationHeaderMalformed", "IllegalLocationConstraint", "PermanentRedirect")
+        ],
+        _ELSEWHERE,
+    ),
+    **dict.fromkeys([(S3, code) for code in ("307", "TemporaryRedirect", "Redirect")], _NO_ENDPOINT),
+    (S3, "InvalidObjectState"): "{uri}{name} is archived in a cold storage class: restore it first",
+    (STS, "AccessDenied"): _TRUST,
+    (STS, "ExpiredToken"): _STS_EXPIRED,
+    (STS, "InvalidIdentityToken"): _STS_UNKNOWN,
+    (STS, "IDPRejectedClaim"): _STS_UNKNOWN,
+    (STS, "RegionDisabled"): (
+        "STS is switched off in the region that this process asks for {uri} ({code}): switch it on in IAM's account "
+        "settings, or set AWS_STS_REGIONAL_ENDPOINTS"
+    ),
+    **dict.fromkeys(
+        [(STS, c) for c in ("InvalidClientTokenId", "SignatureDoesNotMatch")],
+        "STS does not accept the AWS credentials that a role is to be assumed with for {uri} ({code}): renew them",
+    ),
+    (SSO, "Unauthorized"): _LOGIN,
+    (SSO, "InvalidGrant"): _LOGIN,
+}
+
+
+def service_of(operation: str) -> str:
+    """Which service an operation is of."""
+    return _OPERATIONS.get(operation, S3)
+
+
+def sentence(service: str, error: Mapping[str, Any], uri: str, name: str) -> str:
+    """What a refusal means, "" for one that the table does not have.
+
+    Args:
+        service: it refuses.
+        error: its code and its message.
+        uri: what was asked of.
+        name: which object of it, "" for none.
+    """
+    code, said = str(error.get("Code", "")), message(error)
+    topic = code
+    if service == S3 and code == "AccessDenied":
+        topic = next((topic for pattern, topic in _TOPICS if pattern.search(said)), code)
+    found = _SENTENCES.get((service, topic.removesuffix("Exception")))
+    if found is None:
+        return ""
+    return found.format(uri=uri, name=name, code=code) + told(service, said)
+
+
+def message(error: Mapping[str, Any]) -> str:
+    """What the service says, on one line and not longer than it need be; "" for HEAD's, which has no body."""
+    said = _SPACES.sub(" ", str(error.get("Message", ""))).strip()
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
+
+
+def told(service: str, said: str) -> str:
+    """The same as the end of a sentence."""
+    return f"; {service} says '{said}'" if said and said not in _SAID_BY_STATUS else ""
+
+
+_SAID_BY_STATUS = {"Forbidden", "Bad Request", "Not Found", "Moved Permanently", "Temporary Redirect"}  # of HEAD
