@@ -107,6 +107,11 @@ class TensorSpec:
     format: str = "FORMAT_NONE"
     ragged: bool = False
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the model has no dimension for what clients may send as one element."""
+        return self.dims == (1,) and self.reshape == ()
+
     def shape(self, max_batch_size: int) -> tuple[int, ...]:
         """The full shape that a client sees: `dims`, behind a -1 where the model batches."""
         return (-1, *self.dims) if max_batch_size > 0 else self.dims

@@ -33,12 +33,16 @@ class Slot:
         aliases: other names for it.
         required: whether it must be given.
         strings: whether it is a list of strings; None where nobody knows.
+        scalar: the Python type of an argument that is no tensor: "int", "float" or "bool", else "".
+        given: whether it must be there though it may be None.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     required: bool = True
     strings: bool | None = None
+    scalar: str = ""
+    given: bool = False
 
     @property
     def names(self) -> set[str]:

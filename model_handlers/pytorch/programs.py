@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pytorch.archive import Format
 from model_handlers.pytorch.code import Code
 from model_handlers.pytorch.names import Slot
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.completion import GraphTensor
+
+
+_SCALARS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool}
 
 
 class Program(Protocol):
@@ -91,9 +94,16 @@ class Script:
         self.arguments = None if self._dictionary else tuple(_argument(argument, model) for argument in arguments)
         self.results = _results(schema.returns[0].type) if schema.returns else ()
 
+    def _told(self, values: dict[str, Any]) -> list[Slot]:
+        """The arguments that are not left to forward's own defaults."""
+        return [slot for slot in self.arguments or () if slot.given or slot.name in values]
+
     def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
         """See `Program`."""
-        result = self._module(**{self._dictionary: values}) if self._dictionary else self._module(**values)
+        if self._dictionary:
+            result = self._module(**{self._dictionary: values})
+        else:
+            result = self._module(**{slot.name: _taken(slot, values) for slot in self._told(values)})
         if isinstance(result, dict):
             return {str(name): value for name, value in result.items()}
         several = isinstance(result, (tuple, list)) and not all(isinstance(each, str) for each in result)
@@ -109,15 +119,38 @@ def _kind(kind: Any) -> str:
 def _argument(argument: Any, model: str) -> Slot:
     kind = argument.type
     required = not argument.has_default_value()
+    given = False
     if _kind(kind) == "Optional":
-        kind, required = kind.getElementType(), False
-    if required and _kind(kind) not in {"Tensor", "List[str]"}:
+        kind, required, given = kind.getElementType(), False, required
+    scalar = _kind(kind) if _kind(kind) in _SCALARS else ""
+    if (required or given) and not scalar and _kind(kind) not in {"Tensor", "List[str]"}:
         raise MmeError(
             Kind.UNSUPPORTED,
             f"model '{model}': forward's argument '{argument.name}' is {argument.type.annotation_str}, and what can be "
-            "sent is Tensor, List[str], or one Dict[str, Tensor]",
+            "sent is Tensor, int, float, bool, Optional of these, List[str], or one Dict[str, Tensor]",
         )
-    return Slot(argument.name, required=required, strings=_kind(kind) == "List[str]")
+    strings = _kind(kind) == "List[str]"
+    return Slot(argument.name, required=required, strings=strings, scalar=scalar, given=given)
+
+
+def _taken(slot: Slot, values: dict[str, Any]) -> Any:
+    """An argument as forward takes it: the only element of a tensor, where that is a number of Python's.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for several elements, or for one of another kind.
+    """
+    value = values.get(slot.name)
+    if not slot.scalar or value is None:
+        return value
+    shape = list(value.shape)
+    number: Any = value.item() if value.numel() == 1 else None
+    fits = isinstance(number, _SCALARS[slot.scalar]) and isinstance(number, bool) is (slot.scalar == "bool")
+    if fits:
+        return float(number) if slot.scalar == "float" else number
+    raise invalid_argument(
+        f"forward's argument '{slot.name}' is {slot.scalar}: it takes a tensor of one element of that kind, got "
+        f"{str(value.dtype).removeprefix('torch.')} {shape}"
+    )
 
 
 def _results(kind: Any) -> tuple[Slot, ...] | None:

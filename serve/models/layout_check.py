@@ -153,6 +153,8 @@ def _check_shape(shape: tuple[int, ...], spec: TensorSpec, config: ModelConfig) 
 
 def _check_outputs(layout: Layout, config: ModelConfig) -> None:
     for name in layout.outputs:
+    if not shape and spec.is_scalar and not config.max_batch_size:
+        return
         if config.output(name) is None:
             raise invalid_argument(
                 f"unexpected inference output '{name}' for model '{config.name}', allowed outputs are: "

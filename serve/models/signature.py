@@ -154,6 +154,8 @@ def _reshaped(signature: Signature, array: Array, source: tuple[int, ...], targe
     sizes = zip(array.shape[len(batch) :], source, strict=True)
     variable = iter([size for size, dim in sizes if dim == -1])
     return array.reshape((*batch, *[next(variable) if dim == -1 else dim for dim in target]))
+    if not array.shape and not target:  # a scalar, which clients may send as it is
+        return array
 
 
 def _as_declared(signature: Signature, spec: TensorSpec, array: Array) -> Array:

@@ -369,14 +369,58 @@ def test_an_output_of_another_type_than_declared_is_named(save, load, specs):
 
 
 def test_an_argument_that_nobody_can_send_is_refused(save, load, specs):
-    """A number is no tensor."""
+    """A list of numbers is neither a tensor nor one number."""
 
-    class Power(torch.nn.Module):
-        def forward(self, x: torch.Tensor, exponent: int):
-            return x**exponent
+    class Powers(torch.nn.Module):
+        def forward(self, x: torch.Tensor, exponents: list[int]):
+            return x ** exponents[0]
 
-    with pytest.raises(MmeError, match=r"forward's argument 'exponent' is int, and what can be sent is Tensor"):
-        load(save(Power()), specs(x=("FP32", [4])), specs(y=("FP32", [4])))
+    with pytest.raises(
+        MmeError, match=r"forward's argument 'exponents' is List\[int\], and what can be sent is Tensor"
+    ):
+        load(save(Powers()), specs(x=("FP32", [4])), specs(y=("FP32", [4])))
+
+
+class _Numbers(torch.nn.Module):
+    """x times a whole number, plus a number, or less than that."""
+
+    def forward(self, x: torch.Tensor, times: int, plus: float, negated: bool, power: int | None):  # noqa: FBT001 - what is tested
+        y = x * times + plus
+        if power is not None:
+            y = y**power
+        return -y if negated else y
+
+
+NUMBERS = {"x": ("FP32", [4]), "times": ("INT64", [1]), "plus": ("FP32", [1]), "negated": ("BOOL", [1])}
+
+
+@pytest.mark.parametrize(
+    ("power", "expected"), [({}, -5.5), ({"power": np.array([2])}, -30.25), ({"power": np.array(2)}, -30.25)]
+)
+def test_numbers_are_tensors_of_one_element(save, load, specs, power, expected):
+    """int, float and bool, with or without a dimension; an Optional without a default is None where it is left out."""
+    handler = load(save(_Numbers()), specs(**NUMBERS, power=("INT64", [1])), specs(y=("FP32", [4])), 0)
+    given = {"x": np.ones(4, "f4"), "times": np.array([3]), "plus": np.array([2.5], "f4"), "negated": np.array([True])}
+    assert handler.execute({**given, **power}, ["y"])[0].tolist() == [expected] * 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"times": np.array([3, 4])}, "'times' is int: it takes a tensor of one element of that kind, got int64 [2]"),
+        ({"times": np.array([3.0])}, "'times' is int: it takes a tensor of one element of that kind, got float64 [1]"),
+        ({"times": np.array([True])}, "'times' is int: it takes a tensor of one element of that kind, got bool [1]"),
+        ({"negated": np.array([1])}, "'negated' is bool: it takes a tensor of one element of that kind, got int64 [1]"),
+    ],
+)
+def test_what_is_not_that_number_is_the_clients_error(save, load, specs, wrong, found):
+    """Several elements, or another kind of number."""
+    handler = load(save(_Numbers()), specs(**NUMBERS), specs(y=("FP32", [4])), 0)
+    given = {"x": np.ones(4, "f4"), "times": np.array([3]), "plus": np.array([1]), "negated": np.array([False])}
+    with pytest.raises(MmeError) as caught:
+        handler.execute({**given, **wrong}, ["y"])
+    assert caught.value.kind is Kind.INVALID_ARGUMENT
+    assert found in caught.value.message
 
 
 class _Sums(torch.nn.Module):
