@@ -129,6 +129,11 @@ class _Collector:
         yield _family("nv_inference_pending_request_count", "Requests that wait for an instance", pending, "gauge")
         loads = [(labels, stats.load_ns / 1e9) for labels, stats in models if stats.load_ns]
         yield _family("nv_model_load_duration_secs", "Seconds that the model's last load took", loads, "gauge")
+        guessed = [({**labels, "state": stats.batching}, 1.0) for labels, stats in models if stats.batching]
+        text = (
+            "1 for what is known of a batch dimension that no configuration names: named, proven, unproven, refuted, "
+        )
+        yield _family("mme_guessed_batching", f"{text}other or off", guessed, "gauge")
 
     def _summaries(self) -> Iterator[Metric]:
         """Quantiles, in microseconds."""

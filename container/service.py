@@ -279,6 +279,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         drain_patience=settings.drain_seconds,
         inline_ns=settings.inline_microseconds * 1000,
         require_gpu=settings.require_gpu,
+        batch_guess=settings.batch_guess,
         weights=settings.weights,
         response_cache_bytes=settings.response_cache_bytes,
         latencies=settings.latencies,

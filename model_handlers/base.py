@@ -15,6 +15,7 @@ from itertools import starmap, zip_longest
 from operator import add, sub
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from model_handlers.importing import version_of
 from model_handlers.outside import offered
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ class Handler(ABC):
         warms: whether it may be executed with made-up data before it serves; whatever is inline may.
         sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
             (`execute`): models that are code of the model's author.
+        packages: of PyPI, whose versions tell what executes a model; those that are not installed are left out.
         placement: where instances execute when the configuration does not say.
         preload: `module:function`, called once for all processes that execute such models: it imports the framework.
         tried_first: whether a file that was never loaded here is tried in a process of its own before it is loaded into
@@ -181,6 +183,7 @@ class Handler(ABC):
 
     backend: ClassVar[str]
     platform: ClassVar[str] = ""
+    packages: ClassVar[tuple[str, ...]] = ()
     default_filename: ClassVar[str]
     estimate_factor: ClassVar[float] = 1.5
     inline: ClassVar[bool] = False
@@ -256,7 +259,8 @@ class Handler(ABC):
     @classmethod
     def reader(cls, config: ModelConfig, model_file: Path) -> str:  # noqa: ARG003 - for those that look
         """What reads the file, and which version of it: what one has read another one may die of."""
-        return f"{cls.__module__}:{cls.__qualname__}"
+        versions = [f" {package} {version}" for package in cls.packages if (version := version_of(package))]
+        return f"{cls.__module__}:{cls.__qualname__}{''.join(versions)}"
 
     @classmethod
     def try_load(cls, config: ModelConfig, model_file: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from model_handlers.config import DynamicBatching, ModelConfig
+from model_handlers.batch_guess import guess
+from model_handlers.config import DynamicBatching, Guess, ModelConfig
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.ragged_checks import check_ragged_names
@@ -13,7 +14,7 @@ from model_handlers.sequence_config import all_inputs, hidden_inputs, hidden_out
 from model_handlers.tensor import DataType, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 DEFAULT_MAX_BATCH_SIZE = 4  # what Triton gives a batching model whose configuration names no batch size
 
@@ -26,6 +27,7 @@ def complete(
     inputs: list[GraphTensor],
     outputs: list[GraphTensor],
     default_max_batch_size: int = 0,
+    firsts: Mapping[str, str] | None = None,
 ) -> ModelConfig:
     """The configuration with what it leaves out taken from the model.
 
@@ -35,6 +37,7 @@ def complete(
         outputs: the model's own.
         default_max_batch_size: its batch size, where it batches and the configuration leaves that out; 0 for what the
             server says, or Triton.
+        firsts: tensor → what the model calls its first dimension, where it has a name for that.
 
     Raises:
         MmeError: INVALID_MODEL, naming what disagrees with the model.
@@ -49,7 +52,8 @@ def complete(
     served = inputs + [tensor for tensor in outputs if not config.outputs or config.output(tensor[0])]
     incomplete = not (config.strict or (config.inputs and config.outputs))
     fixed = [f"'{name}' {_brackets(shape)}" for name, _, shape in served if name not in split and shape[:1] != (-1,)]
-    config = _batched(config, fixed, default_max_batch_size if incomplete else None)
+    called = [(firsts or {}).get(name, "") for name, _, _ in served]
+    config = _batched(config, fixed, default_max_batch_size if incomplete else None, called)
     _check_hidden(config, own, own_outputs)
     if not incomplete:
         _check_whole(config, len(made | told), own)
@@ -64,12 +68,12 @@ def complete(
     return config
 
 
-def _batched(config: ModelConfig, fixed: list[str], default: int | None) -> ModelConfig:
+def _batched(config: ModelConfig, fixed: list[str], default: int | None, called: list[str]) -> ModelConfig:
     """The configuration with its batch size; `fixed` are tensors without a batch dimension.
 
-    None for a default: nothing is completed.
+    None for a default: nothing is completed. `called` are the names of first dimensions.
     """
-    max_batch_size, dynamic = config.max_batch_size, config.dynamic_batching
+    max_batch_size, dynamic, found = config.max_batch_size, config.dynamic_batching, config.guess
     if max_batch_size > 0 and fixed:
         raise invalid_model(
             f"autofill failed for model '{config.name}': model does not support batching while non-zero "
@@ -77,9 +81,25 @@ def _batched(config: ModelConfig, fixed: list[str], default: int | None) -> Mode
         )
     if default is not None and not fixed and max_batch_size == 0:
         max_batch_size = default or config.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE
+        found = Guess.NONE if _asks_for_batches(config) else guess(called)
     if default is not None and max_batch_size > 1 and dynamic is None and config.sequence_batching is None:
         dynamic = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
-    return replace(config, max_batch_size=max_batch_size, dynamic_batching=dynamic)
+    return replace(config, max_batch_size=max_batch_size, dynamic_batching=dynamic, guess=found)
+
+
+def _asks_for_batches(config: ModelConfig) -> bool:
+    """Whether the configuration wants batches, though it does not say how large."""
+    return bool(config.dynamic_batching or config.sequence_batching or config.batch_inputs or config.batch_outputs)
+
+
+def whole_shapes(config: ModelConfig) -> ModelConfig:
+    """The same model without a batch dimension: what was that is a dimension like all others."""
+
+    def whole(spec: TensorSpec) -> TensorSpec:
+        return replace(spec, dims=(-1, *spec.dims), reshape=None if spec.reshape is None else (-1, *spec.reshape))
+
+    inputs, outputs = tuple(map(whole, config.inputs)), tuple(map(whole, config.outputs))
+    return replace(config, max_batch_size=0, dynamic_batching=None, guess=Guess.NONE, inputs=inputs, outputs=outputs)
 
 
 def given_to(config: ModelConfig) -> tuple[TensorSpec, ...]:

@@ -42,6 +42,15 @@ class VersionPolicy:
         return tuple(sorted(available)[-self.latest :]) if self.latest > 0 else ()
 
 
+class Guess(Enum):
+    """What is known of the first dimension of a model that batches though no configuration says so."""
+
+    NONE = "none"  # nothing is guessed
+    BATCH = "batch"  # its names say that it is the batch
+    OTHER = "other"  # its names say that it is not
+    UNKNOWN = "unknown"
+
+
 class TimeoutAction(Enum):
     """What happens to a request whose queue time is over."""
 
@@ -317,6 +326,7 @@ class ModelConfig:
             backend's own.
         part_of: the model that it was loaded for, as a part of it: its name begins with that one's, and a colon. This,
             `strict` and `default_max_batch_size` are the server's to say, and in no config.pbtxt.
+        guess: what is known of the batch dimension where `max_batch_size` was completed.
     """
 
     name: str
@@ -354,6 +364,7 @@ class ModelConfig:
     strict: bool = False
     default_max_batch_size: int = 0
     part_of: str = ""
+    guess: Guess = Guess.NONE
 
     @property
     def one_by_one(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from typing import Any
@@ -14,6 +16,15 @@ def is_installed(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # not even what it would be in
         return False
+
+
+@functools.cache
+def version_of(package: str) -> str:
+    """The installed version of a package of PyPI, "" where it is not installed. Imports nothing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def import_without(name: str, *hidden: str) -> Any:

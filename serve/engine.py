@@ -43,7 +43,8 @@ from serve.sources.shared_script import SharedScript
 from serve.sources.source import InBucket, InRepository, Overridden, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import LazyFile, StateFile
-from serve.targets import proofs
+from serve.targets import batch_verdicts, proofs
+from serve.targets.batch_verdicts import BatchVerdicts
 from serve.targets.proofs import Proofs
 from serve.targets.target_loader import ModelLoader
 from serve.targets.upkeep import Upkeep
@@ -128,6 +129,7 @@ class Engine:
             self.stats,
             footprints=known,
             proofs=Proofs(StateFile(options.cache_directory / "proofs.json", proofs.FORM)),
+            verdicts=self._batch_verdicts(),
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
             outside=functools.partial(EngineOutside, self, self._loop, LoadWaits()),
@@ -143,6 +145,10 @@ class Engine:
             started=self._begins_to_serve,
             under_way=options.under_way,
         )
+
+    def _batch_verdicts(self) -> BatchVerdicts:
+        file = StateFile(self.options.cache_directory / "batching.json", batch_verdicts.FORM)
+        return BatchVerdicts(file, self._writes, self.options.batch_guess)
 
     def _cache(self, loader: ModelLoader) -> ModelCache[PreparedTarget, Target]:
         options = self.options

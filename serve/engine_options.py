@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from model_handlers.batch_guess import BatchGuess
 from serve.cache.eviction import DEFAULT_RULES, Rules
 from serve.control import Control
 from serve.latencies import DEFAULT_LATENCIES, Latencies
@@ -48,6 +49,7 @@ class EngineOptions:
         drain_patience: seconds that an unload waits for requests under way.
         inline_ns: executions expected to take at most this long run on the event loop.
         require_gpu: whether KIND_GPU without a GPU is an error.
+        batch_guess: what is done about models whose configuration does not say whether they batch.
         weights: how models hold their weights whose configuration does not say.
         resources: (name in lower case, device) → what there is of it, see `RateLimiter`; None for no rate limiting.
         latencies: which are kept, beyond their sums.
@@ -78,6 +80,7 @@ class EngineOptions:
     drain_patience: float = 25.0
     inline_ns: int = 200_000
     require_gpu: bool = False
+    batch_guess: BatchGuess = BatchGuess.PROVE
     weights: Weights = Weights.AUTO
     resources: Mapping[tuple[str, str], int] | None = None
     latencies: Latencies = DEFAULT_LATENCIES

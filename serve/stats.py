@@ -136,6 +136,7 @@ class ModelStats:
         namespace: the repository that it is of, where that is told apart; "" elsewhere.
         gpu_uuid: of the one GPU that it is on; "" without one, and for several.
         load_ns: what its last load took.
+        batching: what is known of its batch dimension, where that is guessed (see `Batching`); "" elsewhere.
         first_response: requests by the time until their first response; None where nobody asks for it.
         buckets: of that, in milliseconds, where its configuration names none; () for none at all.
         summaries: quantiles of what requests take, None where nobody asks for them.
@@ -162,6 +163,7 @@ class ModelStats:
     namespace: str = ""
     gpu_uuid: str = ""
     load_ns: int = 0
+    batching: str = ""
     cached: bool = False
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from container.settings import Mode
 from serve.cache.lifecycle import State
 from serve.index import DOWN
+from serve.models.batch_proof import Batching
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -196,7 +197,10 @@ def _reason(entry: Entry[Target]) -> str:
         return entry.reason
     if entry.resident.is_down():
         return DOWN
-    return f"could not be loaded anew: {entry.failure.message}" if entry.failure is not None else ""
+    if entry.failure is not None:
+        return f"could not be loaded anew: {entry.failure.message}"
+    refuted = any(model.stats.batching == Batching.REFUTED.value for model in entry.resident.models())
+    return "does not batch: requests are executed one by one; write max_batch_size: 0 to say so" if refuted else ""
 
 
 def _rest(matching: list[Entry[Target]], shown: list[Entry[Target]]) -> dict[str, int]:

@@ -43,6 +43,7 @@ from container.settings.sagemaker import (
 from container.settings.table import VARIABLES
 from container.settings.tls import grpc_certificates, http_certificates, load_certificates
 from container.targets import InferenceType
+from model_handlers.batch_guess import BatchGuess
 from model_handlers.errors import MmeError
 from model_handlers.importing import is_installed
 from serve.cache.eviction import Policy
@@ -117,6 +118,7 @@ class Settings:
     model_config_name: str = ""
     strict_config: bool = False
     default_batch_sizes: tuple[BatchSize, ...] = ()
+    batch_guess: BatchGuess = BatchGuess.PROVE
     default_model_name: str = ""
     host: str = LOOPBACK
     allowed_hosts: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from container.settings.azureml import AZUREML_VARIABLES
 from container.settings.kinds import LogFormat, PingMode, RateLimit, ours
 from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
+from model_handlers.batch_guess import BatchGuess
 from serve.cache.eviction import Policy
 from serve.control import Control
 from serve.weights.mode import Weights
@@ -85,6 +86,12 @@ MME_VARIABLES = (
         "(comma-separated; the flag may be repeated).",
         default="4, for trees 32768",
         field="default_batch_sizes",
+    ),
+    ours(
+        "MME_BATCH_GUESS",
+        v.enum_of(BatchGuess),
+        "What is done about models whose config.pbtxt has no max_batch_size. prove: batch where the names of their "
+        "dimensions say so, or once batches gave the answers of single requests; off: one request at a time.",
     ),
     ours(
         "MME_HOST",

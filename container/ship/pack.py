@@ -21,7 +21,8 @@ from container.ship.progress import progress
 from container.ship.staging import CONFIG, Origin, link_or_copy, staged
 from container.ship.wiring import ensemble_of
 from model_handlers.body import takes_body
-from model_handlers.config import DynamicBatching
+from model_handlers.completion import whole_shapes
+from model_handlers.config import DynamicBatching, Guess
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt import config_text
 from model_handlers.registry import find_backend, handler_for
@@ -194,7 +195,12 @@ def _write_config(directory: Path, name: str) -> None:
     config = _checked(model, quiet=True)  # the same is said once more when all is there
     if not (config.inputs and config.outputs):
         return
-    if config.max_batch_size > 1 and config.dynamic_batching is None and not config.decoupled:
+    if config.guess is Guess.UNKNOWN:  # what is written is trusted: this is the server's to find out
+        _note(f"'{name}' does not say whether it batches: the server tries it; write max_batch_size if you know")
+        config = model.config
+    elif config.guess is Guess.OTHER:
+        config = whole_shapes(config)
+    elif config.max_batch_size > 1 and config.dynamic_batching is None and not config.decoupled:
         config = replace(config, dynamic_batching=DynamicBatching(()))
     # Without a name: the archive may be called as its owner likes.
     (directory / CONFIG).write_text(config_text(replace(config, name="")))

@@ -31,7 +31,7 @@ from model_handlers.onnx.runtime import (
     translated,
     unloadable,
 )
-from model_handlers.onnx.signature import signature
+from model_handlers.onnx.signature import firsts, signature
 from model_handlers.sequence_config import all_inputs, all_outputs
 from model_handlers.tensor import BYTES
 from model_handlers.threads import default_threads
@@ -51,13 +51,14 @@ class OnnxHandler(MappedHandler):
 
     backend: ClassVar[str] = "onnxruntime"
     platform: ClassVar[str] = "onnxruntime_onnx"
+    packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnxruntime-gpu")
     default_filename: ClassVar[str] = "model.onnx"
     estimate_factor: ClassVar[float] = 1.3
     inline: ClassVar[bool] = True
     custom_operations: ClassVar[bool] = True
 
     def __init__(self, session: Any, config: ModelConfig) -> None:
-        super().__init__(complete(config, *signature(session, config.name)))
+        super().__init__(complete(config, *signature(session, config.name), firsts=firsts(session)))
         self._session = session
         self._run = _runner(session, run_options(config))
         self._texts = [spec.name for spec in all_inputs(self.config) if spec.data_type is BYTES]
@@ -73,7 +74,7 @@ class OnnxHandler(MappedHandler):
         """Inputs, outputs and the batch dimension from the graph; what the configuration says must agree with it."""
         session_options(config, 1)  # it refuses parameters
         session = _signature_session(model_file, config)
-        return complete(config, *signature(session, config.name))
+        return complete(config, *signature(session, config.name), firsts=firsts(session))
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> OnnxHandler:  # noqa: ARG003 - shared by lanes

@@ -39,6 +39,12 @@ def signature(session: Any, model: str) -> tuple[list[GraphTensor], list[GraphTe
     )
 
 
+def firsts(session: Any) -> dict[str, str]:
+    """The tensors of a session whose first dimension has a name."""
+    nodes = (*session.get_inputs(), *session.get_outputs())
+    return {node.name: node.shape[0] for node in nodes if node.shape and isinstance(node.shape[0], str)}
+
+
 def _graph_tensor(node: Any, model: str) -> GraphTensor:
     type_name = _TYPES.get(node.type)
     if type_name is None:

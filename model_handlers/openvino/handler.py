@@ -42,6 +42,7 @@ class OpenvinoHandler(Handler):
     """
 
     backend: ClassVar[str] = "openvino"
+    packages: ClassVar[tuple[str, ...]] = ("openvino",)
     default_filename: ClassVar[str] = "model.xml"
     estimate_factor: ClassVar[float] = 1.6
     inline: ClassVar[bool] = True

@@ -50,6 +50,7 @@ class TorchHandler(Handler):
 
     backend: ClassVar[str] = "pytorch"
     platform: ClassVar[str] = "pytorch_libtorch"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
     default_filename: ClassVar[str] = "model.pt"
     placement: ClassVar[Placement] = Placement.PROCESS
     preload: ClassVar[str] = PRELOAD

@@ -47,6 +47,7 @@ class TensorflowHandler(Handler):
     """One function of TensorFlow on one device."""
 
     backend: ClassVar[str] = "tensorflow"
+    packages: ClassVar[tuple[str, ...]] = ("tensorflow", "tensorflow-cpu", "openvino")
     placement: ClassVar[Placement] = Placement.PROCESS
     preload: ClassVar[str] = PRELOAD
 

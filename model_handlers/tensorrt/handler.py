@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler
 from model_handlers.completion import complete
-from model_handlers.config import DynamicBatching, InstanceKind
+from model_handlers.config import DynamicBatching, Guess, InstanceKind
 from model_handlers.cuda_driver import lost
 from model_handlers.errors import Kind, MmeError
 from model_handlers.parameters import choice, switch, warn_of_unknown
@@ -42,6 +42,7 @@ class TensorrtHandler(Handler):
 
     backend: ClassVar[str] = "tensorrt"
     platform: ClassVar[str] = "tensorrt_plan"
+    packages: ClassVar[tuple[str, ...]] = ("tensorrt", "tensorrt-rtx")
     default_filename: ClassVar[str] = "model.plan"
     estimate_factor: ClassVar[float] = 1.3
     warms: ClassVar[bool] = True
@@ -143,10 +144,11 @@ def _complete(config: ModelConfig, engine: Engine, profiles: Sequence[Profile]) 
     largest = largest_batch(config, profiles)
     incomplete = not (config.strict or (config.inputs and config.outputs))
     scheduled = config.dynamic_batching is not None or config.sequence_batching is not None
+    guess = Guess.UNKNOWN if incomplete and config.max_batch_size == 0 and not scheduled else config.guess
     if incomplete and config.max_batch_size in {0, largest} and not scheduled and largest > 1:
         best = {profile.batch_sizes[0] for profile in profiles}
         config = replace(config, dynamic_batching=DynamicBatching(tuple(sorted({*best, largest}))))
-    return complete(config, inputs, outputs, largest)
+    return replace(complete(config, inputs, outputs, largest), guess=guess)
 
 
 def _batches(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from model_handlers.base import Handler
 from model_handlers.completion import complete
+from model_handlers.config import Guess
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.parameters import warn_of_unknown
 from model_handlers.tensor import FP32
@@ -158,4 +159,5 @@ def _complete(config: ModelConfig, forest: Forest, columns: int) -> ModelConfig:
             )
         outputs.append((CONTRIBUTIONS, FP32, (-1, forest.columns * (forest.features + 1))))
     largest = config.default_max_batch_size or _DEFAULT_MAX_BATCH_SIZE
-    return complete(config, [(INPUT, FP32, (-1, forest.features))], outputs, largest)
+    completed = complete(config, [(INPUT, FP32, (-1, forest.features))], outputs, largest)
+    return replace(completed, guess=Guess.NONE)  # each row goes through the trees by itself: there is nothing to guess

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from model_handlers.errors import Kind, MmeError, NotBegunError, out_of_memory
+from serve.models.batch_proof import PASSING
 from serve.models.open_request import OpenRequest
 from serve.request import InferenceResponse, Timings
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
+    from serve.models.batch_proof import BatchProof
     from serve.models.open_request import Post
     from serve.models.signature import Batch, Signature
     from serve.request import Called, InferenceRequest
@@ -72,6 +74,9 @@ class Execution:
 
 def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Post | None = None) -> Execution:
     """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
+    proof = signature.proof
+    if proof is not None and len(batch) > 1 and not proof.joins:
+        return _execute_apart(handler, signature, batch, proof)
     start = collated = executed = _now()
     processor = time.thread_time_ns()
     size = signature.rows(batch)
@@ -94,7 +99,7 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
             results = signature.hand_out(batch, names, arrays, size)
             uniform = signature.whole(batch)
     except Exception as error:  # noqa: BLE001 - a lane must survive whatever a framework throws, or its model stands still
-        results = [failure(signature.name, error)] * len(batch)
+        results = _failed(signature, batch, error)
     done = _now()
     timings, several = timed(signature, results, size, (start, collated, executed, done))
     stamp(results, timings, requests, apart=several)
@@ -102,6 +107,44 @@ def execute_batch(handler: Handler, signature: Signature, batch: Batch, post: Po
     if took > _BRIEF_NS:
         took = time.thread_time_ns() - processor
     return Execution(batch, results, size, timings, took, uniform=uniform, one_by_one=several)
+
+
+def _failed(signature: Signature, batch: Batch, error: Exception) -> list[InferenceResponse | MmeError | None]:
+    """What the requests of a batch that failed are told; where batches are guessed, to come again one by one."""
+    told: MmeError = failure(signature.name, error)
+    if signature.proof is not None and len(batch) > 1 and told.kind not in PASSING:
+        signature.proof.doubt()
+        told = NotBegunError(signature.name)
+    return [told] * len(batch)
+
+
+def _execute_apart(handler: Handler, signature: Signature, batch: Batch, proof: BatchProof) -> Execution:
+    """Run the requests of a batch one by one, and as a batch as well where that may prove that they can share one."""
+    start = _now()
+    processor = time.thread_time_ns()
+    ones = [execute_batch(handler, signature, [request]) for request in batch]
+    results = [one.results[0] for one in ones]
+    contents = proof.wants(batch) if all_responses(results) else None
+    if contents is not None:
+        joined = []
+        try:
+            for order in (batch, batch[::-1]):  # what comes first may change what follows, but not the other way round
+                inputs, names = signature.gather(order)
+                arrays = handler.execute(inputs, names)
+                joined.append(signature.hand_out(order, names, arrays, signature.rows(order)))
+            proof.judge(contents, cast("list[InferenceResponse]", results), [joined[0], joined[1][::-1]])
+        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+            proof.failed(len(batch), failure(signature.name, error))
+    count = len(ones)
+    mean = Timings(
+        start,
+        sum([one.timings.compute_input for one in ones]) // count,
+        sum([one.timings.compute_infer for one in ones]) // count,
+        sum([one.timings.compute_output for one in ones]) // count,
+        signature.rows(batch),
+    )
+    took = time.thread_time_ns() - processor
+    return Execution(batch, results, mean.size, mean, took, uniform=all_responses(results), one_by_one=True)
 
 
 def timed(
@@ -167,7 +210,7 @@ def finish_batch(handler: Handler, signature: Signature, begun: BegunBatch, ende
         results = signature.hand_out(batch, begun.names, arrays, size)
         uniform = signature.whole(batch)
     except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-        results = [failure(signature.name, error)] * len(batch)
+        results = _failed(signature, batch, error)
     timings = Timings(start, gathered, executed - start - gathered, _now() - executed, size)
     stamp(results, timings)
     return Execution(batch, results, size, timings, 0, uniform=uniform)

@@ -108,12 +108,13 @@ class Instance:
 
     def _work(self, batch: Batch) -> Execution:
         """Execute a batch, and those behind it that may be begun before it has ended; returns the last one's."""
-        if not self.handler.ahead:
+        proof = self._signature.proof
+        if not self.handler.ahead or (proof is not None and not proof.joins):
             return self.execute(batch)
         self.turn += 1
         handler, ended = self.handler, 0
         begun = begin_batch(handler, self._signature, batch)
-        while following := self._pull_ahead(self):
+        while (proof is None or proof.joins) and (following := self._pull_ahead(self)):
             behind = begin_batch(handler, self._signature, following)
             execution = finish_batch(handler, self._signature, begun, ended)
             ended = _now()

@@ -5,10 +5,12 @@ A layout that fits yields what the scheduler has to know of every request that s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable  # noqa: TC003 - a compiled dataclass looks at its types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from model_handlers.config import Guess
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.tensor import shape_matches
 from serve.bounded import Bounded
@@ -35,9 +37,9 @@ class Checked:
     """What a fitting layout means to the scheduler.
 
     Attributes:
-        batch_size: the batch dimension, 1 for a model without one.
+        batch_size: the batch dimension, 1 for a model without one, or where inputs differ in what may be none.
         order: for each input of the model, its position in the layout; -1 for an optional one left out.
-        signature: requests may share a batch when theirs are equal.
+        signature: requests may share a batch when theirs are equal; NaN, which equals nothing, for those that may not.
     """
 
     batch_size: int
@@ -86,11 +88,12 @@ def check_layout(layout: Layout, config: ModelConfig) -> Checked:
                 f"'{specs[name].data_type.name}'"
             )
     batch_size = _batch_size(layout, config)
+    alike = batch_size is not None
     for name, _data_type, shape in layout.inputs:
         _check_shape(shape, specs[name], config)
     _check_outputs(layout, config)
     order = tuple(positions.get(spec.name, -1) for spec in config.inputs)
-    return Checked(batch_size, order, _signature(layout, config, order))
+    return Checked(batch_size or 1, order, _signature(layout, config, order) if alike else math.nan)
 
 
 def _positions(layout: Layout, config: ModelConfig) -> dict[str, int]:
@@ -125,25 +128,33 @@ def _wrong_count(got: Collection[str], missing: Collection[str], required: int, 
     )
 
 
-def _batch_size(layout: Layout, config: ModelConfig) -> int:
+def _batch_size(layout: Layout, config: ModelConfig) -> int | None:
+    """The rows of a request; None where its inputs differ in a first dimension that may be no batch.
+
+    Of a model of which that is guessed the first dimension is the client's: only what the server joins is bounded.
+    """
     if config.max_batch_size == 0:
         return 1
     sizes = [(name, shape[0] if shape else None) for name, _, shape in layout.inputs]
     first = sizes[0][1] if sizes else 1
     for name, size in sizes:
+        if size != first and config.guess in {Guess.OTHER, Guess.UNKNOWN}:
+            return None
         if size != first:
             raise invalid_argument(f"input '{name}' batch size does not match other inputs for '{config.name}'")
     if first is None:  # the check of the shape will say so
         return 1
     if first < 1:
         raise invalid_argument(f"inference request batch-size must be >= 1 for '{config.name}'")
-    if first > config.max_batch_size:
+    if first > config.max_batch_size and config.guess is Guess.NONE:
         raise invalid_argument(f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'")
     return first
 
 
 def _check_shape(shape: tuple[int, ...], spec: TensorSpec, config: ModelConfig) -> None:
     expected = spec.shape(config.max_batch_size)
+    if not shape and spec.is_scalar and not config.max_batch_size:
+        return
     if not shape_matches(shape, expected):
         raise invalid_argument(
             f"unexpected shape for input '{spec.name}' for model '{config.name}'. Expected {_brackets(expected)}, "
@@ -153,8 +164,6 @@ def _check_shape(shape: tuple[int, ...], spec: TensorSpec, config: ModelConfig) 
 
 def _check_outputs(layout: Layout, config: ModelConfig) -> None:
     for name in layout.outputs:
-    if not shape and spec.is_scalar and not config.max_batch_size:
-        return
         if config.output(name) is None:
             raise invalid_argument(
                 f"unexpected inference output '{name}' for model '{config.name}', allowed outputs are: "

@@ -23,9 +23,11 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
+from model_handlers.config import Guess
 from model_handlers.errors import MmeError
 from serve.decoupled_error import DecoupledError
 from serve.models.answers import Answers
+from serve.models.batch_proof import BatchProof
 from serve.models.cached_responses import cached_responses
 from serve.models.costs import Costs, input_class
 from serve.models.dispatches import Dispatches
@@ -36,6 +38,7 @@ from serve.models.readiness import Readiness
 from serve.models.rejoining import Rejoining
 from serve.models.remote_lanes import RemoteLanes
 from serve.models.sequence_tensors import signature_for
+from serve.scheduling.batch_queue import BatchQueue
 from serve.scheduling.ordering import InOrder
 from serve.scheduling.queues import keeps_order, queue_for
 
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array
+    from serve.models.batch_proof import Batching
     from serve.models.execution import Execution
     from serve.models.limited_lanes import LimitedLanes
     from serve.models.rescue import RescueRequest
@@ -80,6 +84,7 @@ class Model:
         limits: its lanes, where they share resources with others; None where each executes as soon as it is free.
         dispatches: gives it its turn to hand out batches, among the models of the loop.
         poll: keeps the loop awake where something is likely to come at once.
+        proof: what is known of its batch dimension, where that is guessed; None for nothing yet.
         turns: whether free lanes take turns, as on several devices; else the one that was busy last goes on, whose
             memory is warm.
     """
@@ -98,6 +103,7 @@ class Model:
         limits: LimitedLanes | None = None,
         dispatches: Dispatches | None = None,
         poll: LoopPoll | None = None,
+        proof: BatchProof | None = None,
         *,
         turns: bool = False,
     ) -> None:
@@ -109,6 +115,9 @@ class Model:
         self._handlers = {id(handler): handler for _, handler in handlers}
         self.readiness = Readiness(name, lambda: list(self._handlers.values()), loop)
         signature = signature_for(name, version, self.config, initial_states or {})
+        if self.config.guess is not Guess.NONE:
+            signature.proof = proof or BatchProof(self.config)
+        self._proof = signature.proof
         self._queue: Queue[InferenceRequest] = queue_for(self.config.own(name), self.config, len(handlers))
         self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
         unasked = any(handler.sees_requests for _, handler in handlers)
@@ -154,6 +163,10 @@ class Model:
         self._looks_up = False
         self._behind: list[InferenceRequest] = []  # who came while a request of theirs was looked up, in order
         self._overtakes = self.config.dynamic_batching is None or not self.config.dynamic_batching.preserve_ordering
+        stats.batching = ""
+        if self._proof is not None:
+            self._proof.listen(self._learnt)
+            self._note_batching()
 
     def __repr__(self) -> str:
         return (
@@ -242,6 +255,18 @@ class Model:
             take = self._queue.take_expired(_now())
         self._answers.drop(take)
         self._ask_for_dispatch()
+
+    def _learnt(self, _state: Batching) -> None:
+        """More is known of its batch dimension. On any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._note_batching)
+
+    def _note_batching(self) -> None:
+        assert self._proof is not None  # noqa: S101 - something is known of it
+        self.stats.batching = self._proof.state.value
+        if self._proof.alone and isinstance(self._queue, BatchQueue):
+            with self._lock:
+                self._queue.part()
 
     def _ask_for_dispatch(self) -> None:
         if not self._dispatch_asked:

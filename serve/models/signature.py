@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array, DataType, TensorSpec
+    from serve.models.batch_proof import BatchProof
     from serve.models.open_request import Post
 
 Batch: TypeAlias = list[InferenceRequest]
@@ -36,6 +37,7 @@ class Signature:
         one_by_one: whether the requests of a batch are executed one by one.
         told: inputs that are worked out of each batch, and the index of the input that they are about.
         split: outputs that are split by the shapes of an input, and its index.
+        proof: of a model whose batch dimension is guessed, what is known of it; None for any other.
     """
 
     def __init__(self, name: str, version: int, config: ModelConfig) -> None:
@@ -49,6 +51,7 @@ class Signature:
         places = {spec.name: index for index, spec in enumerate(config.inputs)}
         self.told = [(given, places[given.sources[0]]) for given in config.batch_inputs]
         self.split = {target: places[given.sources[0]] for given in config.batch_outputs for target in given.targets}
+        self.proof: BatchProof | None = None
 
     def rows(self, batch: Batch) -> int:
         """How many rows a batch is executed with: the sum of its requests' batch dimensions."""
@@ -151,11 +154,11 @@ def _shapes(batch: Batch, index: int) -> list[tuple[int, ...]]:
 def _reshaped(signature: Signature, array: Array, source: tuple[int, ...], target: tuple[int, ...]) -> Array:
     """The array in the shape `target`; the variable dimensions of `source` and `target` are the same, in order."""
     batch = array.shape[:1] if signature.batches else ()
+    if not array.shape and not target:  # a scalar, which clients may send as it is
+        return array
     sizes = zip(array.shape[len(batch) :], source, strict=True)
     variable = iter([size for size, dim in sizes if dim == -1])
     return array.reshape((*batch, *[next(variable) if dim == -1 else dim for dim in target]))
-    if not array.shape and not target:  # a scalar, which clients may send as it is
-        return array
 
 
 def _as_declared(signature: Signature, spec: TensorSpec, array: Array) -> Array:
@@ -181,13 +184,14 @@ def scatter(
         MmeError: EXECUTION_FAILED when the model returned another number of rows than it was given, or an output that
             can't be reshaped as its configuration says.
     """
+    checked = signature.batches and (signature.proof is None or len(batch) > 1)  # else it may be no batch
     columns: list[tuple[TensorSpec, Array | list[Array]]] = []
     for name, array in zip(names, arrays, strict=True):
         spec = signature.outputs[name]
         if name in signature.split:
             columns.append((spec, _pieces(signature, batch, name, array)))
             continue
-        if signature.batches and (not array.shape or array.shape[0] != size):
+        if checked and (not array.shape or array.shape[0] != size):
             raise MmeError(
                 Kind.EXECUTION_FAILED,
                 f"model '{signature.name}' returned output '{name}' with shape {list(array.shape)} "

@@ -112,6 +112,10 @@ class BatchQueue(Generic[R]):
             return self._levels[request.priority - 1]
         return self._default_level
 
+    def part(self) -> None:
+        """Execute each request alone from now on."""
+        self._batches = False
+
     def whole(self) -> bool:
         """See `Queue`."""
         if not len(self):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from model_handlers.config import ModelConfig
+from model_handlers.config import Guess, ModelConfig
 from model_handlers.config_checks import check_named
 from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.environments.wanted import Given
@@ -45,6 +45,14 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.environments.wanted import Wanted
     from serve.sources.scripts import Scripts
+
+
+_GUESSED = {
+    Guess.OTHER: "is not written, and the names of the first dimensions are none of a batch: requests are executed one "
+    "by one. Write 0 and whole shapes to say so, or a number to have them batched",
+    Guess.UNKNOWN: "is not written, and nothing says whether the first dimension is the batch: requests are executed "
+    "one by one until batches have given the same answers. Write a number to have them batched from the start, or 0",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +215,8 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
             findings = found.notes if is_unknown else found.problems
             findings.append(Located(shown, Finding("", f"{'not checked: ' if is_unknown else ''}{error.message}")))
     found.config = completed
+    if completed.guess in _GUESSED:
+        found.notes.append(Located(CONFIG_NAME, Finding("max_batch_size", _GUESSED[completed.guess])))
     for index, sample in enumerate(completed.warmup):
         alone = replace(completed, warmup=(sample,))
         found.attempt(CONFIG_NAME, f"model_warmup[{index}]", partial(Warmup, alone, found.path))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from model_handlers import devices
 from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
 from model_handlers.base import CPU, Footprint, Handler, Placement
+from model_handlers.config import Guess
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.gpus import uuid_of
@@ -30,6 +31,7 @@ from serve.scheduling.ensemble_check import check_members
 from serve.sources.repository import ModelDirectory, made_of_parts
 from serve.sources.scripts import Scripts
 from serve.stats import new_stats
+from serve.targets.batch_verdicts import BatchVerdicts
 from serve.targets.measuring import Scales
 from serve.targets.prepared import PreparedTarget, in_order, still_there
 from serve.targets.preparer import Preparer
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.environments.cache import Environments
     from serve.latencies import Latencies
+    from serve.models.batch_proof import BatchProof
     from serve.models.labels import Labels
     from serve.models.loop_poll import LoopPoll
     from serve.models.rescue import RescueRequest
@@ -67,6 +70,7 @@ class ModelLoader:
         stats: (name, version) → counters that outlive a model's stay in memory.
         footprints: what models took before.
         proofs: which files were loaded before.
+        verdicts: which models batch of those that do not say so.
         inline_ns: see `Model`.
         require_gpu, scripts, environments, store, weights: see `Preparer`.
         outside: what a target's models may ask of the server, by its name.
@@ -86,6 +90,7 @@ class ModelLoader:
         *,
         footprints: Footprints | None = None,
         proofs: Proofs | None = None,
+        verdicts: BatchVerdicts | None = None,
         inline_ns: int = 0,
         require_gpu: bool = False,
         outside: Callable[[str], EngineOutside] | None = None,
@@ -115,6 +120,7 @@ class ModelLoader:
         )
         self.prepare, self.equip = preparer.prepare, preparer.equip  # of the protocol `Loader`
         self._proofs = proofs or Proofs()
+        self._verdicts = verdicts or BatchVerdicts()
         self._inline_ns = inline_ns
         self._outside = outside
         self._rescue = rescue
@@ -330,12 +336,19 @@ class ModelLoader:
                 self._limits.lanes(directory.name, config.instance_groups, prepared.lanes),
                 self._dispatches,
                 self._poll,
+                self._proof_of(prepared, version, config),
                 turns=len({device for _, device in prepared.lanes}) > 1,
             )
         except BaseException:
             for handler in handlers:
                 handler.close()
             raise
+
+    def _proof_of(self, prepared: PreparedTarget, version: int, config: ModelConfig) -> BatchProof | None:
+        """What is known of a version whose batch dimension is guessed."""
+        if config.guess is Guess.NONE or prepared.handler is None:
+            return None
+        return self._verdicts.proof(prepared.handler, config, prepared.directory.model_file(version))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 from container import cli
 from container.config.report import mend_for
+from tests.guessed_models import dense
 
 ENSEMBLE = """
 platform: "ensemble"
@@ -192,3 +193,16 @@ def test_advice_is_by_field():
     assert mend_for("input[3].dims") == mend_for("output[0]")
     assert "one label a line" in mend_for("output[0].label_filename")
     assert mend_for("zzz") == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "note"),
+    [(None, "nothing says whether the first dimension is the batch"), ("T", "are none of a batch"), ("N", "")],
+)
+def test_a_batch_dimension_that_is_guessed_is_told(tmp_path, capsys, first, note):
+    """With what to write; names of a batch leave nothing to say."""
+    dense(tmp_path / "m", first)
+    code, document = told(capsys, tmp_path / "m")
+    notes = [each for each in document["reports"][0]["models"][0]["notes"] if each["field"] == "max_batch_size"]
+    assert code == 0
+    assert [note in each["problem"] for each in notes] == ([True] if note else [])

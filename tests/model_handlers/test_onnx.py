@@ -251,7 +251,9 @@ def test_loading_completes_as_completing_does(complete, load):
     config = complete(model)
 
     assert load(model).config == config
-    fields = {name: getattr(config, name) for name in ("max_batch_size", "dynamic_batching", "inputs", "outputs")}
+    fields = {
+        name: getattr(config, name) for name in ("max_batch_size", "dynamic_batching", "inputs", "outputs", "guess")
+    }
     assert load(model, **fields).config == config
 
 

@@ -121,6 +121,7 @@ async def test_a_version_that_is_not_served_is_unknown_and_holds_no_lease(toys, 
 
 async def test_a_request_that_is_refused_holds_no_lease(toys, tmp_path, repository):
     """A request that does not fit, or whose making fails, leaves the model free to go."""
+    (repository / "a" / "config.pbtxt").write_text("max_batch_size: 4")
     async with engine_of(tmp_path, repository=repository) as engine:
         await answered(engine, toys)
         with pytest.raises(MmeError, match="batch-size must be <= 4"):

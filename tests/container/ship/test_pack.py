@@ -15,6 +15,7 @@ from model_handlers.tensor import FP32, INT64, TensorSpec
 from serve.sources.archive import extract
 from serve.sources.repository import open_target
 from tests.contract import models
+from tests.guessed_models import cumulative_sum, dense
 
 
 def write_zip(path, *names):
@@ -119,6 +120,20 @@ def test_a_bare_file_gets_a_configuration_in_writing(mme, plus, tmp_path):
         text = archive.extractfile("plus/config.pbtxt").read().decode()
     assert 'backend: "onnxruntime"' in text
     assert 'name: "plus"' not in text
+
+
+@pytest.mark.parametrize(
+    ("write", "first", "written"),
+    [(dense, None, (0, ())), (dense, "N", (4, (4,))), (cumulative_sum, "time", (0, (-1, 4)))],
+)
+def test_no_guess_is_put_in_writing(mme, tmp_path, write, first, written):
+    """What is written is trusted: a model that may batch is the server's to try, and one over time has whole shapes."""
+    file = write(tmp_path / "model", first)
+    told = mme("pack", file, "--name", "m", "-o", tmp_path / "a.tar.gz")
+    assert told.code == 0
+    config = unpacked(tmp_path / "a.tar.gz", tmp_path).config
+    assert (config.max_batch_size, config.inputs[0].dims if config.inputs else ()) == written
+    assert ("does not say whether it batches" in told.err) is (first is None)
 
 
 def test_a_configuration_of_ones_own(mme, plus, tmp_path):
