@@ -25,6 +25,10 @@ DEFAULT_TYPE = "application/json"
 DEFAULT_ACCEPT = "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"
 SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
 
+# A parameter by the name of the setting: how JSON says what is no finite number, where that is not null.
+NONFINITE = "MME_JSON_NONFINITE"
+LITERAL = "literal"  # NaN, Infinity and -Infinity, as Triton and Python write them
+
 
 def takes_body(config: ModelConfig) -> bool:
     """Whether the body of a request to this model is its input as it came."""

@@ -16,14 +16,18 @@ import numpy as np
 
 from model_handlers.importing import is_installed
 from model_handlers.python.script.accept import preferred
+from model_handlers.python.script.csv_text import number, table_of, text_of, written
 from model_handlers.python.script.formats import (
     CSV,
     JSON,
+    JSON_LINES,
     READS,
     MalformedBodyError,
     UnsupportedFormatError,
+    check_features,
     decode,
     encode,
+    floats,
     media_type,
 )
 from model_handlers.python.script.no_script import PICKLED
@@ -41,6 +45,7 @@ _OF_CLASSES = ("multi:softmax", "binary:hinge")  # objectives whose predictions 
 _SEPARATORS = ",;\t| "
 _OF_PROTOBUF = (RECORDIO,) if is_installed("google.protobuf") else ()  # a model's own environment may lack it
 _ALL = (*LIBSVM, *_OF_PROTOBUF, *READS)
+_WRITES = (CSV, JSON, JSON_LINES)
 
 
 class Folds:
@@ -107,16 +112,16 @@ def matrix(body: bytes | str, content_type: object, features: int = 0) -> Any:
         with np.errstate(over="ignore"):
             rows = _rows(body, kind, content_type, features)
             _check_numbers(rows)
-        columns = rows.shape[1]
     except MalformedBodyError:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
         raise MalformedBodyError(f"the body is not rows of numbers in {content_type}: {error}") from error
-    if features and not features - 1 <= columns <= features:  # as the container: a column for a label may be absent
-        told = f"a row of the body has {columns} numbers"
-        if kind in LIBSVM:
-            told = f"a row of the body has column {columns - 1}, counted from 0"
-        raise MalformedBodyError(f"{told}, and the model {features} features")
+    columns = rows.shape[1]
+    if kind in LIBSVM and features and columns > features:
+        raise MalformedBodyError(
+            f"a row of the body has column {columns - 1}, counted from 0, and the model {features} features"
+        )
+    check_features(rows, features)
     return _xgboost().DMatrix(rows)
 
 
@@ -129,47 +134,54 @@ def predict(booster: Any, rows: Any) -> Any:
     return booster.predict(rows, iteration_range=rounds, validate_features=False)
 
 
-def answer(prediction: Any, accept: str, *, lines: bool) -> tuple[str | memoryview, str]:
+def answer(prediction: Any, accept: str, *, lines: bool, literal: bool = False) -> tuple[str | memoryview, str]:
     """The body of an answer and its content type: in CSV a value for each row, between commas or on lines.
 
+    What has several values for each row has a line for each, too.
+
     Raises:
-        UnsupportedFormatError: the client accepts neither CSV nor JSON.
+        UnsupportedFormatError: the client accepts neither CSV nor JSON, nor its lines.
     """
-    content_type = preferred(accept, (CSV, JSON), CSV)
+    content_type = preferred(accept, _WRITES, CSV)
     if content_type is None:
-        raise UnsupportedFormatError(accept, (CSV, JSON))
-    if content_type == JSON:
-        return encode(prediction, JSON), JSON
-    values = map(str, np.asarray(prediction).tolist())
-    return ("".join(f"{value}\n" for value in values) if lines else ",".join(values)), CSV
+        raise UnsupportedFormatError(accept, _WRITES)
+    if content_type != CSV:
+        return encode(prediction, content_type, literal=literal), content_type
+    values = np.asarray(prediction)
+    if values.ndim == 1:
+        values = values.reshape((-1, 1) if lines else (1, -1))
+    text = written(values.tolist())
+    return (text if lines else text.removesuffix("\n")), CSV
 
 
 def csv_to_dmatrix(body: bytes | str, dtype: Any = None) -> Any:  # noqa: ARG001 - its interface: XGBoost's is float32
     """Rows of CSV as XGBoost's matrix, where nothing between two separators is a missing value."""
-    return _xgboost().DMatrix(_table(_text(body)))
+    return _xgboost().DMatrix(_table(body))
 
 
 def libsvm_to_dmatrix(body: bytes | str) -> Any:
     """Rows of LIBSVM as XGBoost's matrix, with or without a label in front."""
-    return _xgboost().DMatrix(_sparse(_text(body), 0))
+    return _xgboost().DMatrix(_sparse(body, 0))
 
 
 def _rows(body: bytes | str, kind: str, content_type: object, features: int) -> Any:
     if kind not in _ALL:
         raise UnsupportedFormatError(content_type, _ALL)
     if kind == CSV:
-        return _table(_text(body))
+        return _table(body)
     if kind in LIBSVM:
-        return _sparse(_text(body), features)
+        return _sparse(body, features)
     if kind == RECORDIO:
         recordio = importlib.import_module("model_handlers.python.script.recordio")
         return recordio.rows_of(body.encode() if isinstance(body, str) else body, features)
     rows = decode(body, content_type)
-    return np.atleast_2d(rows) if isinstance(rows, np.ndarray) else rows
+    return floats(np.atleast_2d(rows)) if isinstance(rows, np.ndarray) else rows
 
 
 def _check_numbers(rows: Any) -> None:
-    """Refuse what the library would refuse with a stack of its own."""
+    """Refuse what the library would refuse with a stack of its own, and what is no row of numbers at all."""
+    if len(rows.shape) != 2:
+        raise ValueError(f"they have {len(rows.shape)} dimensions")
     values = rows if isinstance(rows, np.ndarray) else np.asarray(rows.data)
     if values.dtype.kind not in "biuf":
         raise ValueError("they hold what is no number")
@@ -177,34 +189,44 @@ def _check_numbers(rows: Any) -> None:
         raise ValueError("a number is infinite, or too large")
 
 
-def _table(text: str) -> NDArray[np.float32]:
-    lines = text.strip("\r\n").splitlines()
-    separator = next((each for each in _SEPARATORS if lines and each in lines[0]), ",")
-    rows = [[float(word.strip(' "') or "nan") for word in line.split(separator)] for line in lines]
-    if len({len(row) for row in rows}) != 1:
-        raise ValueError("its rows are not all of one length" if rows else "it holds no row")
-    return np.array(rows, np.float32)
+def _table(body: bytes | str) -> NDArray[np.float32]:
+    """As the container does: the first row says what stands between cells, and a gap is a missing value."""
+    first = next(iter(text_of(body).strip("\r\n").splitlines()), "")
+    return floats(table_of(body, next((each for each in _SEPARATORS if each in first), ",")))
 
 
-def _sparse(text: str, features: int) -> Any:
-    """Absent values are missing ones; a word without a colon is a label, or a comment's."""
-    lines = text.strip().splitlines()
-    if not lines:
+def _sparse(body: bytes | str, features: int) -> Any:
+    """Absent values are missing ones; the first word of a line may be a label, and `#` begins a comment."""
+    lines = text_of(body).strip().split("\n")
+    rows = [_pairs(line, at) for at, line in enumerate(lines, 1) if line.strip()[:1] != "#" and lines != [""]]
+    if not rows:
         raise ValueError("it holds no row")
-    pairs = [
-        (row, int(column), float(value))
-        for row, line in enumerate(lines)
-        for column, colon, value in (word.partition(":") for word in line.partition("#")[0].split())
-        if colon and column != "qid"
-    ]
+    pairs = [(row, column, value) for row, each in enumerate(rows) for column, value in each.items()]
+    if not pairs:  # a column of CSV looks like this, and each of its rows would be answered alike
+        raise ValueError("it holds labels, or CSV, and not one pair column:value")
     width = max([features, *(column + 1 for _, column, _ in pairs)])
-    rows, columns, values = zip(*pairs, strict=True) if pairs else ((), (), ())
+    at, columns, values = zip(*pairs, strict=True)
     sparse = importlib.import_module("scipy.sparse")
-    return sparse.csr_matrix((np.array(values, np.float32), (rows, columns)), shape=(len(lines), width))
+    return sparse.csr_matrix((np.array(values, np.float64), (at, columns)), shape=(len(rows), width))
 
 
-def _text(body: bytes | str) -> str:
-    return body if isinstance(body, str) else bytes(body).decode()
+def _pairs(line: str, at: int) -> dict[int, float]:
+    """The columns of one row, each with its value."""
+    words = line.partition("#")[0].split()
+    if not words:
+        raise ValueError(f"line {at} is empty")
+    pairs: dict[int, float] = {}
+    for index, word in enumerate(words):
+        column, colon, value = word.partition(":")
+        if (not colon and index == 0 and number(word) is not None) or (column == "qid" and value.isdecimal()):
+            continue
+        said = number(value)
+        if not colon or said is None or not (column.isascii() and column.isdecimal()):
+            raise ValueError(f"line {at}: '{word:.80}' is no pair column:value")
+        if int(column) in pairs:
+            raise ValueError(f"line {at} has column {int(column)} twice")
+        pairs[int(column)] = said
+    return pairs
 
 
 def _xgboost() -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.body import DEFAULT_TYPE
+from model_handlers.body import DEFAULT_TYPE, LITERAL, NONFINITE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,12 +28,14 @@ class Context:
         system_properties: `model_dir`, `gpu_id` (None without one), `batch_size` and `server_name`.
         request_processor: a list of the one request's properties.
         parameters: those of the model's configuration.
+        literal: whether JSON says NaN and Infinity in place of null.
         metrics: takes what a function wants to be measured, to no effect.
     """
 
     def __init__(self, model: str, model_dir: str, gpu_id: int | None, parameters: Mapping[str, str] = _NONE) -> None:
         self.model_name = model
         self.parameters = parameters
+        self.literal = parameters.get(NONFINITE) == LITERAL
         self.manifest: dict[str, Any] = {"model": {"modelName": model}}
         self.system_properties: dict[str, Any] = {
             "model_dir": model_dir,

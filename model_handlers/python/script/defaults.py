@@ -21,7 +21,19 @@ from model_handlers.errors import invalid_model
 from model_handlers.python.script import boosters, pipelines, saved_models
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.failures import not_acceptable
-from model_handlers.python.script.formats import CSV, JSON, WRITES, MalformedBodyError, decode, media_type
+from model_handlers.python.script.formats import (
+    CSV,
+    JSON,
+    JSON_LINES,
+    WRITES,
+    MalformedBodyError,
+    check_features,
+    decode,
+    features_of,
+    floats,
+    media_type,
+    place,
+)
 from model_handlers.python.script.no_script import DEFAULT, TASK, boosters_in, is_saved_pipeline, saved_models_in
 
 if TYPE_CHECKING:
@@ -91,7 +103,7 @@ class Defaults:
         if pipelines.is_pipeline(model) or (for_script and pipelines.is_media(content_type)):
             return pipelines.decoded(body, content_type)
         data = decode(body, content_type)
-        text = media_type(content_type) in {JSON, CSV}
+        text = media_type(content_type) in {JSON, JSON_LINES, CSV}
         torch = sys.modules.get("torch")
         if not isinstance(data, np.ndarray):
             return data
@@ -113,7 +125,7 @@ class Defaults:
         if isinstance(data, dict) and "inputs" in data and callable(model):
             return model(data["inputs"], **(data.get("parameters") or {}))
         if callable(getattr(model, "predict", None)):
-            return model.predict(_as_rows(data) if _is_scikit(model) else data)
+            return _asked(model, data) if _is_scikit(model) else model.predict(data)
         return model(data)
 
     def check(self, model: Any) -> None:
@@ -138,7 +150,7 @@ class Defaults:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(prediction, torch.Tensor):
             prediction = prediction.detach().cpu().numpy()
-        return pipelines.encoded(prediction, content_type), content_type
+        return pipelines.encoded(prediction, content_type, literal=self._context.literal), content_type
 
     def _torchscript(self, model_dir: Path) -> Path:
         if (model_dir / _TORCHSCRIPT).is_file():
@@ -159,8 +171,8 @@ class Defaults:
 
 def _floats(data: Array) -> Array:
     try:
-        return data.astype(np.float32)
-    except (ValueError, TypeError) as error:  # TypeError: columns of different types, or lists of different lengths
+        return floats(data)
+    except (ValueError, TypeError, OverflowError) as error:
         raise MalformedBodyError(
             f"the body is not rows of as many numbers, without a header, as the default input_fn reads them: {error}; "
             "implement input_fn for others"
@@ -172,6 +184,23 @@ def _is_scikit(model: Any) -> bool:
     return base is not None and isinstance(model, base.BaseEstimator)
 
 
-def _as_rows(data: Any) -> Any:
-    """One row of CSV or JSON is a batch of one to scikit-learn, which refuses it as it comes."""
-    return data.reshape(1, -1) if isinstance(data, np.ndarray) and data.ndim == 1 else data
+def _asked(model: Any, data: Any) -> Any:
+    """What an estimator predicts for rows. One row of JSON is a batch of one to it, which it refuses as it comes."""
+    if isinstance(data, np.ndarray) and data.ndim < 2:
+        data = data.reshape(1, -1)
+    check_features(data, features_of(model))
+    try:
+        return model.predict(data)
+    except ValueError as error:
+        gap = _gap(data) if "NaN" in str(error) else ""
+        if not gap:
+            raise
+        raise MalformedBodyError(f"{gap} of the body is empty, and the model takes no gaps: {error}") from error
+
+
+def _gap(data: Any) -> str:
+    """Where the first NaN of an array lies, "" for none."""
+    if not isinstance(data, np.ndarray) or data.dtype.kind != "f":
+        return ""
+    gaps = np.argwhere(np.isnan(data))
+    return place(gaps[0].tolist()) if len(gaps) else ""

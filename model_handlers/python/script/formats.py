@@ -1,7 +1,8 @@
-"""The forms of a body that the default functions read and write: JSON, CSV, and numpy's own two. PURE.
+"""The forms of a body that the default functions read and write: JSON, its lines, CSV, and numpy's own two. PURE.
 
-They read what Amazon's toolkits read, into the same arrays, with one exception: nothing is unpickled, since that would
-run whatever code a client sends. JSON is the standard library's, because the toolkits' is, and clients know its NaN.
+They read what Amazon's toolkits read. Nothing is unpickled, since that would run whatever code a client sends; a row
+means the same whatever its neighbours are, so CSV is read by `csv_text`; and what JSON calls null is NaN among numbers,
+both ways.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from model_handlers.python.script.csv_text import number, table_of, text_of, written
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
 JSON = "application/json"
 CSV = "text/csv"
+JSON_LINES = "application/jsonlines"
 NPY = "application/x-npy"
 NPZ = "application/x-npz"
 MOST_UNPACKED = 256 << 20  # bytes of a small body in NPZ
 TEXT = (JSON, CSV)  # which a script's functions get as str, all others as bytes
 
 _NO_CELL = "OSV"  # numpy's kinds of what is neither a number nor text
-_NOT_WHOLE = ".eEnN"  # a number written with one of these is no integer
+_NUMBERS = {int, float, bool, type(None)}
 
 
 class UnsupportedFormatError(Exception):
@@ -62,37 +68,158 @@ def decode(body: bytes | str, content_type: object) -> Any:
         raise UnsupportedFormatError(content_type)
     try:
         return reader(body)
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise MalformedBodyError(f"the body is not {content_type}: {error}") from error
 
 
-def encode(prediction: Any, content_type: object) -> str | memoryview:
+def encode(prediction: Any, content_type: object, *, literal: bool = False) -> str | memoryview:
     """A prediction (array, number, or lists and dictionaries of those) as the body of an answer.
+
+    Args:
+        prediction: what the model made.
+        content_type: what to write.
+        literal: whether JSON says NaN and Infinity, which few parsers take, in place of null.
 
     Raises:
         UnsupportedFormatError: no such content type is written.
         TypeError, ValueError: the prediction can't be written as that.
     """
-    writer = _WRITERS.get(media_type(content_type))
+    kind = media_type(content_type)
+    if kind == JSON:
+        return to_json(prediction, literal=literal)
+    if kind == JSON_LINES:
+        return _to_json_lines(prediction, literal=literal)
+    writer = _WRITERS.get(kind)
     if writer is None:
         raise UnsupportedFormatError(content_type)
     return writer(prediction)
 
 
+def floats(data: NDArray[Any]) -> NDArray[np.float32]:
+    """Numbers as 32-bit floats, which models of rows take.
+
+    Raises:
+        ValueError: with the row and the column of what is no such number.
+    """
+    if data.dtype.kind not in "biuf":
+        data = _parsed(data)
+    with np.errstate(over="ignore"):
+        array = data.astype(np.float32)
+    too_large = np.isinf(array) & ~np.isinf(data)
+    if too_large.any():
+        at = tuple(np.argwhere(too_large)[0].tolist())
+        raise ValueError(f"{place(at)}: {data[at]} is infinite, or too large")
+    return array
+
+
+def place(at: Sequence[int]) -> str:
+    """Where an element of an array lies, in words, counted from 1; what has one dimension is one row."""
+    if len(at) > 2:
+        return f"at {list(at)}"
+    row, column = [0, 0, *at][-2:]
+    return f"row {row + 1}, column {column + 1}"
+
+
+def features_of(model: Any) -> int:
+    """How many features a row has that the model takes, 0 where it does not tell."""
+    told = getattr(model, "n_features_in_", None)
+    for name in ("num_features", "num_feature"):  # of XGBoost's boosters and LightGBM's
+        if told is None and callable(getattr(model, name, None)):
+            told = getattr(model, name)()
+    return int(told) if isinstance(told, int | np.integer) else 0
+
+
+def check_features(rows: Any, features: int) -> None:
+    """Refuse rows of more or fewer numbers than the model has features, where both are known.
+
+    Raises:
+        MalformedBodyError: with both numbers.
+    """
+    shape: Sequence[int] = getattr(rows, "shape", ())
+    if features and len(shape) == 2 and shape[1] != features:
+        raise MalformedBodyError(f"a row of the body has {shape[1]} numbers, and the model {features} features")
+
+
+def _parsed(data: NDArray[Any]) -> NDArray[np.float64]:
+    values = np.empty(data.size, np.float64)
+    for index, element in enumerate(data.ravel().tolist()):
+        numeric = element if isinstance(element, int | float) else None
+        value = number(element) if isinstance(element, str) else numeric
+        if value is None:
+            at = tuple(each.item() for each in np.unravel_index(index, data.shape))
+            raise ValueError(f"{place(at)}: {element!r:.80} is no number")
+        values[index] = value
+    return values.reshape(data.shape)
+
+
+def json_lines(body: bytes | str) -> list[Any]:
+    """The documents of a body's lines. Empty lines at its end are none.
+
+    Raises:
+        ValueError: with the line that is no JSON.
+    """
+    lines = text_of(body).rstrip().split("\n")
+    documents = []
+    for at, line in enumerate(lines, 1):
+        try:
+            documents.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"line {at}: {error}") from error
+    return documents
+
+
+def to_json(document: Any, *, literal: bool = False) -> str:
+    """A document with arrays as JSON: what is no finite number is null, or as Python and Triton write it.
+
+    Raises:
+        TypeError, ValueError: it holds what JSON has no form for.
+    """
+    if literal:
+        return json.dumps(document, default=_listed)
+    try:
+        return json.dumps(document, default=_listed, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), default=_listed)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return _finite(value.tolist()) if hasattr(value, "tolist") else value
+
+
 def _from_json(body: bytes | str) -> Any:
     document = json.loads(body)
-    return document if isinstance(document, dict) else np.array(document)
+    return document if isinstance(document, dict) else _array(document)
+
+
+def _from_json_lines(body: bytes | str) -> Any:
+    """A line a row, so that numbers on lines of their own are a column."""
+    return _array([line if isinstance(line, list | dict) else [line] for line in json_lines(body)])
+
+
+def _array(document: Any) -> Any:
+    """The array of a document, in which null is NaN, and a number beside text stays a number."""
+    array = np.array(document)
+    if array.dtype.kind not in "OU":
+        return array
+    exact = np.array(document, np.object_)
+    elements = exact.ravel().tolist()
+    types = set(map(type, elements))
+    if types == {str}:
+        return array
+    if types <= _NUMBERS:
+        return np.array([math.nan if each is None else each for each in elements], np.float64).reshape(exact.shape)
+    exact[np.array([each is None for each in elements]).reshape(exact.shape)] = math.nan
+    return exact
 
 
 def _from_csv(body: bytes | str) -> Any:
-    text = body if isinstance(body, str) else body.decode()
-    if not text.strip():
-        raise ValueError("it holds no row")
-    dtype = float if any(mark in text for mark in _NOT_WHOLE) else np.int64
-    try:
-        return np.loadtxt(io.StringIO(text), dtype, delimiter=",")
-    except (ValueError, OverflowError):  # words, or gaps: slower, and each column gets a type of its own
-        return np.genfromtxt(io.StringIO(text), dtype=None, delimiter=",", encoding="utf-8")
+    return table_of(body)
 
 
 def _from_npy(body: bytes | str) -> Any:
@@ -147,8 +274,12 @@ def _as_bytes(body: bytes | str) -> bytes:
     return body
 
 
-def _to_json(prediction: Any) -> str:
-    return json.dumps(prediction, default=_listed)
+def _to_json_lines(prediction: Any, *, literal: bool) -> str:
+    """A row a line; what is no row is one."""
+    rows = prediction.tolist() if hasattr(prediction, "tolist") else prediction
+    if not isinstance(rows, list | tuple):
+        rows = [rows]
+    return "".join(f"{to_json(row, literal=literal)}\n" for row in rows)
 
 
 def _listed(value: Any) -> Any:
@@ -161,9 +292,10 @@ def _to_csv(prediction: Any) -> str:
     array = np.asarray(prediction)
     if not array.ndim and array.dtype.kind in _NO_CELL:  # a dictionary, bytes, None: Python's form of it is no CSV
         raise TypeError(f"a {type(prediction).__name__} can't be written as {CSV}")
-    text = io.StringIO()
-    np.savetxt(text, np.atleast_1d(array), delimiter=",", fmt="%s")
-    return text.getvalue()
+    if array.ndim > 2:
+        raise ValueError(f"an array of {array.ndim} dimensions can't be written as {CSV}")
+    rows = array if array.ndim == 2 else array.reshape(-1, 1)
+    return written(["" if cell is None else str(cell) for cell in row] for row in rows)
 
 
 def _to_npy(prediction: Any) -> memoryview:
@@ -172,8 +304,14 @@ def _to_npy(prediction: Any) -> memoryview:
     return stream.getbuffer()
 
 
-_READERS: dict[str, Callable[[bytes | str], Any]] = {JSON: _from_json, CSV: _from_csv, NPY: _from_npy, NPZ: _from_npz}
-_WRITERS: dict[str, Callable[[Any], str | memoryview]] = {JSON: _to_json, CSV: _to_csv, NPY: _to_npy}
+_READERS: dict[str, Callable[[bytes | str], Any]] = {
+    JSON: _from_json,
+    CSV: _from_csv,
+    JSON_LINES: _from_json_lines,
+    NPY: _from_npy,
+    NPZ: _from_npz,
+}
+_WRITERS: dict[str, Callable[[Any], str | memoryview]] = {CSV: _to_csv, NPY: _to_npy}
 
 READS = tuple(_READERS)
-WRITES = tuple(_WRITERS)
+WRITES = (JSON, CSV, JSON_LINES, NPY)

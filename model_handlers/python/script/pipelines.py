@@ -6,20 +6,22 @@ the model's config.json.
 
 from __future__ import annotations
 
-import csv
 import importlib
 import io
 import json
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
+from model_handlers.python.script.csv_text import cells_of, written
 from model_handlers.python.script.formats import (
     CSV,
     JSON,
+    JSON_LINES,
     MalformedBodyError,
     UnsupportedFormatError,
     decode,
     encode,
+    json_lines,
     media_type,
 )
 from model_handlers.python.script.no_script import CONFIG_FILE, TASK
@@ -84,7 +86,7 @@ def is_media(content_type: object) -> bool:
 
 
 def decoded(body: bytes | str, content_type: object = JSON) -> Any:
-    """What a pipeline is asked with: of JSON, of CSV with a header, an image or a sound; else as of any other model.
+    """What a pipeline is asked with: of JSON or its lines, of CSV with a header, an image, a sound; else as any other.
 
     Raises:
         UnsupportedFormatError: no such content type is read.
@@ -93,6 +95,8 @@ def decoded(body: bytes | str, content_type: object = JSON) -> Any:
     kind = media_type(content_type)
     if kind == JSON:
         return _document(body)
+    if kind == JSON_LINES:
+        return _lines(body)
     if kind == CSV:
         return {"inputs": _rows(body)}
     if kind.startswith("audio/"):
@@ -102,20 +106,19 @@ def decoded(body: bytes | str, content_type: object = JSON) -> Any:
     return decode(body, content_type)
 
 
-def encoded(prediction: Any, content_type: object = JSON) -> str | memoryview:
-    """A prediction as the body of an answer; in CSV a list of dictionaries is rows below a header.
+def encoded(prediction: Any, content_type: object = JSON, *, literal: bool = False) -> str | memoryview:
+    """A prediction as the body of an answer; in CSV a list of dictionaries is rows below a header. See `encode`.
 
     Raises:
         UnsupportedFormatError: no such content type is written.
         TypeError, ValueError: the prediction can't be written as that.
     """
     if media_type(content_type) != CSV or not is_rows(prediction):
-        return encode(prediction, content_type)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(prediction[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(prediction)
-    return text.getvalue()
+        return encode(prediction, content_type, literal=literal)
+    header = list(prediction[0])
+    if any(not row.keys() <= prediction[0].keys() for row in prediction):
+        raise ValueError(f"a row has other fields than {', '.join(map(str, header))}")
+    return written([header, *([row.get(name) for name in header] for row in prediction)])
 
 
 def is_rows(prediction: Any) -> bool:
@@ -130,16 +133,26 @@ def _document(body: bytes | str) -> Any:
         raise MalformedBodyError(f"the body is not {JSON}: {error}") from error
 
 
+def _lines(body: bytes | str) -> Any:
+    """Lines of inputs, or of objects of them, as one question: a pipeline takes one set of parameters."""
+    try:
+        lines = json_lines(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedBodyError(f"the body is not {JSON_LINES}: {error}") from error
+    objects = [line if isinstance(line, dict) and "inputs" in line else {"inputs": line} for line in lines]
+    if any(each.get("parameters") != objects[0].get("parameters") for each in objects):
+        raise MalformedBodyError("the lines of the body have to have the same parameters")
+    return {**objects[0], "inputs": [each["inputs"] for each in objects]}
+
+
 def _rows(body: bytes | str) -> list[Any]:
     try:
-        text = body if isinstance(body, str) else body.decode()
-        csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # documents are longer than Python's 128 KiB
-        rows = list(csv.DictReader(io.StringIO(text)))
-    except (ValueError, csv.Error) as error:
+        names, *cells = cells_of(body)
+    except ValueError as error:
         raise MalformedBodyError(f"the body is not {CSV}: {error}") from error
-    names = list(rows[0]) if rows else []
-    if not any(name in _HEADERS for name in names):
+    if not cells or not any(name in _HEADERS for name in names):
         raise MalformedBodyError(f"the body is not {CSV} with a header of {', '.join(_HEADERS)}")
+    rows = [dict(zip(names, row, strict=True)) for row in cells]
     return [row["inputs"] for row in rows] if "inputs" in names else rows
 
 

@@ -37,7 +37,7 @@ def rows_of(body: bytes, features: int = 0) -> Any:
     tensors = [_tensor(content) for content in _records(memoryview(body))]
     if not tensors:
         raise ValueError("it holds no record")
-    if not any(len(tensor.keys) for tensor in tensors):
+    if not any(_is_sparse(tensor) for tensor in tensors):
         if len({len(tensor.values) for tensor in tensors}) > 1:
             raise ValueError("its rows are not all of one length")
         return np.array([tensor.values for tensor in tensors], np.float32)
@@ -71,13 +71,24 @@ def _tensor(content: bytes) -> Any:
     tensor = getattr(value, kind)
     if tensor.keys and len(tensor.keys) != len(tensor.values):
         raise ValueError("a record has not as many values as columns")
+    if len(set(tensor.keys)) != len(tensor.keys):
+        raise ValueError("a record has a column twice")
+    if len(tensor.shape) > 1 or (tensor.shape and not _is_sparse(tensor) and tensor.shape[0] != len(tensor.values)):
+        raise ValueError(f"a record has {len(tensor.values)} values, and is of shape {list(tensor.shape)}")
     return tensor
 
 
+def _is_sparse(tensor: Any) -> bool:
+    """Whether a row says some of its columns, or how many there are and none."""
+    return bool(tensor.keys) or (bool(tensor.shape) and not tensor.values)
+
+
 def _sparse(tensors: list[Any], features: int) -> Any:
-    width = max(
-        tensor.shape[0] if tensor.shape else max([features, *(key + 1 for key in tensor.keys)]) for tensor in tensors
-    )
+    widths = {tensor.shape[0] for tensor in tensors if tensor.shape}
+    widths |= {len(tensor.values) for tensor in tensors if not _is_sparse(tensor)}
+    if len(widths) > 1:
+        raise ValueError("its rows are not all of one length")
+    width = max([*widths, *(() if widths else (features, *(key + 1 for each in tensors for key in each.keys)))])
     rows = np.repeat(np.arange(len(tensors)), [len(tensor.values) for tensor in tensors])
     columns = [column for tensor in tensors for column in (tensor.keys or range(len(tensor.values)))]
     values = np.array([value for tensor in tensors for value in tensor.values], np.float32)

@@ -64,7 +64,7 @@ class Returned:
         """
         if self._body is None:
             raise MmeError(Kind.EXECUTION_FAILED, f"model '{self._model}' returned None for an answer: return a body")
-        body = _as_bytes(self._body)
+        body = self._as_bytes(self._body)
         status, phrase = self._context.get_response_status(0)
         status = self._status or status
         if status >= 400:
@@ -73,21 +73,20 @@ class Returned:
 
     def piece(self, piece: Any) -> ModelResponse:
         """One of the pieces as an answer of several."""
-        return self._response(_as_bytes(piece))
+        return self._response(self._as_bytes(piece))
 
     def _response(self, body: bytes | bytearray | memoryview) -> ModelResponse:
         # Asked for late: a generator says what it is when it begins to run.
         content_type = self._content_type or self._context.get_response_content_type(0) or self._presumed
         return ModelResponse({BODY: np.frombuffer(body, np.uint8)}, {CONTENT_TYPE: content_type})
 
-
-def _as_bytes(body: Any) -> bytes | bytearray | memoryview:
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, bytes | bytearray):
-        return body
-    if isinstance(body, memoryview):
-        return body.cast("B") if body.contiguous else bytes(body)
-    if isinstance(body, GeneratorType):
-        return b"".join(_as_bytes(piece) for piece in body)
-    return _as_bytes(encode(body, JSON))
+    def _as_bytes(self, body: Any) -> bytes | bytearray | memoryview:
+        if isinstance(body, str):
+            return body.encode()
+        if isinstance(body, bytes | bytearray):
+            return body
+        if isinstance(body, memoryview):
+            return body.cast("B") if body.contiguous else bytes(body)
+        if isinstance(body, GeneratorType):
+            return b"".join(self._as_bytes(piece) for piece in body)
+        return self._as_bytes(encode(body, JSON, literal=self._context.literal))

@@ -13,15 +13,23 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.python.script.accept import preferred
 from model_handlers.python.script.context import CUSTOM_ATTRIBUTES
-from model_handlers.python.script.formats import CSV, JSON, MalformedBodyError, UnsupportedFormatError, media_type
+from model_handlers.python.script.csv_text import cells_of, text_of
+from model_handlers.python.script.formats import (
+    CSV,
+    JSON,
+    JSON_LINES,
+    MalformedBodyError,
+    UnsupportedFormatError,
+    json_lines,
+    media_type,
+    to_json,
+)
 from model_handlers.python.script.no_script import DEFAULT, saved_models_in
-from model_handlers.python.script.serving_json import columns_of, outcome, rows_of
+from model_handlers.python.script.serving_json import Cells, columns_of, outcome, rows_of
 from model_handlers.tensor import BF16
 from model_handlers.tensorflow import SavedModelHandler
 from model_handlers.tensorflow.options import DEFAULT_SIGNATURE, SIGNATURE
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     from model_handlers.base import Device, Handler
     from model_handlers.python.script.context import Context
 
-JSON_LINES = "application/jsonlines"
 NAME, VERSION, METHOD = "tfs-model-name", "tfs-model-version", "tfs-method"
 PREDICT = "predict"
 _READS = (JSON, CSV, JSON_LINES, "application/jsons")
@@ -44,7 +51,6 @@ with contextlib.suppress(ImportError):  # a model's own environment may lack it
     import orjson
 
     _quickly = functools.partial(orjson.dumps, option=orjson.OPT_SERIALIZE_NUMPY)
-_NUMBERS = re.compile(r'\s*["\d.Ee+-]')  # how a row of CSV begins that is JSON as it stands
 
 
 def said_by(context: Context) -> dict[str, str]:
@@ -103,7 +109,10 @@ class SavedModels:
         try:
             rows = "instances" in document
             specs = function.config.inputs
-            given = rows_of(document["instances"], specs) if rows else columns_of(document["inputs"], specs)
+            if rows:
+                given = rows_of(document["instances"], specs, batches=function.config.max_batch_size > 0)
+            else:
+                given = columns_of(document["inputs"], specs)
         except KeyError:
             raise self._refused("the document has neither 'instances' nor 'inputs'") from None
         except (ValueError, TypeError, OverflowError) as error:
@@ -182,51 +191,35 @@ def request(body: bytes | str, content_type: object) -> dict[str, Any]:
     if kind not in _READS:
         raise UnsupportedFormatError(content_type, _READS)
     try:
-        text = body if isinstance(body, str) else bytes(body).decode()
-        return {"instances": _from_csv(text)} if kind == CSV else _from_json(text)
+        if kind == CSV:
+            return {"instances": Cells(cells_of(body))}
+        return _document(json.loads(text_of(body))) if kind == JSON else _of_lines(json_lines(body))
     except (ValueError, RecursionError) as error:
         raise MalformedBodyError(f"the body is not {content_type}: {error}") from error
 
 
-def answer(document: Mapping[str, Any], accept: str) -> tuple[bytes, str]:
+def answer(document: Mapping[str, Any], accept: str, *, literal: bool = False) -> tuple[bytes, str]:
     """The body of an answer and its content type: JSON, which is one line, whatever else a client would like better."""
-    return written(document), preferred(accept, (JSON, JSON_LINES), JSON) or JSON
+    return written(document, literal=literal), preferred(accept, (JSON, JSON_LINES), JSON) or JSON
 
 
-def written(document: Mapping[str, Any]) -> bytes:
-    """A document with arrays as JSON, in which numbers that are none are NaN and Infinity."""
-    arrays = (value for value in _arrays(document) if value.dtype.kind == "f")
-    if _quickly is not None and all(np.isfinite(array).all() for array in arrays):
+def written(document: Mapping[str, Any], *, literal: bool = False) -> bytes:
+    """A document with arrays as JSON, in which numbers that are none are null, or NaN and Infinity if `literal`."""
+    if _quickly is not None and not literal:
         return _quickly(document)
-    return json.dumps(document, default=lambda value: value.tolist()).encode()
+    return to_json(document, literal=literal).encode()
 
 
-def _arrays(value: Any) -> list[Any]:
-    """All arrays and numbers of numpy's in a document."""
-    if isinstance(value, np.ndarray | np.generic):
-        return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [array for each in inner for array in _arrays(each)]
-
-
-def _from_json(text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError:
-        lines = [line for line in text.splitlines() if line.strip()]
-        if len(lines) < 2:
-            raise
-        return {"instances": [json.loads(line) for line in lines]}
+def _document(document: Any) -> dict[str, Any]:
     if isinstance(document, dict) and any(form in document for form in _FORMS):
         return document
     several = isinstance(document, list) and document and isinstance(document[0], list)
     return {"instances": document if several else [document]}
 
 
-def _from_csv(text: str) -> list[Any]:
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    if not lines:
-        raise ValueError("it holds no row")
-    if not _NUMBERS.match(lines[0]):  # words without quotes
-        return [line.split(",") if "," in line else line for line in lines]
-    return [json.loads(f"[{line}]" if "," in line else line) for line in lines]
+def _of_lines(lines: list[Any]) -> dict[str, Any]:
+    """Each line an instance, but for a whole document on the only one."""
+    alone = lines[0]
+    if len(lines) == 1 and isinstance(alone, dict) and any(form in alone for form in _FORMS):
+        return alone
+    return {"instances": lines}

@@ -1,6 +1,6 @@
 """TensorFlow Serving's JSON: rows (`instances`) and columns (`inputs`) to arrays, and arrays to what is answered. PURE.
 
-Strings of bytes are `{"b64": …}` both ways.
+Strings of bytes are `{"b64": …}` both ways. For inputs of floating types null is NaN.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model_handlers.python.script.csv_text import value_of
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:
@@ -21,14 +22,56 @@ _BINARY = "b64"
 _OF_BYTES = "_bytes"  # how the name of an output ends whose strings are no text
 
 
-def rows_of(instances: Any, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+class Cells(list[Any]):
+    """Rows of CSV as `instances`: what each cell means alone, and how it was written, for inputs that are text.
+
+    Attributes:
+        words: the cells as they came.
+    """
+
+    def __init__(self, words: list[list[str]]) -> None:
+        super().__init__([_value(row[0]) if len(row) == 1 else list(map(_value, row)) for row in words])
+        self.words = words
+
+    def array(self, spec: TensorSpec, *, batches: bool) -> Array:
+        """The array of the one input: a column, unless that has no dimension but that of rows.
+
+        Raises:
+            ValueError: with the row and the column of what is no such number.
+        """
+        rank = len(spec.dims if spec.reshape is None else spec.reshape) + batches
+        alone = len(self.words[0]) == 1
+        values: list[Any] = self
+        if spec.data_type is BYTES:
+            values = [row[0] for row in self.words] if alone else self.words
+        else:
+            self._check_numbers()
+        return _array([[value] for value in values] if alone and rank > 1 else values, spec)
+
+    def _check_numbers(self) -> None:
+        for at, row in enumerate(self, 1):
+            cells = row if isinstance(row, list) else [row]
+            wrong = [column for column, cell in enumerate(cells, 1) if isinstance(cell, str)]
+            if wrong:
+                raise ValueError(f"row {at}, column {wrong[0]}: {cells[wrong[0] - 1]!r:.80} is no number")
+
+
+def rows_of(instances: Any, specs: Sequence[TensorSpec], *, batches: bool = False) -> dict[str, Array]:
     """Each input's array, from rows: values of the one input, or objects of all inputs.
+
+    Args:
+        instances: the rows.
+        specs: of the inputs.
+        batches: whether their dimensions leave out that of rows.
 
     Raises:
         ValueError, TypeError: they are not rows of these inputs.
     """
     if not isinstance(instances, list) or not instances:
         raise ValueError("'instances' has to be a list of rows, and not an empty one")
+    if isinstance(instances, Cells):
+        spec = _only(specs)
+        return {spec.name: instances.array(spec, batches=batches)}
     named = isinstance(instances[0], dict) and set(instances[0]) != {_BINARY}
     if not named:
         return {_only(specs).name: _array(instances, _only(specs))}
@@ -81,6 +124,8 @@ def _array(values: Any, spec: TensorSpec) -> Array:
     if spec.data_type is BYTES:
         return np.array(_as_bytes(values), np.object_)
     array = np.array(values)
+    if array.dtype.kind == "O" and spec.data_type.dtype.kind == "f":
+        array = _with_gaps(array)
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and spec.data_type.dtype.kind in "biu"):
         raise ValueError(f"input '{spec.name}' is of {spec.data_type}, and not all that came is such a number")
     if array.dtype.kind in "iu" and spec.data_type.dtype.kind in "iu":
@@ -89,6 +134,23 @@ def _array(values: Any, spec: TensorSpec) -> Array:
             raise ValueError(f"input '{spec.name}' is of {spec.data_type}, which can't hold all that came")
     with np.errstate(over="ignore"):
         return array.astype(spec.data_type.dtype)
+
+
+def _with_gaps(array: Array) -> Array:
+    """Numbers with null among them, which is NaN; anything else as it is."""
+    kinds = set(map(type, array.ravel().tolist()))
+    return array.astype(np.float64) if kinds <= {int, float, type(None)} else array
+
+
+def _value(cell: str) -> Any:
+    """A cell as JSON has it: a whole number, another one, null where it is empty, or text."""
+    value = value_of(cell)
+    if isinstance(value, str):
+        return value
+    if np.isnan(value) and not cell.strip():
+        return None
+    word = cell.strip()
+    return int(word) if word.lstrip("+-").isdecimal() else value
 
 
 def _as_bytes(value: Any) -> Any:

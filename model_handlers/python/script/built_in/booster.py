@@ -13,4 +13,4 @@ if TYPE_CHECKING:
 
 def output_fn(prediction: Any, accept: str, context: Context) -> tuple[str | memoryview, str]:
     """The predictions, in CSV between commas, or each on a line of its own for a batch transform."""
-    return boosters.answer(prediction, accept, lines=LINES in context.parameters)
+    return boosters.answer(prediction, accept, lines=LINES in context.parameters, literal=context.literal)

@@ -9,7 +9,9 @@ from model_handlers.python.script import saved_models
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from model_handlers.python.script.context import Context
 
-def output_fn(prediction: Mapping[str, Any], accept: str) -> tuple[bytes, str]:
+
+def output_fn(prediction: Mapping[str, Any], accept: str, context: Context) -> tuple[bytes, str]:
     """That as JSON."""
-    return saved_models.answer(prediction, accept)
+    return saved_models.answer(prediction, accept, literal=context.literal)

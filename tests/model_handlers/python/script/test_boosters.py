@@ -114,7 +114,13 @@ def test_a_file_of_xgboost_is_a_model(bare, form):
         (as_csv(ROWS[:2], separator=";"), CSV),
         (as_csv(ROWS[:2], separator="\t"), CSV),
         (as_svm(ROWS[:2]), SVM),
+        (as_csv(ROWS[:2], '""'), CSV),
         (as_svm(ROWS[:2], label=""), "text/x-libsvm"),
+        ("# a comment\n" + as_svm(ROWS[:2]) + " # another\r\n\n", SVM),
+        (
+            "".join(json.dumps([None if np.isnan(each) else each for each in row]) + "\n" for row in ROWS[:2].tolist()),
+            "application/jsonlines",
+        ),
         (json.dumps(ROWS[:2].tolist()), "application/json"),
         (as_npy(ROWS[:2]), NPY),
         (as_records(ROWS[:2]), RECORDIO),
@@ -156,13 +162,28 @@ def test_csv_is_written_as_the_container_does(bare, parameters, ends):
     [
         ("1,2,3,4", CSV, "a row of the body has 4 numbers, and the model 3 features"),
         ("1", CSV, "a row of the body has 1 numbers, and the model 3 features"),
+        ("1,2", CSV, "a row of the body has 2 numbers, and the model 3 features"),
+        ("[[1, 2]]", "application/json", "a row of the body has 2 numbers, and the model 3 features"),
+        (as_npy(ROWS[:1, :2]), NPY, "a row of the body has 2 numbers, and the model 3 features"),
+        (as_records(ROWS[:1, :2]), RECORDIO, "a row of the body has 2 numbers, and the model 3 features"),
         ("1,2,3\n1,2", CSV, "its rows are not all of one length"),
-        ("1,b,3", CSV, "could not convert string to float: 'b'"),
+        ("1,2,3\n1,b,3", CSV, "row 2, column 2: 'b' is no number"),
+        ("1,1_0,3", CSV, "row 1, column 2: '1_0' is no number"),
         ("", CSV, "it holds no row"),
-        ("1 0:a", SVM, "could not convert string to float"),
+        ("1 0:a", SVM, "line 1: '0:a' is no pair column:value"),
+        ("1,2,3\n4,5,6", SVM, "line 1: '1,2,3' is no pair column:value"),
+        ("1;2;3", SVM, "line 1: '1;2;3' is no pair column:value"),
+        ("1 2 3", SVM, "line 1: '2' is no pair column:value"),
+        ("5\n3\n1\n", SVM, "it holds labels, or CSV, and not one pair column:value"),
+        ("[[1, 2, 3]]", SVM, "line 1: '[[1,' is no pair column:value"),
+        ("0:1 0:2", SVM, "line 1 has column 0 twice"),
+        ("1 -1:2", SVM, "line 1: '-1:2' is no pair column:value"),
+        ("0:1\n\n0:2", SVM, "line 2 is empty"),
+        ("# 0:1", SVM, "it holds no row"),
         ("1 7:1", SVM, "a row of the body has column 7, counted from 0, and the model 3 features"),
         ("", SVM, "it holds no row"),
-        ("1,2,1e39", CSV, "a number is infinite, or too large"),
+        ("1,2,1e39", CSV, "row 1, column 3: 1e+39 is infinite, or too large"),
+        ("1,2,inf", CSV, "a number is infinite, or too large"),
         ("0:-inf", SVM, "a number is infinite, or too large"),
         (f"{10**30}:1", SVM, "the body is not rows of numbers in"),
         (b"", RECORDIO, "it holds no record"),
@@ -176,7 +197,11 @@ def test_csv_is_written_as_the_container_does(bare, parameters, ends):
         (record(bytes(16)), RECORDIO, "a row of the body has 4 numbers, and the model 3 features"),
         (record(bytes(8), (1,), (3,)), RECORDIO, "has not as many values as columns"),
         (record(bytes(4), (7,), (3,)), RECORDIO, "the body is not rows of numbers in"),
-        ('[[1, 2, "3"]]', "application/json", "they hold what is no number"),
+        (record(bytes(8), (1, 1), (3,)), RECORDIO, "a record has a column twice"),
+        (record(bytes(8), shape=(3,)), RECORDIO, "a record has 2 values, and is of shape [3]"),
+        (record(bytes(8)) + record(bytes(4), (0,), (3,)), RECORDIO, "its rows are not all of one length"),
+        ('[[1, 2, "x"]]', "application/json", "row 1, column 3: 'x' is no number"),
+        ("[[[1, 2, 3]]]", "application/json", "they have 3 dimensions"),
         ('{"rows": 1}', "application/json", "the body is not rows of numbers in application/json"),
     ],
 )
@@ -188,16 +213,37 @@ def test_a_body_that_does_not_fit_is_the_clients_fault(bare, body, content_type,
     assert words in error.message
 
 
+def test_several_values_for_each_row_are_cells(scripts):
+    """An answer is rows of cells, and no cell that holds commas."""
+    booster = xgboost.train(
+        {"objective": "multi:softprob", "num_class": 3}, xgboost.DMatrix(ROWS, (ROWS[:, 0] * 3).astype(int)), 2
+    )
+    directory = scripts.root / "classes"
+    directory.mkdir()
+    (directory / "xgboost-model").write_bytes(pickle.dumps(booster))
+    parameters = {"SAGEMAKER_SUBMIT_DIRECTORY": str(FOLDER)}
+    config = ModelConfig("m", "sagemaker", default_model_filename="booster.py", parameters=parameters)
+    handler = ScriptHandler.load(config, directory / "booster.py", CPU, "m_0_0")
+    body = Loaded(handler).body(as_csv(ROWS[:2]), CSV, CSV).decode()
+    handler.close()
+
+    expected = booster.predict(xgboost.DMatrix(ROWS[:2]))
+    np.testing.assert_allclose(np.loadtxt(io.StringIO(body), delimiter=","), expected, rtol=1e-6)
+
+
 def test_types_that_it_neither_reads_nor_writes_are_refused(bare):
     """With the statuses that tell."""
     loaded = bare()
 
     unread = loaded.refused(b"x", "application/x-parquet")
     assert unread.kind is Kind.UNSUPPORTED_MEDIA_TYPE
-    assert "reads text/libsvm, text/x-libsvm, application/x-recordio-protobuf, application/json," in unread.message
+    assert (
+        "reads text/libsvm, text/x-libsvm, application/x-recordio-protobuf, application/json, text/csv,"
+        in unread.message
+    )
     unwritten = loaded.refused(as_csv(ROWS[:1]), CSV, "image/png")
     assert unwritten.kind is Kind.NOT_ACCEPTABLE
-    assert "writes text/csv and application/json;" in unwritten.message
+    assert "writes text/csv, application/json and application/jsonlines;" in unwritten.message
 
 
 def test_a_file_that_is_no_booster_says_so(scripts):

@@ -113,15 +113,17 @@ def test_text_of_numbers_becomes_floats(scripts):
 
 
 def test_a_model_that_is_no_estimator_gets_what_was_sent(scripts):
-    """Whole numbers stay whole, and one row stays one dimension."""
+    """JSON as it was nested; CSV is rows of floats, however many there are and whatever is in them."""
     loaded = scripts.load("""
         class Tells:
             def predict(self, rows): return [str(rows.dtype), *rows.shape]
         def model_fn(model_dir): return Tells()
     """)
 
-    assert loaded.told("1,2", "text/csv") == ["int64", 2]
-    assert loaded.told("1.0,2", "text/csv") == ["float64", 2]
+    assert loaded.told("[1, 2]") == ["int64", 2]
+    assert loaded.told("1,2", "text/csv") == ["float64", 1, 2]
+    assert loaded.told("1.0,2", "text/csv") == ["float64", 1, 2]
+    assert loaded.told("1\n2\n3", "text/csv") == ["float64", 3, 1]
 
 
 def test_a_model_that_can_be_called_is_called(scripts):
@@ -219,7 +221,7 @@ def test_a_body_of_another_type_is_refused(iris, content_type):
 
     assert error.kind is Kind.UNSUPPORTED_MEDIA_TYPE
     assert f"Content type {content_type} is not supported" in error.message
-    assert "application/json, text/csv, application/x-npy and application/x-npz" in error.message
+    assert "application/json, text/csv, application/jsonlines, application/x-npy and application/x-npz" in error.message
     assert "implement input_fn" in error.message
 
 
@@ -230,7 +232,9 @@ def test_an_answer_of_another_type_is_refused(iris, accept):
 
     assert error.kind is Kind.NOT_ACCEPTABLE
     assert accept in error.message
-    assert "application/json, text/csv and application/x-npy; implement output_fn" in error.message
+    assert (
+        "application/json, text/csv, application/jsonlines and application/x-npy; implement output_fn" in error.message
+    )
 
 
 def test_the_best_liked_type_is_written(iris):
@@ -251,14 +255,111 @@ def test_a_body_that_cannot_be_read_is_the_clients_fault(iris, body, content_typ
     assert f"the body is not {content_type}" in error.message
 
 
-def test_rows_that_the_model_refuses_are_told_in_its_words(iris):
-    """What the framework raises is the model's failure."""
-    error = iris.refused("[[1, 2]]")
+@pytest.mark.parametrize(("body", "found"), [("1,2,3", 3), ("1,2,3,4,5", 5), ("1\n2\n3\n4", 1)])
+def test_rows_of_more_or_fewer_numbers_than_features_are_the_clients_fault(iris, body, found):
+    """One too few as well, and a column is no row; the sentence says both numbers."""
+    error = iris.refused(body, "text/csv")
 
-    assert error.kind is Kind.EXECUTION_FAILED
-    assert (
-        "predict_fn ran: ValueError: X has 2 features, but LogisticRegression is expecting 4 features" in error.message
+    assert error.kind is Kind.INVALID_ARGUMENT
+    assert f"a row of the body has {found} numbers, and the model 4 features" in error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "where"),
+    [
+        ("5.1,3.5,1.4,0.2\n5.1,x,1.4,0.2", "text/csv", "row 2, column 2: 'x' is no number"),
+        ('[[5.1, 3.5, 1.4, "x"]]', "application/json", "row 1, column 4: 'x' is no number"),
+        ('[5.1, "x", 1.4, 0.2]', "application/json", "row 1, column 2: 'x' is no number"),
+        ("5.1,3.5,1e39,0.2", "text/csv", "row 1, column 3: 1e+39 is infinite, or too large"),
+    ],
+)
+def test_what_is_no_number_is_told_with_its_row_and_column(iris, body, content_type, where):
+    """Counted from 1."""
+    error = iris.refused(body, content_type)
+
+    assert error.kind is Kind.INVALID_ARGUMENT
+    assert where in error.message
+
+
+def test_a_gap_is_the_clients_fault_where_the_model_takes_none(iris):
+    """Told with its place; other errors of the model are its own."""
+    error = iris.refused("5.1,3.5,1.4,0.2\n5.1,,1.4,0.2", "text/csv")
+
+    assert error.kind is Kind.INVALID_ARGUMENT
+    assert "row 2, column 2 of the body is empty, and the model takes no gaps" in error.message
+    assert iris.refused("[[[1, 2, 3, 4]]]").kind is Kind.EXECUTION_FAILED
+
+
+GAPS = """
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingRegressor
+def model_fn(model_dir):
+    rows = np.array([[5, 3, 1], [6, np.nan, 2], [6, 0, 2], [6, -1, 2]] * 30)
+    return HistGradientBoostingRegressor(min_samples_leaf=5).fit(rows, [5.1, 999.98, 0.5, 0.25] * 30)
+"""
+
+
+def test_a_gap_means_the_same_alone_and_beside_other_rows(scripts):
+    """In CSV, as null in JSON and on lines of it: the value that the model learned for a gap."""
+    loaded = scripts.load(GAPS)
+    (expected,) = loaded.told("[[6, null, 2]]")
+
+    assert expected == pytest.approx(999.98, abs=5)
+    assert loaded.told("6,,2", "text/csv") == [expected]
+    assert loaded.told("5,3,1\n6,,2", "text/csv")[1] == expected
+    assert loaded.told("6,,2\n0.5,1e3,2", "text/csv")[0] == expected
+    assert loaded.told("[6, null, 2]\n[5, 3, 1]", "application/jsonlines")[0] == expected
+
+
+ONE = """
+from sklearn.linear_model import LinearRegression
+def model_fn(model_dir):
+    return LinearRegression().fit([[0], [1]], [0, 2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "expected"),
+    [
+        ("1\n2\n3\n", "text/csv", [2, 4, 6]),
+        ("3", "text/csv", [6]),
+        ("[[1], [2], [3]]", "application/json", [2, 4, 6]),
+        ("[3]", "application/json", [6]),
+        ("3", "application/json", [6]),
+        ("1\n2\n3\n", "application/jsonlines", [2, 4, 6]),
+    ],
+)
+def test_a_model_of_one_feature_gets_a_column(scripts, body, content_type, expected):
+    """One column stays a column."""
+    np.testing.assert_allclose(scripts.load(ONE).told(body, content_type), expected, atol=1e-5)
+
+
+def test_a_list_of_numbers_is_one_row_to_a_model_of_one_feature(scripts):
+    """A flat list of JSON is one row to every model: three numbers are refused, not taken for three rows."""
+    assert "has 3 numbers, and the model 1 features" in scripts.load(ONE).refused("[1, 2, 3]").message
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [("application/json", b"[[1.0, null]]"), ("application/jsonlines", b"[1.0, null]\n"), ("text/csv", b"1.0,nan\n")],
+)
+def test_answers_hold_no_bare_nan(scripts, accept, expected):
+    """As an array that is written for the script, and as what it returned itself."""
+    loaded = scripts.load("""
+        import numpy as np
+        def model_fn(model_dir): return 1
+        def predict_fn(data, model): return np.array([[1.0, np.nan]])
+    """)
+    assert loaded.body("[1]", accept=accept) == expected
+    returned = scripts.load(
+        """
+        import numpy as np
+        def model_fn(model_dir): return 1
+        def transform_fn(model, body, content_type, accept): return [[1.0, float("inf")]]
+        """,
+        name="returned",
     )
+    assert returned.body("[1]") == b"[[1.0, null]]"
 
 
 def test_a_torchscript_file_without_torch_says_so(scripts):

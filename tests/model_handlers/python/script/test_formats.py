@@ -13,6 +13,7 @@ from scipy import sparse
 from model_handlers.python.script.formats import (
     CSV,
     JSON,
+    JSON_LINES,
     NPY,
     NPZ,
     MalformedBodyError,
@@ -64,11 +65,20 @@ def npy_header(shape, descr="<f8"):
         ('["a", "b"]', JSON, np.array(["a", "b"])),
         ("1,2.5,3\n4,5,6\n", CSV, np.array(MATRIX)),
         (b"1,2.5,3\r\n4,5,6", "text/csv; header=absent", np.array(MATRIX)),
-        ("1, 2, 3", CSV, np.array([1, 2, 3])),
-        ("1\n2\n3\n", CSV, np.array([1, 2, 3])),
-        ("8", CSV, np.array(8)),
-        ("9007199254740993,1", CSV, np.array([9007199254740993, 1])),
-        ("-1e3,inf", CSV, np.array([-1000.0, math.inf])),
+        ("1, 2, 3", CSV, np.array([[1.0, 2, 3]])),
+        ("1\n2\n3\n", CSV, np.array([[1.0], [2], [3]])),
+        ("\ufeff\r\n8\n\n", CSV, np.array([[8.0]])),
+        ("-1e3,inf", CSV, np.array([[-1000.0, math.inf]])),
+        ("5,,1", CSV, np.array([[5, math.nan, 1]])),
+        ("5,3,1\n6,,2\n", CSV, np.array([[5, 3, 1], [6, math.nan, 2]])),
+        ("5.5,3,1\n6, ,2\n", CSV, np.array([[5.5, 3, 1], [6, math.nan, 2]])),
+        ('5\n""\n1', CSV, np.array([[5], [math.nan], [1]])),
+        ('"1","2"', CSV, np.array([[1.0, 2]])),
+        ("[[5, null, 1]]", JSON, np.array([[5, math.nan, 1]])),
+        ("[null]", JSON, np.array([math.nan])),
+        ("[1]\n[2]\n", JSON_LINES, np.array([[1], [2]])),
+        (b"1\n2\r\n\n", JSON_LINES, np.array([[1], [2]])),
+        ("[1, null]", JSON_LINES, np.array([[1, math.nan]])),
         (npy(np.array(MATRIX, np.float32)), NPY, np.array(MATRIX, np.float32)),
         (npy(np.asfortranarray(MATRIX)), NPY, np.array(MATRIX)),
         (npy(np.array(3, np.int8)), NPY, np.array(3, np.int8)),
@@ -76,7 +86,7 @@ def npy_header(shape, descr="<f8"):
     ],
 )
 def test_a_body_becomes_an_array(body, content_type, expected):
-    """JSON, CSV and numpy's format come as arrays of the shape and type that Amazon's toolkits make of them."""
+    """JSON and numpy's format as Amazon's toolkits make them, CSV as rows of floats, whatever is in how many of them."""
     array = decode(body, content_type)
 
     np.testing.assert_array_equal(array, expected)
@@ -89,18 +99,37 @@ def test_a_json_object_stays_one():
     assert decode('{"inputs": ["a"], "parameters": {"k": 1}}', JSON) == {"inputs": ["a"], "parameters": {"k": 1}}
 
 
-def test_csv_with_words_has_a_type_for_each_column():
-    """A column of words is text, one of numbers beside it stays numbers."""
-    array = decode("1,red\n2,green\n", CSV)
+@pytest.mark.parametrize(
+    ("body", "content_type", "expected"),
+    [
+        ("1,red\n2,green\n", CSV, [[1.0, "red"], [2.0, "green"]]),
+        ("ticket #12 is late\n#1 in town\n", CSV, [["ticket #12 is late"], ["#1 in town"]]),
+        ('"Hello, world"\n"she said ""no"""\n', CSV, [["Hello, world"], ['she said "no"']]),
+        ('a,"two\nlines"\r\n', CSV, [["a", "two\nlines"]]),
+        ("#ff0000", CSV, [["#ff0000"]]),
+        ("True,1_000,٣,1e999,0x10", CSV, [["True", "1_000", "٣", "1e999", "0x10"]]),
+        ('[[1, "red"], [2.5, "green"]]', JSON, [[1, "red"], [2.5, "green"]]),
+        ('"a"\n"b"', JSON_LINES, [["a"], ["b"]]),
+        ('{"x": 1}\n{"x": 2}', JSON_LINES, [{"x": 1}, {"x": 2}]),
+    ],
+)
+def test_text_stays_text_and_numbers_beside_it_numbers(body, content_type, expected):
+    """`#` is a character, quotes quote, and a word is a number or text whatever lies beside it."""
+    assert decode(body, content_type).tolist() == expected
 
-    assert [tuple(row) for row in array.tolist()] == [(1, "red"), (2, "green")]
 
+@pytest.mark.parametrize(
+    ("row", "value"), [("5,,1", [5, math.nan, 1]), ("7,8,9", [7, 8, 9]), ("007,-0,1e3", [7, 0, 1000])]
+)
+@pytest.mark.parametrize("beside", ["1,2,3", ",,", "0.5,1e300,nan", "red,#1,3", '"a, b",,""'])
+def test_a_row_means_the_same_whatever_its_neighbours_are(row, value, beside):
+    """Alone, in front of another and behind it: the same numbers, and the same type of them."""
+    alone = decode(row, CSV).tolist()
+    behind, before = decode(f"{beside}\n{row}", CSV).tolist(), decode(f"{row}\n{beside}\n", CSV).tolist()
 
-def test_csv_with_a_gap_is_read():
-    """What is missing among numbers is no number."""
-    array = decode("1.5,,3.5\n4.5,5.5,6.5", CSV)
-
-    assert math.isnan(array.tolist()[0][1])
+    np.testing.assert_array_equal(alone, [value])
+    np.testing.assert_array_equal([behind[1], before[0]], [value, value])
+    assert {type(cell) for read in (*alone, behind[1], before[0]) for cell in read} == {float}
 
 
 def test_a_sparse_matrix_is_read():
@@ -130,6 +159,17 @@ def test_other_types_are_not_supported(content_type):
         ("", CSV),
         (" \n", CSV),
         ("1,2\n3\n", CSV),
+        ("1\n\n2\n", CSV),
+        ('"1', CSV),
+        ('"1"2,3', CSV),
+        ("1\0,2", CSV),
+        ("", JSON_LINES),
+        ("[1]\n[2, 3]", JSON_LINES),
+        ("[1]\n\n[2]", JSON_LINES),
+        ("[1, 2]\n1,2", JSON_LINES),
+        ("1,2", JSON_LINES),
+        ("1,2", JSON),
+        ("[1]\n[2]", JSON),
         (b"\xff,1", CSV),
         (b"", NPY),
         (b"\x93NUMPY", NPY),
@@ -209,11 +249,42 @@ def test_predictions_become_json(prediction, expected):
         ([1, 2], "1\n2\n"),
         (7, "7\n"),
         (["a", "b"], "a\nb\n"),
+        ([["a, b", 'say "no"', "two\nlines", "#1"]], '"a, b","say ""no""","two\nlines",#1\n'),
+        ([[1, None]], "1,\n"),
     ],
 )
 def test_predictions_become_csv(prediction, expected):
     """A row a line; what has one dimension is a column."""
     assert encode(prediction, CSV) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "lines"),
+    [
+        (np.array([[1, np.nan], [np.inf, 4]], np.float32), "[1.0, null]\n[null, 4.0]\n"),
+        ([{"a": 1}, {"a": math.nan}], '{"a": 1}\n{"a": null}\n'),
+        ({"a": [1]}, '{"a": [1]}\n'),
+        (7, "7\n"),
+    ],
+)
+def test_predictions_become_lines_of_json(prediction, lines):
+    """A row a line; what is no list is one."""
+    assert encode(prediction, JSON_LINES) == lines
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        np.array([[0.5, math.nan, math.inf, -math.inf]]),
+        [[0.5, math.nan, math.inf, -math.inf]],
+        [(0.5, *[math.nan] * 3)],
+    ],
+)
+def test_json_holds_null_where_there_is_no_number(prediction):
+    """Every parser reads the answer, and null goes back in as NaN; a word asks for Python's and Triton's form."""
+    assert encode(prediction, JSON) == "[[0.5, null, null, null]]"
+    np.testing.assert_array_equal(decode(encode(prediction, JSON), JSON), [[0.5, math.nan, math.nan, math.nan]])
+    assert "NaN" in encode(prediction, JSON, literal=True)
 
 
 @pytest.mark.parametrize("prediction", [np.arange(6).reshape(2, 3), [1.5, 2], 3])
@@ -234,6 +305,7 @@ def test_predictions_become_npy(prediction):
         (b"bytes", CSV),
         (None, CSV),
         (object(), CSV),
+        (np.zeros((2, 2, 2)), CSV),
     ],
 )
 def test_what_cannot_be_written_raises(prediction, content_type):

@@ -3,7 +3,6 @@
 import base64
 import json
 
-import numpy as np
 import pytest
 
 from model_handlers.errors import Kind, MmeError
@@ -18,6 +17,7 @@ JSON = "application/json"
 CSV = "text/csv"
 LINES = "application/jsonlines"
 ATTRIBUTES = "custom_attributes"
+LITERAL = {"MME_JSON_NONFINITE": "literal"}
 BUILT_IN = (FOLDER / SAVED_MODEL).read_text()
 HANDLERS = """
 import json
@@ -109,7 +109,11 @@ def model(scripts, of_a):
         ('{"x": [1, 2]}', "application/json; charset=utf-8", {"predictions": [[10, 20]]}),
         ("1,2\n3,4\n", CSV, {"predictions": [[10, 20], [30, 40]]}),
         ("[1, 2]\n[3, 4]\n", LINES, {"predictions": [[10, 20], [30, 40]]}),
-        ('{"x": [1, 2]}\n{"x": [3, 4]}', JSON, {"predictions": [[10, 20], [30, 40]]}),
+        ('{"x": [1, 2]}\n{"x": [3, 4]}', LINES, {"predictions": [[10, 20], [30, 40]]}),
+        ("[[1, 2]]\n", JSON, {"predictions": [[10, 20]]}),
+        ('"1", 2\n3,4\n', CSV, {"predictions": [[10, 20], [30, 40]]}),
+        ("1,\n3,4\n", CSV, {"predictions": [[10, None], [30, 40]]}),
+        ('{"instances": [[1, null]]}', JSON, {"predictions": [[10, None]]}),
     ],
 )
 def test_bodies_are_what_the_container_makes_of_them(model, body, content_type, expected):
@@ -132,13 +136,15 @@ def test_several_inputs_and_outputs_have_names(model):
     assert told == {"outputs": {name: [row[name] for row in expected] for name in expected[0]}}
 
 
-def test_numbers_are_the_shortest_that_mean_them_and_what_is_none_has_a_word(model):
-    """As TensorFlow Serving writes them."""
+def test_numbers_are_the_shortest_that_mean_them_and_what_is_none_is_null(scripts, model, of_a):
+    """Digits as TensorFlow Serving writes them; its NaN and Infinity only where that is asked for."""
     body = model.body('{"instances": [[0.05, 0]]}', custom_attributes="tfs-model-version=1")
     assert body == b'{"predictions":[[0.1,0.0]]}'
-    told = model.told('{"instances": [[NaN, Infinity]]}')["predictions"][0]
-    assert np.isnan(told[0])
-    assert told[1] == np.inf
+    odd = '{"instances": [[NaN, Infinity]]}'
+    assert model.body(odd) == b'{"predictions":[[null,null]]}'
+    assert model.body('{"instances": [[null, 1]]}') == b'{"predictions":[[null,10.0]]}'
+    literal = scripts.load(BUILT_IN, script=SAVED_MODEL, files=of_a, name="literal", parameters=LITERAL)
+    assert literal.body(odd) == b'{"predictions": [[NaN, Infinity]]}'
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,10 @@ def test_numbers_are_the_shortest_that_mean_them_and_what_is_none_has_a_word(mod
         ('{"instances": [[1, 2]], "signature_name": "none"}', "", "found serving_default, several, total"),
         ('{"instances": [[1, 2]]}', "tfs-method=classify", "tfs-method is to be 'predict'"),
         ('{"instances": [[1, 2]]}', "tfs-model-version=7", "tfs-model-version is '7', but its versions are 1, 10"),
+        ('{"instances": [[null, 1.5]], "signature_name": "several"}', "", "several inputs: name each, number, text"),
+        ('{"instances": [{"number": null, "text": ""}], "signature_name": "several"}', "", "'number' is of INT32"),
         ('{"instances"', "", "the body is not application/json"),
+        ("[1, 2]\n[3, 4]", "", "the body is not application/json"),
     ],
 )
 def test_what_the_client_got_wrong_is_told(model, body, attributes, sentence):
@@ -168,6 +177,12 @@ def test_what_the_client_got_wrong_is_told(model, body, attributes, sentence):
     assert error.kind is Kind.INVALID_ARGUMENT
     with pytest.raises(MmeError, match=sentence):
         raise error
+
+
+def test_text_among_numbers_of_csv_is_told_with_its_place(model):
+    """A word, where the model wants numbers; and rows of other lengths."""
+    assert "row 2, column 1: 'x' is no number" in model.refused("1,2\nx,4", CSV).message
+    assert "row 1 has 2 cells, row 2 has 1" in model.refused("1,2\n3", CSV).message
 
 
 def test_no_other_content_type_is_read(model):
