@@ -65,17 +65,26 @@ class Wire(NamedTuple):
 
     Attributes:
         content_type: of the whole.
-        response: one of them as bytes, but for the outputs that have a place in shared memory.
+        response: one of them as bytes, but for the outputs that have a place in shared memory; and whether it says NaN
+            and Infinity in place of null.
         error: the sentence that ends it.
     """
 
     content_type: bytes
-    response: Callable[[InferenceResponse, dict[str, Place]], bytes]
+    response: Callable[[InferenceResponse, dict[str, Place], bool], bytes]
     error: Callable[[str], bytes]
 
 
-LINES = Wire(b"application/jsonlines", encode_line, lambda message: answers.error_body(message) + b"\n")
-EVENTS = Wire(b"text/event-stream; charset=utf-8", lambda response, _: event(encode_generate(response)), error_event)
+LINES = Wire(
+    b"application/jsonlines",
+    lambda response, places, literal: encode_line(response, places, literal=literal),
+    lambda message: answers.error_body(message) + b"\n",
+)
+EVENTS = Wire(
+    b"text/event-stream; charset=utf-8",
+    lambda response, _, literal: event(encode_generate(response, literal=literal)),
+    error_event,
+)
 
 
 class Call:
@@ -86,6 +95,7 @@ class Call:
         flavor: the protocol that it came by.
         kind: what its body means and how its answers are written.
         event_stream: whether its answer travels in frames of an AWS event stream.
+        literal_json: whether its answer says NaN and Infinity in place of null.
         following: who follows it for a trace.
 
     Attributes:
@@ -108,6 +118,7 @@ class Call:
         kind: InferenceType = InferenceType.INFER,
         *,
         event_stream: bool = False,
+        literal_json: bool = False,
         following: Following | None = None,
     ) -> None:
         self.exchange = exchange
@@ -122,6 +133,7 @@ class Call:
         self.session = b""
         self.over = False
         self._delivery = FramedDelivery(exchange) if event_stream else Delivery(exchange)
+        self._literal = literal_json
         self._following = following
         self._begun = False
         self._first: InferenceResponse | None = None  # of a call of type `generate`
@@ -273,7 +285,7 @@ class Call:
     def _answer(self, response: InferenceResponse) -> None:
         try:
             if (slow := self._slow_reply(response)) is not None:
-                self._work_out(encode, response, slow, functools.partial(self._answered, response))
+                self._work_out(self._whole, response, slow, functools.partial(self._answered, response))
                 return
             encoded = self._encoded(response)
         except Exception as error:  # noqa: BLE001 - an answer that can't be written must not keep its batch from theirs
@@ -309,8 +321,11 @@ class Call:
         self._turn = self._turn or InTurn()
         self._turn.work_out(functools.partial(_written, write, response, reply, self._names(response)), done)
 
+    def _whole(self, response: InferenceResponse, reply: Reply) -> tuple[Parts, int | None]:
+        return encode(response, reply, literal=self._literal)
+
     def _line(self, response: InferenceResponse, reply: Reply) -> bytes:
-        return self._wire.response(response, reply.places)
+        return self._wire.response(response, reply.places, self._literal)
 
     def _send_encoded(self, response: InferenceResponse, encoded: tuple[bytes, bytes, Parts]) -> None:
         content_type, lines, parts = encoded
@@ -331,10 +346,10 @@ class Call:
     def _encoded(self, response: InferenceResponse) -> tuple[bytes, bytes, Parts]:
         """Content type, further header lines, and body."""
         if self.kind is InferenceType.GENERATE:
-            return _JSON, b"", (encode_generate(response),)
+            return _JSON, b"", (encode_generate(response, literal=self._literal),)
         if self.reply is None:
             return content_type_of(response), b"", (body_of(response),)
-        return self._told(*encode(self._shown(response), self.reply))
+        return self._told(*self._whole(self._shown(response), self.reply))
 
     def _told(self, parts: Parts, length: int | None) -> tuple[bytes, bytes, Parts]:
         """See `_encoded`, of what `encode` returned."""
@@ -366,10 +381,10 @@ class Call:
         """Content type of the whole, if this is the first of several responses, and its bytes."""
         wire = self._wire
         if self.kind is InferenceType.GENERATE_STREAM:
-            return wire.content_type, wire.response(response, NO_PLACES)
+            return wire.content_type, wire.response(response, NO_PLACES, self._literal)
         if self.reply is None:
             return content_type_of(response), body_of(response)
-        return wire.content_type, wire.response(self._shown(response), self.reply.places)
+        return wire.content_type, wire.response(self._shown(response), self.reply.places, self._literal)
 
     def _shown(self, response: InferenceResponse) -> InferenceResponse:
         """With classes in place of tensors, where the client wants them."""

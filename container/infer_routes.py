@@ -72,6 +72,7 @@ class InferRoutes:
         sessions: whether there are stateful sessions.
         default_accept: media type of SageMaker's answers to requests without an Accept header.
         inference_type: what SageMaker's bodies mean.
+        literal_json: whether answers say NaN and Infinity in place of null.
         restrictions: what requests have to bring, None for nothing.
         forwarding: which headers models see, None for none.
         regions: of shared memory, in which tensors may lie; None for none.
@@ -96,6 +97,7 @@ class InferRoutes:
         sessions: bool = True,
         default_accept: str = "application/json",
         inference_type: InferenceType = InferenceType.INFER,
+        literal_json: bool = False,
         restrictions: Restrictions | None = None,
         forwarding: Forwarding | None = None,
         regions: Regions | None = None,
@@ -113,6 +115,7 @@ class InferRoutes:
         self._patience = patience
         self._default_accept = default_accept
         self._inference_type = inference_type
+        self._literal = literal_json
         self._restrictions = restrictions
         self._forwarding = forwarding
         self._tracer = tracer
@@ -140,7 +143,14 @@ class InferRoutes:
             return False
         inference_type = route.inference_type or self._inference_type
         following = None if self._tracer is None else follow(self._tracer, exchange)
-        call = Call(exchange, route.flavor, inference_type, event_stream=route.event_stream, following=following)
+        call = Call(
+            exchange,
+            route.flavor,
+            inference_type,
+            event_stream=route.event_stream,
+            literal_json=self._literal,
+            following=following,
+        )
         exchange.on_disconnect = call.abandon
         try:
             if self._restrictions is not None:

@@ -108,6 +108,7 @@ class Service:
             sessions=settings.sessions,
             default_accept=settings.default_accept,
             inference_type=settings.inference_type,
+            literal_json=settings.literal_json,
             restrictions=Restrictions(settings.http_restrictions) if settings.http_restrictions else None,
             forwarding=forwarding(settings.http_header_pattern),
             regions=self.regions,

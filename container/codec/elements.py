@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEEPEST = 60  # levels of lists; what is nested deeper is read as a whole, and refused by whoever reads it
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint64)
 # The elements that some data type takes: others need not be kept, whatever the type is they are refused.
-_TAKEN: tuple[set[type], ...] = ({bool}, {int, float}, {str})
+_TAKEN: tuple[set[type], ...] = ({bool}, {int, float, type(None)}, {str})
 _TOO_MANY = 2  # different lengths of lists at one level, which is all that anybody asks
 
 
@@ -109,7 +109,7 @@ class Elements:
             return [item.encode() for item in items]
         if types == {bool}:
             return np.array(items, np.bool_)
-        if float in types:
+        if float in types or type(None) in types:  # null among numbers is NaN
             return np.array(items, np.float64)
         low, high = min(items), max(items)
         self._low, self._high = min(self._low, low), max(self._high, high)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from container.codec.json_data import array_to_json, parameters_to_json, with_nonfinite
+from container.codec.json_data import array_to_json, parameters_to_json, with_literals
 from container.codec.shared import NO_PLACES, write_output
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
@@ -78,8 +78,15 @@ class Reply:
         return Reply(self.outputs, binary=self.binary, remember=False, classes=self.classes, places=places)
 
 
-def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memoryview], int | None]:
+def encode(
+    response: InferenceResponse, reply: Reply, *, literal: bool = False
+) -> tuple[list[bytes | memoryview], int | None]:
     """The body of a response.
+
+    Args:
+        response: what the model answered.
+        reply: how the client wants it.
+        literal: whether JSON says NaN and Infinity, as Triton's does, in place of null.
 
     Returns:
         its parts (one, for one small output), and the length of the JSON header if binary data follow it, else None.
@@ -102,7 +109,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
             data.append(raw(array, data_type))
             described.append((name, data_type, array.shape))
     if plain or reply.heads is None or response.parameters:
-        head = _head(response, reply, data, response.id)
+        head = _head(response, reply, data, response.id, literal=literal)
     else:
         # Names and types too: a model may come back under its name with other outputs.
         key = (response.model_name, response.model_version, *described)
@@ -110,7 +117,7 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
         if known is None:
             if len(reply.heads) >= _MAX_HEADS:
                 reply.heads.clear()
-            known = reply.heads[key] = _head(response, reply, data, "")
+            known = reply.heads[key] = _head(response, reply, data, "", literal=literal)
         head = known if not response.id else b'{"id":%b,%b' % (orjson.dumps(response.id), known[1:])
     if not data:
         return [head], None
@@ -122,18 +129,19 @@ def encode(response: InferenceResponse, reply: Reply) -> tuple[list[bytes | memo
 _LINE = Reply({}, binary=False, remember=False)
 
 
-def encode_line(response: InferenceResponse, places: dict[str, Place] = NO_PLACES) -> bytes:
+def encode_line(response: InferenceResponse, places: dict[str, Place] = NO_PLACES, *, literal: bool = False) -> bytes:
     """A response as a line of an answer that is `application/jsonlines`: the JSON that would be an answer of its own.
 
     Args:
         response: one of several.
         places: as in `Reply`.
+        literal: as of `encode`.
 
     Raises:
         MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON; see `shared.write_output`.
     """
     reply = Reply({}, binary=False, remember=False, places=places) if places else _LINE
-    parts, _ = encode(response, reply)
+    parts, _ = encode(response, reply, literal=literal)
     return b"".join((*parts, b"\n"))
 
 
@@ -151,7 +159,9 @@ def raw(array: Array, data_type: DataType) -> bytes | memoryview:
     return np.ascontiguousarray(array).data.cast("B")
 
 
-def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memoryview], request_id: str) -> bytes:
+def _head(
+    response: InferenceResponse, reply: Reply, data: Sequence[bytes | memoryview], request_id: str, *, literal: bool
+) -> bytes:
     sizes = iter([len(part) for part in data])
     outputs = []
     for name, data_type, array in response.outputs:
@@ -161,7 +171,7 @@ def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memo
         elif reply.outputs.get(name, reply.binary):
             item["parameters"] = {"binary_data_size": next(sizes)}
         else:
-            item["data"] = array_to_json(array, data_type, name)
+            item["data"] = array_to_json(array, data_type, name, literal=literal)
         outputs.append(item)
     document: dict[str, Any] = {"id": request_id} if request_id else {}
     document |= {"model_name": response.model_name, "model_version": response.model_version}
@@ -169,9 +179,9 @@ def _head(response: InferenceResponse, reply: Reply, data: Sequence[bytes | memo
         document["parameters"] = parameters_to_json(response.parameters, response.model_name)
     document["outputs"] = outputs
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    if b"null" in head:  # in data, or in somebody's name
+    if literal and b"null" in head:  # in data, or in a name
         for item in outputs:
             if "data" in item:
-                item["data"] = with_nonfinite(item["data"])
+                item["data"] = with_literals(item["data"])
         head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return head

@@ -27,7 +27,7 @@ from container.codec.json_data import (
     flat_array_from_json,
     one_to_json,
     parameters_to_json,
-    with_nonfinite,
+    with_literals,
 )
 from container.codec.sse import event
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -67,8 +67,12 @@ def decode_generate(
     return own.request(layout, [array for _, array in inputs], on_complete)
 
 
-def encode_generate(response: InferenceResponse) -> bytes:
+def encode_generate(response: InferenceResponse, *, literal: bool = False) -> bytes:
     """A response as a JSON object: its parameters, and each output as its one element or as a flat list.
+
+    Args:
+        response: what the model answered.
+        literal: whether it says NaN and Infinity, as Triton's does, in place of null.
 
     Raises:
         MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON, or not under its name.
@@ -81,8 +85,11 @@ def encode_generate(response: InferenceResponse) -> bytes:
         document |= parameters
     for name, data_type, array in response.outputs:
         _refuse_taken(document, (name,), "output", response.model_name)
-        elements = array_to_json(array, data_type, name)
-        document[name] = one_to_json(elements) if array.size == 1 else with_nonfinite(elements)
+        elements = array_to_json(array, data_type, name, literal=literal)
+        if array.size == 1:
+            document[name] = one_to_json(elements, literal=literal)
+        else:
+            document[name] = with_literals(elements) if literal else elements
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

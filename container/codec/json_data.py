@@ -1,6 +1,8 @@
 """Tensor elements as JSON: strict both ways, so that a number never silently becomes another.
 
-NaN and infinities are written as Triton's parser, and Python's, know them: `NaN`, `Infinity`, `-Infinity`.
+NaN and infinities are written as null, which every parser takes, and null is NaN again where elements are of a floating
+type. Where literals are asked for, they are written as Triton's parser, and Python's, know them: `NaN`, `Infinity`,
+`-Infinity`. Those are read in any case.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_DEPTH = 64  # numpy's limit of dimensions
 _PIECE = 1 << 15  # elements that are written at a time, in a millisecond or two
 # What elements must be, by the kind of numpy dtype that carries them. To Python, true is a number; to the protocol not.
-_ELEMENTS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
+_ELEMENTS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float, type(None)}, "O": {str}}
 # What Triton's parser calls what they should be, and how it reads to people.
 _WORDS = {
     "b": ("boolean", "true and false"),
@@ -181,10 +183,16 @@ def _out_of_range(data_type: DataType, what: str) -> MmeError:
     return invalid_argument(f"{what} holds elements that are not {data_type.name}; send {expected}")
 
 
-def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
+def array_to_json(array: Array, data_type: DataType, name: str, *, literal: bool) -> Any:
     """What orjson (with its numpy option) writes as the flat `data` of an output; a large one's is written already.
 
-    It writes null for NaN and infinities in what is an array: see `with_nonfinite`.
+    It writes null for NaN and infinities in what is an array: see `with_literals`.
+
+    Args:
+        array: the output.
+        data_type: its type.
+        name: its name, for messages.
+        literal: whether NaN and infinities are literals in what is written already.
 
     Raises:
         MmeError: INVALID_ARGUMENT for a type that JSON can't carry, UNSUPPORTED for bytes that are not text.
@@ -196,37 +204,37 @@ def array_to_json(array: Array, data_type: DataType, name: str) -> Any:
         )
     flat = np.ascontiguousarray(array).ravel()
     if flat.size > _PIECE:
-        return _in_pieces(flat, data_type, name)
+        return _in_pieces(flat, data_type, name, literal=literal)
     return _texts(flat, name) if data_type is BYTES else flat
 
 
-def _in_pieces(flat: Array, data_type: DataType, name: str) -> orjson.Fragment:
+def _in_pieces(flat: Array, data_type: DataType, name: str, *, literal: bool) -> orjson.Fragment:
     """As `array_to_json`. orjson lets no other thread run while it writes; between pieces they have their turn."""
     pieces = []
     for start in range(0, flat.size, _PIECE):
         piece = flat[start : start + _PIECE]
-        pieces.append(_written(_texts(piece, name) if data_type is BYTES else piece)[1:-1])
+        pieces.append(_written(_texts(piece, name) if data_type is BYTES else piece, literal=literal)[1:-1])
         turn()
     pieces[0], pieces[-1] = b"[" + pieces[0], pieces[-1] + b"]"  # rather than copying all of them once more
     return orjson.Fragment(b",".join(pieces))
 
 
-def with_nonfinite(elements: Any) -> Any:
-    """What `array_to_json` returned, such that orjson writes what JSON does not know as well."""
+def with_literals(elements: Any) -> Any:
+    """What `array_to_json` returned, such that orjson writes literals where it would write null."""
     if not isinstance(elements, np.ndarray) or elements.dtype.kind != "f" or np.isfinite(elements).all():
         return elements
-    return orjson.Fragment(_written(elements))
+    return orjson.Fragment(_written(elements, literal=True))
 
 
-def one_to_json(elements: Any) -> orjson.Fragment:
+def one_to_json(elements: Any, *, literal: bool) -> orjson.Fragment:
     """The one element of what `array_to_json` returned: orjson writes not every kind of numpy's scalars."""
-    return orjson.Fragment(_written(elements)[1:-1])
+    return orjson.Fragment(_written(elements, literal=literal)[1:-1])
 
 
-def _written(elements: Any) -> bytes:
+def _written(elements: Any, *, literal: bool) -> bytes:
     """A flat list or array of elements as JSON."""
     text = orjson.dumps(elements, option=orjson.OPT_SERIALIZE_NUMPY)
-    if not isinstance(elements, np.ndarray) or elements.dtype.kind != "f" or b"null" not in text:
+    if not literal or not isinstance(elements, np.ndarray) or elements.dtype.kind != "f" or b"null" not in text:
         return text
     words = [_word(value) for value in elements[~np.isfinite(elements)].tolist()]
     return b"".join([word + part for word, part in zip([b"", *words], text.split(b"null"), strict=True)])

@@ -44,6 +44,7 @@ from container.settings.table import VARIABLES
 from container.settings.tls import grpc_certificates, http_certificates, load_certificates
 from container.targets import InferenceType
 from model_handlers.batch_guess import BatchGuess
+from model_handlers.body import LITERAL
 from model_handlers.errors import MmeError
 from model_handlers.importing import is_installed
 from serve.cache.eviction import Policy
@@ -167,6 +168,7 @@ class Settings:
     busy_poll_microseconds: int = 400
     ping_mode: PingMode = PingMode.READY
     default_accept: str = "application/json"
+    json_nonfinite: str = "null"
     booster_accept: str = "text/csv"
     allow_pickle: bool = False
     script_program: str = "inference.py"
@@ -208,6 +210,11 @@ class Settings:
     notices: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def literal_json(self) -> bool:
+        """Whether JSON says NaN and Infinity in place of null."""
+        return self.json_nonfinite == LITERAL
+
+    @property
     def scripts(self) -> Scripts:
         """What is the same for all inference scripts."""
         return Scripts(
@@ -223,6 +230,7 @@ class Settings:
             self.script_task,
             self.script_saved_model,
             self.allow_pickle,
+            self.literal_json,
         )
 
     @classmethod

@@ -14,6 +14,7 @@ from container.settings.kinds import LogFormat, PingMode, RateLimit, ours
 from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from model_handlers.batch_guess import BatchGuess
+from model_handlers.body import LITERAL
 from serve.cache.eviction import Policy
 from serve.control import Control
 from serve.weights.mode import Weights
@@ -323,6 +324,13 @@ MME_VARIABLES = (
         "MME_TRACE_LOG_FREQUENCY",
         v.integer(0, 1_000_000),
         "Write so many traces at a time, to that file with .0, .1, … behind its name; 0 writes all at the end.",
+    ),
+    ours(
+        "MME_JSON_NONFINITE",
+        v.choice("null", LITERAL),
+        "How answers in JSON say NaN and infinities: null, which every parser takes and which is NaN again where a "
+        "model's input is of a floating type; or NaN, Infinity and -Infinity, as Triton writes them (literal).",
+        flag=False,
     ),
     ours(
         "MME_DASHBOARD",

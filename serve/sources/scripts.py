@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from model_handlers.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, SUBMIT_DIRECTORY
+from model_handlers.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, LITERAL, NONFINITE, SUBMIT_DIRECTORY
 from model_handlers.config import InstanceGroup
 from model_handlers.errors import invalid_model
 from model_handlers.python.script.no_script import (
@@ -51,6 +51,7 @@ class Scripts:
         task: what models of Hugging Face are for that bring no script, "" for what each is made for.
         saved_model: which of several SavedModels in an archive is meant where a client names none, "" for the first.
         allow_pickle: whether boosters that are pickles are loaded, which may run any code of their author's.
+        literal_json: whether JSON says NaN and Infinity in place of null.
     """
 
     program: str = "inference.py"
@@ -65,6 +66,7 @@ class Scripts:
     task: str = ""
     saved_model: str = ""
     allow_pickle: bool = False
+    literal_json: bool = False
 
     def own(self, path: Path) -> str:
         """The script that a model's directory holds, relative to it; "" for none."""
@@ -88,6 +90,7 @@ class Scripts:
         accept = self.booster_accept if built_in == BOOSTER else self.default_accept
         said = {} if accept == DEFAULT_TYPE else {DEFAULT_ACCEPT: accept}
         said |= {LINES: "true"} if self.lines and built_in == BOOSTER else {}
+        said |= {NONFINITE: LITERAL} if self.literal_json else {}
         said |= {name: text for name, text in ((TASK, self.task), (DEFAULT, self.saved_model)) if text}
         if not own and (self.shared or built_in):
             said[SUBMIT_DIRECTORY] = self.shared or str(FOLDER)

@@ -118,9 +118,9 @@ def threads(monkeypatch):
     """On which threads answers were written: whether each was that of the loop."""
     found = []
 
-    def encoded(*arguments):
+    def encoded(*arguments, **how):
         found.append(threading.current_thread() is threading.main_thread())
-        return encode(*arguments)
+        return encode(*arguments, **how)
 
     monkeypatch.setattr(module, "encode", encoded)
     return found

@@ -197,14 +197,32 @@ def test_fp16_is_not_answered_in_json(client):
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_nan_and_infinities(server, client, binary):
-    """They come and go in JSON as well, as the words that Triton, its client and Python have for them."""
+    """They come as the words that Triton's client and Python have for them, and go in JSON as null, which is NaN."""
     numbers = np.array([np.nan, np.inf, -np.inf, 0.5])
     wanted = [triton.InferRequestedOutput("OUTPUT0", binary_data=binary)]
     answer = client.infer("double", [tensor("INPUT0", numbers, binary=binary)], outputs=wanted)
-    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), numbers)
+    told = numbers if binary else np.array([np.nan, np.nan, np.nan, 0.5])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), told)
 
     flat = server.ask("POST", "/v2/models/double/generate", {"INPUT0": numbers.tolist()})
-    np.testing.assert_array_equal(flat.json["OUTPUT0"], numbers)
+    assert flat.json["OUTPUT0"] == [None, None, None, 0.5]
+    again = server.ask("POST", "/v2/models/double/generate", {"INPUT0": flat.json["OUTPUT0"]})
+    assert again.json == flat.json
+
+
+def test_nan_and_infinities_as_triton_writes_them(serve, repository):
+    """Where the setting says so, in every answer."""
+    server = serve({"MME_MODEL_REPOSITORY": str(repository), "MME_JSON_NONFINITE": "literal"})
+    flat = server.ask("POST", "/v2/models/double/generate", {"INPUT0": [float("nan"), float("inf"), -1.5]})
+    assert b'"OUTPUT0":[NaN,Infinity,-1.5]' in flat.body
+    assert (
+        b"NaN"
+        in server.ask(
+            "POST",
+            "/v2/models/double/infer",
+            {"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "FP64", "data": [None]}]},
+        ).body
+    )
 
 
 def test_generate_takes_a_list_of_one_element_for_it(server):

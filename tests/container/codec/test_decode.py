@@ -223,9 +223,20 @@ def test_a_byte_order_mark_is_no_matter(decode, refusal):
         assert refusal(decode, wrong).startswith("failed to parse the request JSON buffer: ")
 
 
-def test_nan_is_no_integer(decode, refusal):
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+@pytest.mark.parametrize(("data", "shape"), [("[null, 0.5]", [2]), ("[[5, null]]", [1, 2]), ("[null]", [1])])
+def test_null_is_nan_among_numbers_of_a_floating_type(data, shape, datatype, decode):
+    """As answers say it."""
+    tensor = f'{{"name": "X", "shape": {shape}, "datatype": "{datatype}", "data": {data}}}'
+    request, _ = decode(f'{{"inputs": [{tensor}]}}'.encode())
+    expected = np.array(json.loads(data), float)
+    np.testing.assert_array_equal(request.inputs[0], expected)
+
+
+@pytest.mark.parametrize("word", ["NaN", "null"])
+def test_nan_is_no_integer(word, decode, refusal):
     """The sentence names the input."""
-    body = b'{"inputs": [{"name": "X", "shape": [1], "datatype": "INT32", "data": [NaN]}]}'
+    body = b'{"inputs": [{"name": "X", "shape": [1], "datatype": "INT32", "data": [%b]}]}' % word.encode()
     assert refusal(decode, body).startswith("'data' of input 'X' holds elements that are not INT32")
 
 

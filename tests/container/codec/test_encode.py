@@ -4,6 +4,7 @@ import json
 import struct
 
 import numpy as np
+import orjson
 import pytest
 
 from container.codec import encode as module
@@ -45,12 +46,16 @@ def test_every_datatype_that_json_can_carry_is_written_as_json(datatype, arrays,
 
 @pytest.mark.parametrize("count", [1, 2, 40_000])
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-def test_nan_and_infinities_are_written_as_triton_writes_them(count, datatype, respond):
-    """As words that are no JSON, which its parser and Python's read; also where a large output is written in pieces."""
+def test_nan_and_infinities_are_null_or_as_triton_writes_them(count, datatype, respond):
+    """Null, which every parser reads; literals where they are asked for; also where a large output is in pieces."""
     array = np.array([1, np.nan, np.inf, -np.inf] * count, dtype=BY_NAME[datatype].dtype)
     response = respond(("null", "FP32", F4), ("Y", datatype, array), ("t", "BYTES", np.array([b"null"], object)))
     (body,), _ = encode(response, reply())
+    assert body.count(b"1.0,null,null,null") == orjson.dumps(orjson.loads(body)).count(b"1.0,null,null,null") == count
+    assert encode_line(response) == body + b"\n"
+    (body,), _ = encode(response, reply(), literal=True)
     assert body.count(b"1.0,NaN,Infinity,-Infinity") == count
+    assert encode_line(response, literal=True) == body + b"\n"
     data = [output["data"] for output in json.loads(body)["outputs"]]
     assert np.array_equal(data[1], array, equal_nan=True)
     assert [data[0], data[2]] == [[1.5, -2], ["null"]]

@@ -303,7 +303,7 @@ def test_halves_have_no_json_form(datatype, refusal):
         ("INT8", True),
         ("FP32", 1e39),
         ("FP32", "1"),
-        ("FP32", None),
+        ("FP32", [[1, "1"]]),
         ("FP64", {}),
         ("FP64", [1, {}]),
         ("BOOL", 1),
@@ -448,9 +448,14 @@ def test_a_long_output_is_a_flat_list_too(respond):
 @pytest.mark.parametrize("count", [1, 2, 40_000])
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
 def test_nan_and_infinities_come_and_go(value, count, datatype, respond):
-    """As words, alone or in a list, as Triton's parser and Python's read and write them."""
+    """As null, alone or in a list, which is NaN; as Triton's and Python's words where those are asked for."""
     array = np.array([value] * count, dtype=BY_NAME[datatype].dtype)
-    answer = json.loads(encode_generate(respond(("fine", "FP32", np.zeros(1, "<f4")), ("Y", datatype, array))))
+    response = respond(("fine", "FP32", np.zeros(1, "<f4")), ("Y", datatype, array))
+    answer = orjson.loads(encode_generate(response))
+    assert answer["Y"] == (None if count == 1 else [None] * count)
+    (read_again,) = read({"Y": answer["Y"]}, model(("Y", datatype, [-1]))).inputs
+    assert np.isnan(read_again).all()
+    answer = json.loads(encode_generate(response, literal=True))
     assert np.array_equal(answer["Y"], value if count == 1 else array, equal_nan=True)
     (read_again,) = read({"Y": answer["Y"]}, model(("Y", datatype, [-1]))).inputs
     assert np.array_equal(read_again, array, equal_nan=True)

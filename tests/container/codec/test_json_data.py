@@ -60,9 +60,8 @@ def test_an_integer_beyond_the_datatype_is_refused(datatype, refusal):
         ("UINT8", [-1]),
         ("FP32", [1e39]),
         ("FP32", [-1e39, 0]),
-        ("FP32", [None]),
-        ("INT64", [1, None]),
         ("FP32", [{}]),
+        ("INT64", [1, None]),
         ("FP32", [[1], [{}]]),
         ("BOOL", [1]),
         ("BOOL", [True, 0]),
@@ -86,7 +85,7 @@ def test_halves_have_no_json_form(datatype, refusal):
     """FP16 and BF16 are refused as JSON, both ways, with the way out."""
     assert "binary data format for input 'X'" in refusal(read, datatype, [1], (1,))
     array = np.zeros(1, BY_NAME[datatype].dtype)
-    sentence = refusal(array_to_json, array, BY_NAME[datatype], "Y")
+    sentence = refusal(array_to_json, array, BY_NAME[datatype], "Y", literal=False)
     assert "binary data format for output 'Y'" in sentence
 
 
@@ -188,14 +187,14 @@ def test_one_long_string_among_many_costs_no_more_than_itself(refusal):
 def test_bytes_that_are_not_text_are_refused_as_json(refusal):
     """An output with bytes that are no UTF-8 asks the client for the binary format."""
     array = np.array([b"fine", b"\xff"], dtype=np.object_)
-    sentence = refusal(array_to_json, array, BY_NAME["BYTES"], "Y", kind=Kind.UNSUPPORTED)
+    sentence = refusal(array_to_json, array, BY_NAME["BYTES"], "Y", literal=False, kind=Kind.UNSUPPORTED)
     assert "output 'Y' holds bytes that are not UTF-8 text" in sentence
 
 
 def test_outputs_are_written_flat_and_row_major():
     """A strided, two-dimensional output is written in the order of its indices."""
     array = np.arange(6, dtype="<f4").reshape(2, 3).T
-    data = array_to_json(array, BY_NAME["FP32"], "Y")
+    data = array_to_json(array, BY_NAME["FP32"], "Y", literal=False)
     assert orjson.loads(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)) == [0, 3, 1, 4, 2, 5]
 
 
@@ -212,7 +211,7 @@ def test_others_have_their_turn_while_a_large_output_is_written(datatype, monkey
         else array.astype(BY_NAME[datatype].dtype)
     )
 
-    data = array_to_json(array, BY_NAME[datatype], "Y")
+    data = array_to_json(array, BY_NAME[datatype], "Y", literal=False)
 
     expected = [each.decode() if isinstance(each, bytes) else each for each in array.tolist()]
     assert orjson.loads(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)) == expected
@@ -222,6 +221,6 @@ def test_others_have_their_turn_while_a_large_output_is_written(datatype, monkey
 def test_single_precision_is_written_in_the_fewest_digits():
     """Enough to read the same FP32 numbers again, not the doubles that those are."""
     array = np.array([0.1, 2**31, 2**24 + 2], dtype="<f4")
-    text = orjson.dumps(array_to_json(array, BY_NAME["FP32"], "Y"), option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(array_to_json(array, BY_NAME["FP32"], "Y", literal=False), option=orjson.OPT_SERIALIZE_NUMPY)
     assert text == b"[0.1,2147483600.0,16777218.0]"
     assert np.array(orjson.loads(text), dtype="<f4").tolist() == array.tolist()

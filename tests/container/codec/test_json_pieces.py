@@ -131,8 +131,10 @@ KINDS = {
     "INT32": st.one_of(DIGITS, DIGITS, INTEGERS),
     "UINT64": st.one_of(DIGITS, st.integers(0, 2**64 - 1).map(str)),
     "INT64": st.one_of(DIGITS, st.integers(-(2**63), 2**63 - 1).map(str)),
-    "FP32": st.one_of(DIGITS, st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr), INTEGERS, FLOATS),
-    "FP64": st.one_of(INTEGERS, FLOATS),
+    "FP32": st.one_of(
+        DIGITS, st.just("null"), st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr), INTEGERS, FLOATS
+    ),
+    "FP64": st.one_of(INTEGERS, FLOATS, st.just("null")),
     "BYTES": STRINGS,
 }
 SIZES = st.sampled_from([1, 7, 40])
@@ -289,6 +291,8 @@ def infer_body(data, datatype="FP32", shape=(4,)):
         ("[[1,2],[3,4]]", "INT8"),
         ("[ [[1] , [2]],\n[[3],[4]] ]", "UINT64"),
         ("[NaN,Infinity,1,-Infinity]", "FP32"),
+        ("[null,2.5,1,null]", "FP32"),
+        ("[[null,3],[9007199254740993,4]]", "FP64"),
         ("[true,false,true,true]", "BOOL"),
         ('["a","],[","\\"","\\\\"]', "BYTES"),
         ('[["{", "}"], ["data", ":"]]', "BYTES"),
