@@ -4,6 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from container.keys import digest_of
+
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 pytestmark = pytest.mark.slow
@@ -248,3 +250,34 @@ def test_lists_without_anything_in_them_say_so(served_from_store, page, ask, unt
     assert page.run(empty) == ['"none"', '"nothing yet"']
     assert ask(running, "a").status == 200
     until(lambda: page.run(empty) == ["none", "none"], "the lists")
+
+
+def test_a_key_opens_the_page(served, page, until, tmp_path):
+    """One that the server knows, for as long as it does; a tab that has it asks no more, and another one does."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"sha256:{digest_of('good')} statistics\nsha256:{digest_of('other')} inference\n")
+    running = served({"small": 25}, "small", key_file=keys)
+    page.driver.get(f"http://127.0.0.1:{running.port}/dashboard")
+    assert page.text("main") == "The server wants a key for statistics. Key Show"
+
+    def enter(key):
+        field = page.driver.find_element("css selector", "#key input")
+        field.clear()
+        field.send_keys(f"{key}\n")
+
+    enter("bad")
+    until(lambda: page.text("#why") == "The server does not know this key.", "what is wrong")
+    enter("other")
+    until(lambda: page.text("#why") == "This key may not see statistics.", "what is wrong")
+    enter("good")
+    until(lambda: page.text("#live") == "live", "the first data")
+    assert set(page.rows()) == {"small"}
+    assert page.run("return document.cookie + location.href") == f"http://127.0.0.1:{running.port}/dashboard"
+    page.driver.refresh()
+    until(lambda: page.text("#live") == "live", "the data again")
+
+    keys.write_text("")
+    assert running.service.keys.look()
+    until(lambda: page.count("#key"), "the form")
+    assert page.run("return sessionStorage.length") == 0
+    assert all("the server responded with a status of 40" in message for message in page.complaints())
