@@ -2,7 +2,7 @@
 
 A worker that ends without being asked to is followed by another after a pause, which doubles. Five in a row of which
 none came to answer a /ping with 200 are a start that can't succeed: the server ends, with the last error. A worker that
-has served is always followed. A model whose load was under way at two ends of the first kind is not brought back.
+has served is always followed, as is one that lived for a minute and loads nothing: not every platform asks for /ping. A model whose load was under way at two ends of the first kind is not brought back.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class Restarts:
         """A worker has ended: why no other is to be started, "" if one is."""
         if words.was_asked:
             return ""
-        lived = self._clock() - self._began
-        self._ended = 1 if words.has_served and lived > _STEADY_SECONDS else min(self._ended + 1, 32)
-        if words.has_served:
+        steady = self._clock() - self._began > _STEADY_SECONDS
+        has_served = words.has_served or (steady and not words.loading)
+        self._ended = 1 if has_served and steady else min(self._ended + 1, 32)
+        if has_served:
             self._unserved = 0
             return ""
         self._unserved += 1

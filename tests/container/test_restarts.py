@@ -49,6 +49,12 @@ def test_five_that_never_served_are_the_last(life):
     )
 
 
+def test_one_that_lives_where_nothing_asks_for_a_ping_has_served(life):
+    """Other platforms ask for other routes. One that ends in a long load has not."""
+    assert [life.worker(61)[1] for _ in range(6)] == [""] * 6
+    assert [life.worker(61, lambda words: words.loads(["a"]))[1] != "" for _ in range(5)] == [False] * 4 + [True]
+
+
 def test_one_that_served_is_always_followed(life):
     """However many end: the pauses double to half a minute, and begin again behind one that lived for long."""
     ends = [life.worker(leaves=LastWords.serves) for _ in range(12)]
