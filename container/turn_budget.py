@@ -95,7 +95,12 @@ class Turns:
             budget.rested = self._number - budget.turn > _RESTED
             self._renew(budget, now)
         budget.heads += used
-        return budget.heads >= HEADS or now >= budget.ends or now >= self._ends
+        if budget.heads < HEADS and now < budget.ends and now < self._ends:
+            return False
+        self.left = (
+            0  # whatever comes next in this turn is looked at as well, or each connection had a step for nothing
+        )
+        return True
 
     def wait(self, each: Waiting, budget: TurnBudget) -> None:
         """Have a connection go on in a later turn, since it has spent its budget of this one."""

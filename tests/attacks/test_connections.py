@@ -93,6 +93,10 @@ class Plain:
         """Keep it."""
         self.written += data
 
+    def can_write_eof(self):
+        """As TCP can."""
+        return True
+
     def write_eof(self):
         """End."""
 
@@ -376,6 +380,23 @@ def test_a_connection_that_rested_goes_before_those_that_had_their_turn(loop):
         loop.turn()
     assert done[0] == "neighbour"
     assert done.count("neighbour") == 1
+
+
+async def test_once_the_time_of_all_is_over_each_handles_one_frame(loop):
+    """Not a step of its own each: there may be thousands of connections."""
+    clients = [Client(loop) for _ in range(50)]
+    for client in clients:
+        client.connection.data_received(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, REQUEST))
+    loop.turn()
+    _Work(loop, "long", 2 * ALL_SECONDS, []).go_on()
+    for client in clients:
+        client.connection.data_received(frames.frame(frames.DATA, 0, 1, b"x") * 100)
+    assert [len(client.told[1].data) for client in clients] == [1] * 50
+    while any(not client.reads for client in clients):
+        loop.turn()
+    assert [len(client.told[1].data) for client in clients] == [100] * 50
+    for client in clients:
+        client.connection.connection_lost(None)
 
 
 def test_nothing_is_asked_of_the_loop_while_little_comes(loop):
