@@ -190,8 +190,7 @@ class Hunt:
 
         if self.current is not None:
             size = self.target.longest * 2 + 4
-            with self.current.open("wb") as file:
-                file.truncate(size)
+            self.current.write_bytes(bytes(size))  # not sparse: a page without a place on the disk ends the process
             with self.current.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), size)
         handler = signal.signal(signal.SIGVTALRM, look)
