@@ -55,10 +55,10 @@ def archives(tmp_path_factory):
     return store
 
 
-def limited(tmp_path, archives, first):
+def limited(tmp_path, archives, first, **environ):
     """A server of the store that does something before it begins."""
     command = (Path(sys.executable).name, "-c", FIRST, first, str(SCRIPTS / "serve"))
-    return Server(tmp_path / "server", {"MME_MODEL_STORE": str(archives)}, command=command)
+    return Server(tmp_path / "server", {"MME_MODEL_STORE": str(archives), **environ}, command=command)
 
 
 def invoke(server, target):
@@ -117,7 +117,9 @@ def test_open_files_that_run_out_are_told(tmp_path, archives):
 def test_a_load_that_can_open_no_file_is_told(tmp_path, archives):
     """Whichever file it is: nothing is said of the disk or the archive, and the same load succeeds once there is room."""
     with (
-        limited(tmp_path, archives, "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))") as server,
+        limited(
+            tmp_path, archives, "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))", MME_MAX_CONNECTIONS="1000"
+        ) as server,
         server.connect() as connection,
     ):
         assert invoke(server, "onnx-0").status == 200

@@ -172,7 +172,7 @@ def config(data: bytes) -> Hashable:
     return found.backend[:8], found.max_batch_size > 0, len(found.inputs), len(found.outputs)
 
 
-_FORMS = (formats.JSON, formats.CSV, formats.NPY, formats.NPZ)
+_FORMS = (formats.JSON, formats.CSV, formats.NPY, formats.NPZ, formats.JSON_LINES)
 _ROWS = (*boosters.LIBSVM[:1], formats.CSV, boosters.RECORDIO, formats.NPY)
 
 

@@ -336,7 +336,7 @@ def output_fn(prediction, accept): return encoder.encode(prediction, accept)
     error = loaded.refused("[1]", accept="image/png")
     assert error.kind is Kind.NOT_ACCEPTABLE
     assert "image/png" in error.message
-    assert "application/json, text/csv and application/x-npy" in error.message
+    assert "application/json, text/csv, application/jsonlines and application/x-npy" in error.message
 
 
 def test_a_response_of_amazons_framework_is_an_answer(scripts):
