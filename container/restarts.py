@@ -2,7 +2,8 @@
 
 A worker that ends without being asked to is followed by another after a pause, which doubles. Five in a row of which
 none came to answer a /ping with 200 are a start that can't succeed: the server ends, with the last error. A worker that
-has served is always followed, as is one that lived for a minute and loads nothing: not every platform asks for /ping. A model whose load was under way at two ends of the first kind is not brought back.
+has served is always followed, as is one that lived for a minute and loads nothing: not every platform asks for /ping.
+A model whose load was under way at two ends of the first kind is not brought back.
 """
 
 from __future__ import annotations
