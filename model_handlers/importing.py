@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import sys
 from typing import Any
@@ -20,10 +19,12 @@ def is_installed(name: str) -> bool:
 
 @functools.cache
 def version_of(package: str) -> str:
-    """The installed version of a package of PyPI, "" where it is not installed. Imports nothing."""
+    """The installed version of a package of PyPI, "" where it is not installed. Imports nothing of it."""
+    from importlib import metadata  # noqa: PLC0415 - 30 ms that a server without models does not need
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return ""
 
 

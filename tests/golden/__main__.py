@@ -1,4 +1,7 @@
-"""`make golden`: record the answers of this checkout; ARGS name groups, none means all."""
+"""`make golden`: record the answers of this checkout; ARGS name groups, none means all.
+
+With --into FOLDER they are written there: the test records in a process of its own, which other tests did nothing to.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ ANSWERS = Path(__file__).parent / "answers"
 
 def main(groups: list[str]) -> int:
     """Write the files of these groups."""
+    answers = ANSWERS
+    if groups[:1] == ["--into"]:
+        answers, groups = Path(groups[1]), groups[2:]
     if unknown := set(groups) - GROUPS.keys():
         sys.stderr.write(f"there is no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}\n")
         return 2
@@ -23,8 +29,8 @@ def main(groups: list[str]) -> int:
         for group in groups or GROUPS:
             with tempfile.TemporaryDirectory(prefix="golden-") as folder:
                 for name, text in GROUPS[group](Path(folder)).items():
-                    (ANSWERS / name).write_text(text)
-                    sys.stdout.write(f"{os.path.relpath(ANSWERS / name)}: {len(text)} characters\n")
+                    (answers / name).write_text(text)
+                    sys.stdout.write(f"{group} {os.path.relpath(answers / name)}: {len(text)} characters\n")
     return 0
 
 

@@ -303,7 +303,7 @@ def test_halves_have_no_json_form(datatype, refusal):
         ("INT8", True),
         ("FP32", 1e39),
         ("FP32", "1"),
-        ("FP32", [[1, "1"]]),
+        ("FP32", [1, "1"]),
         ("FP64", {}),
         ("FP64", [1, {}]),
         ("BOOL", 1),

@@ -201,7 +201,7 @@ def test_unknown_variable_is_refused_with_the_nearest_name(name, nearest):
     assert problems(**{name: "1"}) == (f"{name}: there is no such variable; did you mean {nearest}?",)
 
 
-@pytest.mark.parametrize("name", ["SAGEMAKER_TRITON_BATCH_SIZE", "SAGEMAKER_TRITON_MAX_BATCH_DELAY", "MME_X"])
+@pytest.mark.parametrize("name", ["SAGEMAKER_TRITON_BATCH_SIZE", "SAGEMAKER_TRITON_QUEUE_DELAY", "MME_X"])
 def test_unknown_variable_that_is_like_no_other_is_to_go(name):
     """That it begins as others do makes it like none of them."""
     expected = f"{name}: there is no such variable; remove it; `mme settings` lists those there are"
