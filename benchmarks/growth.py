@@ -551,7 +551,7 @@ def measure_other(other: Path, file: Path, folder: Path, arguments: argparse.Nam
 
 def main() -> int:
     """Measure what was asked for, print it, and write it down."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="these parts")
     parser.add_argument("--sizes", nargs="+", type=int, help=f"models, archives and instances (default {SIZES})")
     parser.add_argument("--workers", nargs="+", type=int, help=f"processes of models (default {WORKERS})")

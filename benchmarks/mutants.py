@@ -466,7 +466,9 @@ class Trial:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--record", action="store_true", help="run all tests once, and note what they execute")
     parser.add_argument("--tree", type=Path, default=Path(), help="another checkout; this one's packages serve it")
     parser.add_argument("--seed", type=int, default=1)
