@@ -272,7 +272,7 @@ def test_a_port_for_metrics_that_is_taken_is_told():
     async def open_taken(port):
         metrics = MetricsPort(lambda _: None, asyncio.get_running_loop())
         try:
-            await metrics.open("127.0.0.1", port)
+            await metrics.open("127.0.0.1", port, lambda _: lambda *_: None, {})
         finally:
             metrics.close()
 
