@@ -4,6 +4,7 @@ import base64
 import importlib
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -54,6 +55,13 @@ def gradient_boosted(objective, target, **parameters):
     """A booster of LightGBM."""
     options = {"objective": objective, "num_leaves": 7, "verbose": -1, "num_threads": 1, "min_data_in_leaf": 5}
     return lightgbm.train({**options, **parameters}, lightgbm.Dataset(ROWS, target), 4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_of_openmp():
+    """As many as there are: PyTorch, which shares OpenMP with treelite, may have left this process one."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(os.cpu_count())
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,7 @@ async def test_what_is_measured_by_this_process_is_loaded_alone(tmp_path, write_
     assert replace(prepared, members=(inline,)).alone
 
 
-@pytest.mark.parametrize("often", ["batch_size: 1 count: 4000000000", "batch_size: 4000000000"])
+@pytest.mark.parametrize("often", ["batch_size: 1 count: 100000", "batch_size: 65536"])
 async def test_a_load_that_nobody_wants_any_more_stops_between_warm_up_executions(
     often, tmp_path, write_repository_model, counted
 ):
