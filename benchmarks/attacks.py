@@ -1,4 +1,4 @@
-"""What a neighbour waits while somebody attacks the server, and what memory the attack takes.
+"""What other clients wait while the server is attacked, and what memory the attack takes.
 
     python -m benchmarks.attacks [--only NAME ...] [--connections 1 200] [--seconds 5]
 

@@ -1,4 +1,4 @@
-"""Where something listens: the sockets, whom these let in, and how URLs and messages write the place."""
+"""Where something listens: the sockets, which requests they let in, and how URLs and messages write the place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def authority(host: str, port: int) -> str:
 
 
 def access_of(sockets: Iterable[socket.socket], allowed: Sequence[str]) -> Access:
-    """Whom a server on these sockets lets in; see `Access`."""
+    """Return which requests a server on these sockets lets in; see `Access`."""
     internet = [each for each in sockets if each.family in {socket.AF_INET, socket.AF_INET6}]
     return Access(allowed, local=bool(internet) and all(is_local(each.getsockname()[0]) for each in internet))
 

@@ -1,4 +1,4 @@
-"""Whom a port lets in by a request's head: by the host and the page that it comes from, then by its key."""
+"""Which requests a port lets in by their head: by the host and the page that they come from, then by their key."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _METHODS = {
     "LogSettings": "logging",
 }
 
-# What needs no key: health for whoever looks after the server, and a page that holds nothing before it has one.
+# What needs no key: health, for probes of the platform, and a page that holds nothing before it has one.
 _OPEN_ROUTES = ("/ping", "/v2/health/live", "/v2/health/ready", "/dashboard", "/dashboard/static/<path:filename>")
 _OPEN_METHODS = ("ServerLive", "ServerReady", "Check", "Watch")
 _FREE_ROUTES = {"/metrics": "statistics", "/execution-parameters": "metadata"}

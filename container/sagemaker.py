@@ -112,7 +112,7 @@ def _token_name(token: str) -> str:
 
 
 def _check_may_name_folders(settings: Settings) -> None:
-    """Refuse the folder of whoever is not the platform: what lies in it, as in /tmp, may be anybody's code.
+    """Refuse a folder unless the platform names it: what lies in it, as in /tmp, may be code of any user.
 
     Raises:
         MmeError: FORBIDDEN.

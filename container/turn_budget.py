@@ -97,9 +97,7 @@ class Turns:
         budget.heads += used
         if budget.heads < HEADS and now < budget.ends and now < self._ends:
             return False
-        self.left = (
-            0  # whatever comes next in this turn is looked at as well, or each connection had a step for nothing
-        )
+        self.left = 0  # what comes next in this turn is looked at as well: else each connection had a step more
         return True
 
     def wait(self, each: Waiting, budget: TurnBudget) -> None:

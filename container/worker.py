@@ -312,7 +312,7 @@ class _Front:
         }
 
     def gate(self, sockets: Iterable[socket.socket]) -> Gate:
-        """Whom a server lets in that listens on these sockets."""
+        """Return which requests a server on these sockets lets in."""
         return Doors(access_of(sockets, self._allowed_hosts), self._keys, roles_of(self._app)).refusal
 
     def handle(self, exchange: Exchange) -> None:

@@ -409,7 +409,7 @@ class RequestReader:
                 raise refusal
 
     def forget_heads(self) -> None:
-        """Check the next head, whether it repeats one or not: who is let in has changed."""
+        """Check the next head, also one that repeats another: the rules of access have changed."""
         self._usual_fields = self._repeat = self._recognised = None
 
     def _measure(self, line: int, fields: Fields) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from container.ship.client import NOBODY
+from container.ship.client import NO_IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ class Container:
         identity: how it is known, and we to it.
     """
 
-    def __init__(self, url: str, identity: Identity = NOBODY) -> None:
+    def __init__(self, url: str, identity: Identity = NO_IDENTITY) -> None:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         self._address = parts.netloc

@@ -1,4 +1,4 @@
-"""Where a server listens that nobody has told: everywhere in a container, else on its own machine alone. PURE."""
+"""The address to listen on where none is set: every interface in a container, else loopback. PURE."""
 
 from __future__ import annotations
 

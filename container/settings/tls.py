@@ -57,7 +57,7 @@ def grpc_certificates(settings: Settings) -> Certificates | None:
 
 
 def choose_tls(reading: Reading) -> None:
-    """Clients that have to show a certificate are served by TLS, as in Triton; without TLS nobody reads the files.
+    """Clients that have to show a certificate are served by TLS, as in Triton; without TLS the files are not read.
 
     gRPC has HTTP's certificates where its own settings say nothing.
     """

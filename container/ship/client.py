@@ -75,7 +75,7 @@ class Identity:
         return f"Bearer {self.key}" if self.key else ""
 
 
-NOBODY = Identity()
+NO_IDENTITY = Identity()
 
 
 def identity_of(arguments: argparse.Namespace) -> Identity:
@@ -102,7 +102,7 @@ class LocalEndpoint(NamedTuple):
 
 
 def post(
-    url: str, body: bytes | None, headers: Mapping[str, str], timeout: float, identity: Identity = NOBODY
+    url: str, body: bytes | None, headers: Mapping[str, str], timeout: float, identity: Identity = NO_IDENTITY
 ) -> Answer:
     """The answer to a POST, or to a GET where there is no body.
 
@@ -155,7 +155,9 @@ def _by_proxy(url: str) -> str:
     return f" by the proxy {urlsplit(proxy).hostname or 'of the environment'} (NO_PROXY lists hosts that need none)"
 
 
-def ask(url: str, body: bytes | None, timeout: float, identity: Identity = NOBODY) -> tuple[Any, Mapping[str, str]]:
+def ask(
+    url: str, body: bytes | None, timeout: float, identity: Identity = NO_IDENTITY
+) -> tuple[Any, Mapping[str, str]]:
     """The JSON that a server answers, and its headers under lower-case names.
 
     Raises:
@@ -168,7 +170,7 @@ def ask(url: str, body: bytes | None, timeout: float, identity: Identity = NOBOD
         raise MmeError(Kind.UNAVAILABLE, f"{url} answers no JSON: is it a server of models?") from error
 
 
-def local_endpoint(url: str, timeout: float, identity: Identity = NOBODY) -> LocalEndpoint | None:
+def local_endpoint(url: str, timeout: float, identity: Identity = NO_IDENTITY) -> LocalEndpoint | None:
     """What `mme local` says of itself at a URL; None where there is another server, or none."""
     try:
         told, _ = ask(f"{url}/", None, timeout, identity)
