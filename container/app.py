@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -143,7 +144,8 @@ def _want_keys(app: Flask, keys: Keys) -> None:
 def create_app() -> Flask:
     """The application with an engine of its own, for any WSGI server; settings come from the environment.
 
-    The engine's thread starts here, so a server that forks must not preload; it ends with the main thread.
+    The engine's thread starts here, so a server that forks must not preload. It ends with the main thread, or before it
+    by `app.extensions["mme"]()`.
     """
     settings = Settings.from_environ(os.environ)
     configure(settings.log_level, settings.log_format)
@@ -156,6 +158,7 @@ def create_app() -> Flask:
     if service.keys is not None:
         _want_keys(app, service.keys)
 
+    @functools.cache
     def end() -> None:
         with contextlib.suppress(TimeoutError):
             on_loop.run(asyncio.wait_for(service.close(), _END_SECONDS))
@@ -164,6 +167,7 @@ def create_app() -> Flask:
     # `atexit` would be too late: Python has ended its thread pools by then, with which models are unloaded. This is
     # how the pools themselves are told, right after the main thread's end.
     threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001
+    app.extensions["mme"] = end
     decoded = app.wsgi_app
 
     def with_quoted_percent_signs(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -101,7 +101,9 @@ def app(folder, tmp_path_factory):
         patch.setenv("MME_MODEL_REPOSITORY", str(folder / "repository"))
         patch.setenv("MME_KEY_FILE", str(folder / "keys"))
         patch.setenv("MME_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        return create_app()
+        app = create_app()
+    yield app
+    app.extensions["mme"]()
 
 
 def requests_of(app):
