@@ -84,6 +84,10 @@ class ElsewhereError(MmeError):
         super().__init__(Kind.INVALID_MODEL, message)
 
 
+class DamagedError(MmeError):
+    """Bytes are not those that were packed or sent, by their checksum: they may come right the next time."""
+
+
 class LostProcessError(MmeError):
     """Nothing works any more on the GPU, in the process that raises it, which is to end; another begins."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from isal import isal_zlib
 
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import DamagedError, Kind, MmeError, invalid_model
 from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _gunzip_member(stream: BinaryIO, data: bytes, subject: str) -> Generator[byt
                 if not data:
                     raise invalid_model(f"{subject} is truncated: its gzip data ends early; upload it again")
     except _CORRUPT as error:
-        raise invalid_model(f"{subject} is corrupt: {error}") from error
+        raise DamagedError(Kind.INVALID_MODEL, f"{subject} is corrupt: {error}") from error
     unused: bytes = inflater.unused_data
     return unused
 
@@ -206,7 +206,7 @@ def _head(stream: BinaryIO, subject: str) -> bytes:
         raise invalid_model(f"{subject} is empty: a .tar.gz file is expected")
     if head[257:262] == b"ustar":
         raise invalid_model(f"{subject} is a tar file that is not compressed: gzip it")
-    raise invalid_model(f"{subject} is not a gzip file: a .tar.gz file is expected")
+    raise DamagedError(Kind.INVALID_MODEL, f"{subject} is not a gzip file: a .tar.gz file is expected")
 
 
 def _topped_up(stream: BinaryIO, data: bytes, subject: str) -> bytes:

@@ -12,7 +12,7 @@ import stat
 import tarfile
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from model_handlers.errors import MmeError, invalid_model
+from model_handlers.errors import DamagedError, Kind, MmeError, invalid_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,9 @@ class Unpacking:
             return self.refused(f"holds no tar archive inside its gzip data: pack the directory with {self.packer}")
         if len(source.last_read) < tarfile.BLOCKSIZE:
             return self.refused("is truncated: its tar has no end; upload it again")
-        return self.refused(f"has a corrupt tar header behind member {self._members}")
+        return DamagedError(
+            Kind.INVALID_MODEL, f"{self._subject} has a corrupt tar header behind member {self._members}"
+        )
 
     def make_directory(self, parts: Parts) -> None:
         """Make the directory and those above it, where they are not there yet."""
@@ -119,9 +121,13 @@ class Unpacking:
         with os.fdopen(os.open(path, _NEW_FILE, 0o600), "wb") as file:
             for block in source.blocks(member.size):
                 file.write(block)
+                self.wrote(block)
             file.flush()
             os.fchmod(file.fileno(), 0o755 if member.mode & stat.S_IXUSR else 0o644)
             self.complete(file.fileno(), member)
+
+    def wrote(self, block: memoryview) -> None:
+        """Take note of bytes of the file that is being written."""
 
     def complete(self, fd: int, member: tarfile.TarInfo) -> None:
         """What is done with a file that has its data, while it is open."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from serve.sources.copy_sums import Sums
+
 _COPY_SIZE = 1 << 20
 _SYNCED_ALONE = 256  # files and directories, before all are made to last together
 _MOST_INFLATED = 1032  # bytes that one of deflate's can stand for
@@ -40,6 +42,7 @@ def extract(
     packed: int | None = None,
     limits: ExtractLimits | None = None,
     claim: Callable[[int], None] = lambda _: None,
+    note: Callable[[Sums], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> int:
     """Unpack the .tar.gz that `stream` delivers into the new directory `destination`, whose parent exists.
@@ -54,6 +57,7 @@ def extract(
         packed: its bytes, where they are known: who leaves the disk for it leaves for no more than it can hold.
         limits: what the archive may unpack to; the defaults of `ExtractLimits` if None.
         claim: called before each file is written, with its bytes; what it raises ends the unpacking.
+        note: called before the directory appears, with the checksums of its files.
         cancelled: polled about twenty times a second.
 
     Returns:
@@ -73,6 +77,7 @@ def extract(
             with InflatedStream(stream, f"archive '{name}'", check) as source:
                 unpacking = _Unpacking(name, staging, packed, limits or ExtractLimits(), claim)
                 unpacking.run(source)
+            note(unpacking.sums)
             publish(staging, unpacking.unsynced(), destination)
         return unpacking.bytes
 
@@ -88,6 +93,8 @@ class _Unpacking(Unpacking):
     ) -> None:
         super().__init__(f"archive '{archive}'", root, limits.max_files)
         self.bytes = 0
+        self.sums: Sums = {}
+        self._crc = 0
         self._packed = packed
         self._empty = True
         self._archive = archive
@@ -135,9 +142,14 @@ class _Unpacking(Unpacking):
             raise self.refused(f"has a file without a name, {shown(member.name)}")
         path = self.place(parts)
         self._claim(member.size)
+        self._crc = 0
         self.write(path, member, source)
+        self.sums["/".join(parts)] = member.size, self._crc
         self._empty = False
         self.bytes += member.size
+
+    def wrote(self, block: memoryview) -> None:
+        self._crc = isal_zlib.crc32(block, self._crc)
 
     def complete(self, fd: int, member: tarfile.TarInfo) -> None:  # noqa: ARG002 - its time is nobody's
         if len(self.made) <= _SYNCED_ALONE:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from cachetools import TTLCache
 
 from model_handlers.disk import disk_errors, is_disk_full, own_directory
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import DamagedError, Kind, MmeError
 from serve.progress import watched
 from serve.sources.archive import extract
 from serve.sources.disk import directory_size, remove_staging, staging_directory
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from serve.sources.copy_sums import Sums
     from serve.sources.disk_room import Derived, Hold, Unpacking
     from serve.sources.store import Store, StoredObject
     from serve.sources.tar_member import ExtractLimits
@@ -157,7 +158,7 @@ class Artifacts:
         """What the store has now; the name's lock is held."""
         obj, path = self._find(name)
         self._refuse_broken(path)
-        hold = self.room.hold(path)
+        hold = self._held(name, path, can_download=obj is not None, cancelled=cancelled)
         if hold is not None:
             artifact = Artifact(name, path, downloaded=False, seconds=0.0, hold=hold)
         else:
@@ -165,6 +166,36 @@ class Artifacts:
             artifact = self._download(obj, self._path(name, obj.etag), cancelled)
         self._fetched[name] = artifact.path
         return artifact
+
+    def _held(self, name: str, path: Path, *, can_download: bool, cancelled: Callable[[], bool]) -> Hold | None:
+        """Hold a copy that is there and is what was written; None for one that is to be downloaded.
+
+        Raises:
+            MmeError: UNAVAILABLE for a damaged copy that another server, or another load, still uses.
+        """
+        hold = self.room.hold(path)
+        if hold is None:
+            return None
+        is_known = self.room.sums.knows(path)
+        try:
+            damage = self.room.sums.damage(path, cancelled) if is_known or can_download else ""
+        except BaseException:
+            hold.release()
+            raise
+        if not damage:
+            return hold
+        hold.release()
+        with staging_directory(self.directory) as staging, disk_errors(f"{path} cannot be removed"):
+            if self.room.remove(path, staging):
+                _log.warning("the copy on disk is damaged, and is downloaded again: %s", damage, extra=_of(name))
+                return None
+        if not is_known:  # an older version wrote it, and uses it
+            return self.room.hold(path)
+        raise MmeError(
+            Kind.UNAVAILABLE,
+            f"the copy of '{name}' on disk is damaged ({damage}) and still in use: unload the model, on every server "
+            f"that shares {self.directory}, and load it again",
+        )
 
     def discard(self, name: str) -> None:
         """Remove the unpacked copies of an archive, but for those that somebody holds."""
@@ -217,32 +248,35 @@ class Artifacts:
         self._outage_until = self._clock() + _OUTAGE_SECONDS
 
     def _download(self, obj: StoredObject, path: Path, cancelled: Callable[[], bool]) -> Artifact:
-        """Unpack the archive; where the disk turns out to be full, once more after others have left it."""
+        """Unpack the archive. What arrives damaged is downloaded once more; where the disk is full, others leave it."""
         start = time.perf_counter()
+        arrived_damaged = False
         while True:
             with self.room.unpacking(obj.name, obj.size) as unpacking:
-                full = self._unpack(obj, path, unpacking, cancelled)
-                hold = self.room.hold(path) if full is None else None
+                error = self._unpack(obj, path, unpacking, cancelled)
+                hold = self.room.hold(path) if error is None else None
                 if hold is not None:
                     seconds = time.perf_counter() - start
                     return Artifact(obj.name, path, downloaded=True, seconds=seconds, hold=hold)
-            if full is not None and not self.room.make_way(obj.name, unpacking.claimed):
-                raise full
+            if isinstance(error, DamagedError) and not arrived_damaged:
+                arrived_damaged = True
+                _log.warning("it is downloaded once more: %s", error, extra=_of(obj.name))
+            elif error is not None and not (is_disk_full(error) and self.room.make_way(obj.name, unpacking.claimed)):
+                if error.kind is Kind.INVALID_MODEL:
+                    self._remember_broken(path, error)
+                raise error
 
     def _unpack(
         self, obj: StoredObject, path: Path, unpacking: Unpacking, cancelled: Callable[[], bool]
     ) -> MmeError | None:
-        """Download an archive into its directory; the error when the disk is full."""
+        """Download an archive into its directory; the error that kept it from that."""
         claim = functools.partial(self.room.claim, unpacking)
+        note = functools.partial(self.room.sums.note, path.name)
         try:
-            size = self._bring(obj, path, claim, cancelled)
+            size = self._bring(obj, path, claim, note, cancelled)
         except MmeError as error:
-            if is_disk_full(error):
-                return error
-            if error.kind is Kind.INVALID_MODEL:
-                self._remember_broken(path, error)
             if error.kind is not Kind.ALREADY_EXISTS:
-                raise
+                return error
             size = directory_size(path)  # another process was faster; same etag, same content
         self.room.published(path, size)
         return None
@@ -260,11 +294,28 @@ class Artifacts:
             except MmeError as of_bare:
                 raise (error if of_bare.kind is Kind.UNKNOWN_MODEL else of_bare) from None
 
-    def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
-        """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written."""
+    def _bring(
+        self,
+        obj: StoredObject,
+        path: Path,
+        claim: Callable[[int], None],
+        note: Callable[[Sums], None],
+        cancelled: Callable[[], bool],
+    ) -> int:
+        """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written.
+
+        `note` is told the checksums of its files before it appears.
+        """
         stream = watched(self.store.open(obj), cancelled)
         return extract(
-            stream, path, name=obj.name, packed=obj.size, limits=self._limits, claim=claim, cancelled=cancelled
+            stream,
+            path,
+            name=obj.name,
+            packed=obj.size,
+            limits=self._limits,
+            claim=claim,
+            note=note,
+            cancelled=cancelled,
         )
 
     def _remember_broken(self, path: Path, error: MmeError) -> None:
@@ -321,6 +372,10 @@ class Artifacts:
 def key_of(place: str, name: str) -> str:
     """What the directories begin with of whatever is called like that in a place."""
     return _digest(f"{place}\0{name}", 24)
+
+
+def _of(name: str) -> dict[str, str]:
+    return {"target_model": name}
 
 
 def _digest(text: str, length: int) -> str:

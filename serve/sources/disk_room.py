@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from model_handlers.disk import disk_errors
 from model_handlers.errors import out_of_memory
 from serve.sources.byte_locks import ByteLocks
+from serve.sources.copy_sums import CopySums
 from serve.sources.disk import directory_size, staging_directory
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class DiskRoom:
         budget: bytes for all of them.
         evictions: how many left for others.
         derived: what counts as well; None for nothing.
+        sums: of the files of all of them.
 
     Args:
         directory: theirs; it exists.
@@ -106,6 +108,7 @@ class DiskRoom:
         self._claimed = 0
         self.evictions = 0
         self.derived = derived
+        self.sums = CopySums(directory)
         self._look()
         free = shutil.disk_usage(directory).free
         self.budget = int((free + self.used) * _DEFAULT_SHARE) if budget is None else budget
@@ -211,6 +214,7 @@ class DiskRoom:
 
     def published(self, path: Path, size: int) -> None:
         """A directory is complete and in its place."""
+        self.sums.appeared(path)
         with self._guard:
             self._sizes[path.name] = size
 
@@ -236,6 +240,7 @@ class DiskRoom:
             try:
                 path.rename(staging / path.name)
                 self._sizes.pop(path.name, None)
+                self.sums.forget(path.name)
             except FileNotFoundError:
                 self._sizes.pop(path.name, None)
                 return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import struct
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -301,3 +302,51 @@ def test_stalled_downloads_keep_no_cold_model_waiting(serve, gate, aws, s3, buck
         for name in stalled:
             gate.release(name)
         assert [each.result() for each in asked] == [200] * 9
+
+
+# -- copies on disk that are damaged -----------------------------------------------------------------------------------
+
+
+def truncated(file, content):
+    """Half of it is there."""
+    file.write_bytes(content[: len(content) // 2])
+
+
+def zeroed(file, content):
+    """As long as it was, and zeros."""
+    file.write_bytes(bytes(len(content)))
+
+
+def another_number(file, content):
+    """A model that loads, and answers something else."""
+    file.write_bytes(content.replace(struct.pack("<f", 12345.0), struct.pack("<f", 54321.0)))
+
+
+def test_a_damaged_copy_on_disk_is_downloaded_again(serve, gate, aws, s3, bucket, tmp_path):
+    """Whatever happened to the files between two workers, the next requests are answered right, after one download."""
+    archive = models.pack(models.lay_out(tmp_path / "a", models.plus(12345.0)), tmp_path / "a.tar.gz")
+    damages = {"truncated": truncated, "zeroed": zeroed, "other": another_number, "whole": lambda *_: None}
+    server = serve({"MME_MODEL_STORE": f"s3://{bucket}/copies", **aws(gate.url)})
+
+    def ask(name):
+        answer = server.ask("POST", "/invocations", models.ONE, X_Amzn_SageMaker_Target_Model=name)
+        return answer.status, answer.json["outputs"][0]["data"][0]
+
+    def downloads():
+        return {name: gate.downloads.count(f"copies/{name}.tar.gz") for name in damages}
+
+    copies = {}
+    for name in damages:
+        s3.upload_file(str(archive), bucket, f"copies/{name}.tar.gz")
+        right = ask(name)
+        (copies[name],) = set(server.cache.rglob("model.onnx")) - set(copies.values())
+    for name, damage in damages.items():
+        damage(copies[name], copies[name].read_bytes())
+    before = downloads()
+    kill(server)
+
+    assert right[0] == 200
+    assert [ask(name) for name in damages] == [right] * 4
+    assert {name: times - before[name] for name, times in downloads().items()} == dict.fromkeys(damages, 1) | {
+        "whole": 0
+    }

@@ -180,3 +180,24 @@ def garbled(client, answer):
     """The body is as long as it should be, and something else."""
     head, body = answer.split(b"\r\n\r\n", 1)
     client.sendall(head + b"\r\n\r\n" + bytes(255 - byte for byte in body))
+
+
+def once(fault):
+    """The first answer alone has that fault."""
+    faults = iter([fault])
+
+    def first(client, answer):
+        next(faults, passed)(client, answer)
+
+    return first
+
+
+def with_checksum(fault):
+    """S3's checksum of the whole object comes with it, and is that of nothing."""
+
+    def checked(client, answer):
+        head, body = answer.split(b"\r\n\r\n", 1)
+        head = re.sub(rb"(?i)\r\nx-amz-checksum-[^\r]*", b"", head)
+        fault(client, head + b"\r\nx-amz-checksum-crc32: AAAAAA==\r\n\r\n" + body)
+
+    return checked

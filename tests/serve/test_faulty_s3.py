@@ -40,17 +40,17 @@ class Setup:
         return (artifact.path / "1" / "model.onnx").read_bytes()[:1], artifact.downloaded
 
     def left(self):
-        """Everything on disk that is no finished archive."""
+        """What is unpacked only in part."""
         folder = self.artifacts.directory
-        return [path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".locks"]
+        return [path.name for path in folder.iterdir() if path.name.startswith(".staging-")]
 
 
 @pytest.fixture
 def setup(s3_url, s3_bucket, s3_client, monkeypatch, tmp_path, targz_bytes):
     """See `Setup`."""
 
-    def put(first, name=NAME):
-        data = targz_bytes(("config.pbtxt", b"x"), ("1/model.onnx", first + os.urandom(500_000)))
+    def put(first, name=NAME, size=500_000):
+        data = targz_bytes(("config.pbtxt", b"x"), ("1/model.onnx", first + os.urandom(size)))
         s3_client.put_object(Bucket=s3_bucket, Key=f"models/{name}", Body=data)
 
     put(b"1")
@@ -150,6 +150,32 @@ def test_an_archive_replaced_in_the_middle_is_never_mixed(setup):
     setup.s3.before = replace
     assert setup.fetch() == (b"2", True)
     assert setup.left() == []
+
+
+def of_ours(caplog):
+    """What the tier has logged."""
+    return [record for record in caplog.records if record.name.startswith("mme.")]
+
+
+@pytest.mark.parametrize("fault", [faulty_s3.garbled, faulty_s3.with_checksum(faulty_s3.garbled)], ids=["gzip", "s3"])
+def test_what_arrives_damaged_is_downloaded_once_more(setup, fault, caplog):
+    """Its own checksum, or S3's, tells: one warning, and the archive is not to blame."""
+    setup.s3.faults["GET"] = faulty_s3.once(fault)
+
+    assert setup.fetch() == (b"1", True)
+    assert ["downloaded once more" in record.message for record in of_ours(caplog)] == [True]
+    assert setup.left() == []
+
+
+def test_a_checksum_that_fails_twice_is_told_as_the_networks(setup):
+    """What S3 sends is not what arrives, so that another archive in its place would help nobody."""
+    setup.put(b"1", "small.tar.gz", 1000)
+    setup.s3.faults["GET"] = faulty_s3.with_checksum(faulty_s3.passed)
+    with pytest.raises(MmeError, match="is not what S3 sent, look at what lies between") as caught:
+        setup.fetch("small.tar.gz")
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+    assert setup.s3.count("GET") == 2
 
 
 # -- the store is away -------------------------------------------------------------------------------------------------

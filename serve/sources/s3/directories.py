@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from serve.sources.copy_sums import Sums
     from serve.sources.disk_room import Derived
     from serve.sources.s3.store import S3Store
 
@@ -207,7 +208,14 @@ class Directories(Artifacts):
             self._configs[name] = found.etag, text
         return text
 
-    def _bring(self, obj: StoredObject, path: Path, claim: Callable[[int], None], cancelled: Callable[[], bool]) -> int:
+    def _bring(
+        self,
+        obj: StoredObject,
+        path: Path,
+        claim: Callable[[int], None],
+        note: Callable[[Sums], None],
+        cancelled: Callable[[], bool],
+    ) -> int:
         assert isinstance(obj, StoredDirectory)  # noqa: S101 - as _stat returns them
         claim(obj.size)
         with _unless_removed(obj.name, obj.bucket):
@@ -216,7 +224,7 @@ class Directories(Artifacts):
             def opened(each: StoredObject) -> BinaryIO:
                 return watched(bucket.open(each), cancelled)
 
-            transfer(obj.objects, opened, path, what=f"model '{obj.name}'", cancelled=cancelled)
+            transfer(obj.objects, opened, path, what=f"model '{obj.name}'", note=note, cancelled=cancelled)
         return obj.size
 
     def _key(self, name: str) -> str:

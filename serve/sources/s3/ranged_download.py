@@ -13,7 +13,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import DamagedError, Kind, MmeError
 from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ class RangeBody(Protocol):
     """The bytes of one range while they arrive."""
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill the start of `buffer`; 0 at the end. An `MmeError` says that the connection broke."""
+        """Fill the start of `buffer`; 0 at the end. An `MmeError` says that the connection broke.
+
+        Raises:
+            DamagedError: at the end, of bytes that are not what was sent.
+        """
 
     def close(self) -> None:
         """Give the connection back."""
@@ -187,6 +191,8 @@ class RangedDownload(io.RawIOBase):
             with closing(self._open_range(part.start + before, part.start + len(part.data))) as body:
                 try:
                     self._receive(part, body)
+                except DamagedError:  # and the bytes before were handed on
+                    raise
                 except MmeError as error:
                     if part.filled > before:
                         since = time.monotonic()
@@ -209,6 +215,8 @@ class RangedDownload(io.RawIOBase):
             received = body.readinto(part.data[part.filled : part.filled + _CHUNK_SIZE])
             if not received:
                 raise self._ended_early(part)
+            if part.filled + received == len(part.data):
+                body.readinto(memoryview(bytearray(1)))  # the end, where the store's checksum is compared
             with self._changed:
                 part.filled += received
                 self._changed.notify_all()

@@ -19,13 +19,14 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    FlexibleChecksumError,
     NoCredentialsError,
     ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
 )
 
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import DamagedError, Kind, MmeError, invalid_argument
 from serve.sources.s3.credentials import NO_CREDENTIALS
 from serve.sources.s3.ranged_download import RangedDownload
 from serve.sources.s3.refusals import S3, message, sentence, service_of, told
@@ -185,6 +186,9 @@ class S3Store:
         except OSError as error:  # a file that boto3 was told to read, as a token
             reason = f"the AWS credentials for {self.uri} cannot be had: {error.strerror or error}: {error.filename}"
             raise UnreachableError(reason) from error
+        except FlexibleChecksumError as error:
+            reason = f"what arrives of {self.uri}{name} is not what S3 sent, look at what lies between: {error}"
+            raise DamagedError(Kind.UNAVAILABLE, reason) from error
         except RecursionError as error:  # botocore follows redirects of what is to tell it where to
             raise UntoldError(sentence(S3, {"Code": "TemporaryRedirect"}, self.uri, name)) from error
         except (ValueError, ParamValidationError) as error:

@@ -13,6 +13,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from isal import isal_zlib
+
 from model_handlers.disk import disk_errors
 from model_handlers.errors import Kind, MmeError, invalid_model
 from serve.sources.disk import publish, staging_directory
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from serve.sources.copy_sums import Sums
     from serve.sources.store import StoredObject
 
 _LANES = 4  # small objects at a time
@@ -59,6 +62,7 @@ def transfer(
     destination: Path,
     *,
     what: str,
+    note: Callable[[Sums], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Bring objects, whose names were checked, into the new directory `destination`, whose parent exists.
@@ -70,6 +74,7 @@ def transfer(
         open_object: opens one, as `Store.open`; called by several threads.
         destination: must not exist, or be empty.
         what: it is, for errors.
+        note: called before the directory appears, with the checksums of its files.
         cancelled: polled about twenty times a second.
 
     Raises:
@@ -80,7 +85,9 @@ def transfer(
     with disk_errors(f"{what} cannot be written to {parent}"), staging_directory(parent) as staging:
         folders = _make_folders(objects, staging)
         files = sorted((obj for obj in objects if not obj.name.endswith("/")), key=lambda obj: obj.size)
-        _Transfer(open_object, staging, what).run(files, cancelled)
+        moving = _Transfer(open_object, staging, what)
+        moving.run(files, cancelled)
+        note(moving.sums)
         publish(staging, folders, destination)
 
 
@@ -98,9 +105,14 @@ def _make_folders(objects: Iterable[StoredObject], root: Path) -> list[Path]:
 
 
 class _Transfer:
-    """Objects on their way, until the first one that fails."""
+    """Objects on their way, until the first one that fails.
+
+    Attributes:
+        sums: of what has arrived.
+    """
 
     def __init__(self, open_object: Callable[[StoredObject], BinaryIO], root: Path, what: str) -> None:
+        self.sums: Sums = {}
         self._open = open_object
         self._root = root
         self._what = what
@@ -138,25 +150,28 @@ class _Transfer:
     def _copy(self, obj: StoredObject) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._root / obj.name, flags, 0o600), "wb") as file:
-            if obj.size:
-                self._receive(obj, file)
+            self.sums[obj.name] = obj.size, self._receive(obj, file) if obj.size else 0
             file.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
 
-    def _receive(self, obj: StoredObject, file: BinaryIO) -> None:
+    def _receive(self, obj: StoredObject, file: BinaryIO) -> int:
+        """Write what comes; its CRC-32."""
+        crc = 0
         with self._guard:
             if self._stopped:
-                return
+                return crc
             stream = self._open(obj)
             self._streams.add(stream)
         try:
             while block := stream.read(_COPY_SIZE):
                 file.write(block)
+                crc = isal_zlib.crc32(block, crc)
         finally:
             with self._guard:
                 self._streams.discard(stream)
             stream.close()
+        return crc
 
     def _stop(self) -> None:
         """Whoever waits for bytes is woken, and nobody asks for more."""

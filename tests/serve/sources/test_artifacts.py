@@ -66,7 +66,7 @@ def replace(tmp_path, targz_bytes):
 
 def names(artifacts):
     """The directories on disk."""
-    return sorted(path.name for path in artifacts.directory.iterdir() if path.name != ".locks")
+    return sorted(path.name for path in artifacts.directory.iterdir() if path.name not in {".locks", ".sums"})
 
 
 def test_known_etag_is_not_fetched_again(store, tmp_path):
@@ -210,6 +210,97 @@ def test_why_an_archive_was_condemned_is_remembered_without_its_error(store, tmp
         artifacts.fetch("a.tar.gz")
     gc.collect()
     assert made[0]() is None
+
+
+def truncated(file):
+    """The end of it is missing."""
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def zeroed(file):
+    """As long as it was, and zeros."""
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def flipped(file):
+    """One bit is another; no time tells."""
+    status, content = file.stat(), bytearray(file.read_bytes())
+    content[1000] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("damage", [truncated, zeroed, flipped, os.unlink])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "after a start"])
+def test_a_damaged_copy_is_fetched_again(store, tmp_path, caplog, damage, restarted):
+    """Once, at once, with one warning; what is whole is not fetched again."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    first = artifacts.fetch("a.tar.gz")
+    first.hold.release()
+    damage(first.path / "1" / "model.onnx")
+    artifacts = Artifacts(store, tmp_path / "disk") if restarted else artifacts
+    again = artifacts.fetch("a.tar.gz")
+
+    assert again.downloaded
+    assert again.path == first.path
+    assert (again.path / "1" / "model.onnx").read_bytes() == b"first" * 1000
+    assert [record.message for record in caplog.records if "1/model.onnx" in record.message] != []
+    assert not artifacts.fetch("a.tar.gz").downloaded
+    assert store.opened == 2
+    assert len(caplog.records) == 1
+
+
+def test_a_damaged_copy_that_is_in_use_is_told(store, tmp_path):
+    """Another server may read its files yet: it stays, and nothing is loaded from it."""
+    used = Artifacts(store, tmp_path / "disk").fetch("a.tar.gz")
+    zeroed(used.path / "1" / "model.onnx")
+    with pytest.raises(MmeError, match=r"on disk is damaged \(1/model.onnx has other bytes") as caught:
+        Artifacts(store, tmp_path / "disk").fetch("a.tar.gz")
+
+    assert caught.value.kind is Kind.UNAVAILABLE
+    assert used.path.is_dir()
+    used.hold.release()
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["none", "torn"])
+def test_a_copy_without_checksums_is_fetched_again(store, tmp_path, torn):
+    """An older version wrote it, or the machine went down; whether it is whole can't be told."""
+    artifact = Artifacts(store, tmp_path / "disk").fetch("a.tar.gz")
+    artifact.hold.release()
+    sums = tmp_path / "disk" / ".sums" / artifact.path.name
+    if torn:
+        sums.write_bytes(sums.read_bytes()[:20])
+    else:
+        sums.unlink()
+
+    assert Artifacts(store, tmp_path / "disk").fetch("a.tar.gz").downloaded
+
+
+def test_a_copy_that_an_older_version_uses_is_used(store, tmp_path):
+    """It can't be removed, and need not be damaged."""
+    used = Artifacts(store, tmp_path / "disk").fetch("a.tar.gz")
+    (tmp_path / "disk" / ".sums" / used.path.name).unlink()
+    artifact = Artifacts(store, tmp_path / "disk").fetch("a.tar.gz")
+
+    assert not artifact.downloaded
+    used.hold.release()
+    artifact.hold.release()
+
+
+def test_checksums_go_with_their_copies(store, tmp_path):
+    """Those of copies that are gone go at the next start, but for what another server may have just begun."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    artifacts.fetch("a.tar.gz").hold.release()
+    sums = tmp_path / "disk" / ".sums"
+    (name,) = (path.name for path in sums.iterdir())
+    artifacts.discard("a.tar.gz")
+    assert list(sums.iterdir()) == []
+    (sums / name).touch()
+    Artifacts(store, tmp_path / "disk")
+    assert [path.name for path in sums.iterdir()] == [name]
+    os.utime(sums / name, (0, 0))
+    Artifacts(store, tmp_path / "disk")
+    assert list(sums.iterdir()) == []
 
 
 def test_limits_are_passed_on(store, tmp_path):
