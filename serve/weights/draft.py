@@ -93,6 +93,11 @@ class Draft:
         return True
 
 
+def checksum_of(blob: str) -> int:
+    """The CRC-32 that the name of a blob tells."""
+    return int(blob.partition("-")[0], 16)
+
+
 def appear(made: Path, name: Path) -> bool:
     """Give a finished file its name; False when there is one of that name. Either way it is not where it was made.
 

@@ -3,12 +3,15 @@
     files/<checksum>-<length>-<n>     blobs: large tensors, each once
     files/<key>                       the graph of a written form, which names blobs beside it
     files/<key>-<refinement>          the graph that was made of it, for this processor and this framework
-    forms/<name of the graph>         JSON: which blobs a form has, and how its trial went
+    forms/<name of the graph>         JSON: its checksum, which blobs a form has, and how its trial went
     refs/<digest of a path>           JSON: which files a form was made from, as they were
 
 A reference says which form a model's file leads to, by device, inode, size and time of change, so that a reload reads
 no weights. Files of forms may be there before they are safe on the disk; what is said of them in `forms/` and `refs/`
 is written after them, so that whatever is found there is whole.
+
+A file is read and compared with its checksum when a process looks for it first, and when its status has changed; one
+that is damaged is removed, and made again.
 
 A form is removed when no reference leads to it whose files are still what they were, a file when no form has it; what
 is new stays for a while, since somebody is about to keep it. So forms go when the archives that they were made from
@@ -39,8 +42,9 @@ from model_handlers.disk import fsync_directory, own_directory
 from model_handlers.errors import Kind, MmeError
 from model_handlers.file_span import identity_of
 from model_handlers.mapped import Trial
+from serve.sources.copy_sums import crc_of
 from serve.sources.disk import remove_staging, staging_directory
-from serve.weights.draft import Draft, appear
+from serve.weights.draft import Draft, appear, checksum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,6 +127,7 @@ class WeightStore:
         self._has_room = has_room
         self.handlers: WeakSet[MappedHandler] = WeakSet()
         self._files, self._forms, self._refs = (directory / name for name in ("files", "forms", "refs"))
+        self._whole: dict[str, FileIdentity] = {}  # file → what it was when it was what its checksum says
         self._is_open = False
         self._complained = False
         self._lock = threading.Lock()  # of taking the directory over
@@ -183,9 +188,25 @@ class WeightStore:
             with contextlib.suppress(*_NONE_OF_OURS):
                 fields = json.loads((self._forms / name).read_text())
                 form = Form(self._files / name, key, dict(fields["blobs"]), _trial(fields["trial"]))
-                if form.is_there():
+                if form.is_there() and self._is_whole(form, fields["checksum"]):
                     return form
         return None
+
+    def _is_whole(self, form: Form, checksum: int) -> bool:
+        """Whether the files of a form are what was written. A damaged one is removed."""
+        whole = True
+        for name, expected in {form.path.name: checksum, **{blob: checksum_of(blob) for blob in form.blobs}}.items():
+            file = self._files / name
+            identity = identity_of(file.stat())
+            if self._whole.get(name) == identity:
+                continue
+            if crc_of(file) == expected:
+                self._whole[name] = identity
+            else:
+                _log.warning("%s is damaged on disk, and is made again", file)
+                file.unlink(missing_ok=True)
+                whole = False
+        return whole
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -202,6 +223,8 @@ class WeightStore:
     def add_written(self, draft: Draft, graph: bytes) -> Form:
         """A form of a draft's blobs and a graph, to be loaded at once; it is swept unless it is kept."""
         key = hashlib.sha256(graph).hexdigest()[:32]
+        for name in draft.blobs:  # written, or compared, just now
+            self._whole[name] = identity_of((self._files / name).stat())
         return Form(self._add_graph(draft, graph, key), key, draft.blobs)
 
     def add_refined(self, draft: Draft, graph: bytes, key: str, refinement: str) -> Form:
@@ -217,7 +240,12 @@ class WeightStore:
         for name in (form.path.name, *form.blobs):
             _sync(self._files / name)
         fsync_directory(self._files)
-        fields = {"blobs": form.blobs, "trial": None if form.trial is None else asdict(form.trial)}
+        checksum = crc_of(form.path)
+        fields = {
+            "checksum": checksum,
+            "blobs": form.blobs,
+            "trial": None if form.trial is None else asdict(form.trial),
+        }
         self._write_json(self._forms / form.path.name, fields)
 
     def drop_written(self, key: str) -> None:
@@ -255,6 +283,7 @@ class WeightStore:
         for path in list(self._files.iterdir()):
             if path.name not in needed and not _is_newer(path, new):
                 path.unlink(missing_ok=True)
+        self._whole = {name: whole for name, whole in self._whole.items() if name in needed}
         self._count()
 
     def shrink(self) -> None:

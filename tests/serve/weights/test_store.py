@@ -134,6 +134,25 @@ def test_a_form_without_one_of_its_files_is_none(store, model, damage):
     assert store.form(form.key, "here") is None
 
 
+@pytest.mark.parametrize("file", ["graph", "blob"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "after a start"])
+def test_a_form_whose_bytes_are_others_is_none(store, model, file, restarted):
+    """A file of the same length with other bytes is removed, and written again with the next form."""
+    form = written(store, path := model())
+    assert store.form(form.key, "here") == form
+    damaged = form.path if file == "graph" else store.directory / "files" / next(iter(form.blobs))
+    before = damaged.read_bytes()
+    damaged.chmod(0o600)
+    damaged.write_bytes(bytes(len(before)))
+    store = WeightStore(store.directory) if restarted else store
+
+    assert store.form(form.key, "here") is None
+    assert not damaged.exists()
+    assert written(store, path) == form
+    assert damaged.read_bytes() == before
+    assert store.form(form.key, "here") == form
+
+
 @pytest.mark.parametrize("change", ["content", "place", "time", "gone"])
 def test_a_file_that_changed_leads_nowhere(store, model, change):
     """Another size, another file of that name, another time of change, or no file: the form is not its any more."""
