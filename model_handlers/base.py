@@ -235,6 +235,18 @@ class Handler(ABC):
             MmeError: UNSUPPORTED where it is not installed.
         """
 
+    @classmethod  # noqa: B027 - most share nothing
+    def share(cls, host: int) -> None:
+        """Have its models in this process take from one place what executions take, where its framework can do that.
+
+        Args:
+            host: bytes of the host that all models together may take, which bounds that place.
+        """
+
+    @classmethod  # noqa: B027 - most share nothing
+    def trim(cls) -> None:
+        """Give back what its models in this process share and no execution uses just now. On any thread."""
+
     @classmethod
     @abstractmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:

@@ -144,6 +144,7 @@ class Engine:
             poll=self.poll,
             started=self._begins_to_serve,
             under_way=options.under_way,
+            host=options.budget.host,
         )
 
     def _batch_verdicts(self) -> BatchVerdicts:

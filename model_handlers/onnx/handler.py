@@ -19,11 +19,13 @@ from model_handlers.cuda_driver import lost
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
+from model_handlers.onnx.arena import share_arena, trim_arena
 from model_handlers.onnx.external import take_weights_out
 from model_handlers.onnx.options import register_operations, run_options, session_options
 from model_handlers.onnx.providers import TENSORRT_PROVIDER, check_available, check_providers, providers
 from model_handlers.onnx.runtime import (
     CUDA_PROVIDER,
+    GPU_LIMIT,
     create_session,
     onnx_runtime,
     preload_cuda,
@@ -61,6 +63,9 @@ class OnnxHandler(MappedHandler):
         super().__init__(complete(config, *signature(session, config.name), firsts=firsts(session)))
         self._session = session
         self._run = _runner(session, run_options(config))
+        self._limited = GPU_LIMIT in config.parameters or any(
+            GPU_LIMIT in each.parameters for each in config.gpu_accelerators
+        )
         self._texts = [spec.name for spec in all_inputs(self.config) if spec.data_type is BYTES]
         self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(self.config))
 
@@ -68,6 +73,21 @@ class OnnxHandler(MappedHandler):
     def gpu_capable(cls) -> bool:
         """Whether the CUDA provider is built in (it may still fail to start)."""
         return CUDA_PROVIDER in onnx_runtime().get_available_providers()
+
+    @classmethod
+    def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models
+        """Import the framework."""
+        onnx_runtime()
+
+    @classmethod
+    def share(cls, host: int) -> None:
+        """Have all sessions execute in one arena."""
+        share_arena(host)
+
+    @classmethod
+    def trim(cls) -> None:
+        """Shrink that arena."""
+        trim_arena()
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -127,7 +147,7 @@ class OnnxHandler(MappedHandler):
         try:
             result: list[Array] = self._run(outputs, inputs)
         except Exception as error:  # of any of a dozen classes
-            raise translated(error, self.config.name, loading=False) from error
+            raise translated(error, self.config.name, loading=False, limited=self._limited) from error
         return (
             [_bytes(array) if array.dtype == np.object_ else array for array in result]
             if self._answers_text

@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
-from model_handlers.onnx.providers import CUDA_PARAMETERS, SHRINKAGE
+from model_handlers.onnx.arena import SHRINKAGE, USES_SHARED
+from model_handlers.onnx.providers import CUDA_PARAMETERS
 from model_handlers.onnx.runtime import FATAL, onnx_runtime
 from model_handlers.parameters import integer, warn_of_unknown
 from model_handlers.threads import processors
@@ -58,6 +59,8 @@ def session_options(config: ModelConfig, threads: int) -> Any:
         options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
     options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, graph_level(config))
     options.enable_cpu_mem_arena = bool(integer(config, "enable_mem_arena", 1, range(2)))
+    if options.enable_cpu_mem_arena:  # where none is shared, it has its own
+        options.add_session_config_entry(USES_SHARED, "1")
     options.enable_mem_pattern = bool(integer(config, "enable_mem_pattern", 1, range(2)))
     return options
 

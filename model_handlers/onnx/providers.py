@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.onnx.runtime import CPU_PROVIDER, CUDA_PROVIDER
+from model_handlers.onnx.runtime import CPU_PROVIDER, CUDA_PROVIDER, GPU_LIMIT
 from model_handlers.parameters import integer
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
-SHRINKAGE = "memory.enable_memory_arena_shrinkage"
-CUDA_PARAMETERS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
+CUDA_PARAMETERS = ("cudnn_conv_algo_search", GPU_LIMIT, "arena_extend_strategy", "do_copy_in_default_stream")
 _SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 _EXTENSIONS = ("kNextPowerOfTwo", "kSameAsRequested")
 _PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
@@ -83,8 +82,8 @@ def _cuda(config: ModelConfig, device: Device, given: Mapping[str, str]) -> dict
         "cudnn_conv_algo_search": _SEARCHES[integer(config, "cudnn_conv_algo_search", 0, range(3))],
         "do_copy_in_default_stream": str(integer(config, "do_copy_in_default_stream", 1, range(2))),
     }
-    if "gpu_mem_limit" in config.parameters:
-        options["gpu_mem_limit"] = str(integer(config, "gpu_mem_limit", 0, range(1, 1 << 62)))
+    if GPU_LIMIT in config.parameters:
+        options[GPU_LIMIT] = str(integer(config, GPU_LIMIT, 0, range(1, 1 << 62)))
     return {**options, **given}
 
 

@@ -27,7 +27,8 @@ _MEMORY_WORDS = (
     "ALLOC_FAILED",  # of cuBLAS and its kin, whose handles have memory of their own
     "DEVICE_ALLOCATION_FAILED",  # of cuDNN
 )
-_OWN_LIMIT = "is smaller than requested bytes of"  # of an arena
+_LIMIT = re.compile(r"Available memory of (\d+) is smaller than requested bytes of (\d+)")  # of an arena
+GPU_LIMIT = "gpu_mem_limit"
 # It is wrapped in the place in the sources, the machine's name, and the option by which it was met.
 _HOST_NAME = re.compile(r"hostname=[^;]*(; )?")
 _CUDA_FAILURE = re.compile(r"CUDA failure \d+: [^;]*[^; ]")
@@ -96,15 +97,18 @@ def create_session(path: Path, options: Any, model: str, providers: list[Any] | 
     try:
         return runtime.InferenceSession(str(path), options, providers=wanted, enable_fallback=0)
     except Exception as error:  # ONNX Runtime raises a dozen unrelated classes, some of them plain RuntimeError
-        raise session_failure(error, model, others=len(wanted) > 1) from error
+        limited = any(GPU_LIMIT in each[1] for each in wanted if not isinstance(each, str))
+        raise session_failure(error, model, others=len(wanted) > 1, limited=limited) from error
 
 
-def session_failure(error: Exception, model: str, *, others: bool) -> MmeError:
+def session_failure(error: Exception, model: str, *, others: bool, limited: bool = False) -> MmeError:
     """Why there is no session; `others` tells whether it was to have another provider than the CPU's.
+
+    `limited` tells whether the model has an arena on a GPU with a limit of its own.
 
     What is wrong with a model has a class of ONNX Runtime's own; drivers and libraries, which providers ask, do not.
     """
-    failure = translated(error, model, loading=True)
+    failure = translated(error, model, loading=True, limited=limited)
     if not others or type(error) is not RuntimeError or failure.kind is not Kind.INVALID_MODEL:
         return failure
     words = _words(error)
@@ -116,12 +120,22 @@ def session_failure(error: Exception, model: str, *, others: bool) -> MmeError:
     )
 
 
-def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
-    """ONNX Runtime's exceptions carry a status class but no code for memory: its allocator's words are all there is."""
+def translated(error: Exception, model: str, *, loading: bool, limited: bool = False) -> MmeError:
+    """ONNX Runtime's exceptions carry a status class but no code for memory: its allocator's words are all there is.
+
+    `limited` tells whether the model has an arena on a GPU with a limit of its own.
+    """
     words = _words(error)
     if isinstance(error, MemoryError) or any(word in words for word in _MEMORY_WORDS):
         return out_of_memory(f"model '{model}' ran out of memory: {words}")
-    if _OWN_LIMIT in words:  # more memory for all would be no help
+    beyond = _LIMIT.search(words)
+    if beyond is not None and not limited:
+        return out_of_memory(
+            f"model '{model}' ran out of memory: it needs {int(beyond[2]) / 1e6:.1f} MB more, and what executes in the "
+            f"server's process has {int(beyond[1]) / 1e6:.1f} MB left of the memory budget; send less at a time, or "
+            "raise MME_MEMORY_BUDGET"
+        )
+    if beyond is not None:  # more memory for all would be no help
         words += "; the model's own limit, gpu_mem_limit, leaves no more: raise it, or send less at a time"
     if loading:
         is_none = type(error).__name__ == "InvalidProtobuf"

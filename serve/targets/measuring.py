@@ -23,9 +23,14 @@ _POLL_SECONDS = 0.05
 
 
 class Scales:
-    """One a process: whatever loads into it takes turns here."""
+    """One a process: whatever loads into it takes turns here.
+
+    Attributes:
+        common: bytes of the host that frameworks take, which models share.
+    """
 
     def __init__(self) -> None:
+        self.common = 0
         self._lock = threading.Lock()
         self._under_way: list[Others] = []
 

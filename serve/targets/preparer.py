@@ -5,6 +5,7 @@ All of it runs on load threads, and takes no memory worth counting.
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from serve.cache.footprints import Footprints
     from serve.sources.override import OverrideFolder
     from serve.sources.scripts import Scripts
+    from serve.targets.measuring import Scales
     from serve.weights.store import WeightStore
 
 
@@ -48,6 +50,8 @@ class Preparer:
         environments: those that models bring; may only be left out where none does.
         store: keeps the forms of models that can be mapped; None for no forms at all.
         weights: how models hold their weights whose configuration does not say.
+        scales: measures what the models of a handler share in this process.
+        host: bytes of the host that all models together may take; 0 for no such bound.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Preparer:
         environments: Environments | None,
         store: WeightStore | None,
         weights: Weights,
+        scales: Scales,
+        host: int,
     ) -> None:
         self._footprints = footprints
         self._require_gpu = require_gpu
@@ -66,6 +72,9 @@ class Preparer:
         self._environments = environments
         self._store = store
         self._weights = weights
+        self._scales = scales
+        self._host = host
+        self._shared: set[type[Handler]] = set()  # whose models share by now what they can
 
     def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
         """Fetch what has to be downloaded, and understand what is in it."""
@@ -162,10 +171,10 @@ class Preparer:
         handler = handler_for(backend)
         for _, check in asked_checks(directory.config, handler):
             check()
-        directory, lanes = self._placed(directory, handler)
         placement = placement_of(directory.config, handler)
         if placement is Placement.INLINE:
-            handler.prepare(directory.config, directory.model_file(max(directory.versions)))
+            self._share(directory, handler, cancelled)
+        directory, lanes = self._placed(directory, handler)
         brought = look(self._environments, directory, handler, placement, cancelled)
         size = directory.size() - brought.size_in(directory)
         on_disk = devices.size_on(directory.config.instance_groups, lanes, size)
@@ -192,6 +201,18 @@ class Preparer:
             pinned,
             forms,
         )
+
+    def _share(self, directory: ModelDirectory, handler: type[Handler], cancelled: Callable[[], bool]) -> None:
+        """Have in this process what the handler's models share there, as their framework, which is no model's own."""
+        prepare = functools.partial(handler.prepare, directory.config, directory.model_file(max(directory.versions)))
+        if handler in self._shared:
+            prepare()
+            return
+        _, taken = self._scales.weigh(prepare, cancelled)
+        self._scales.common += taken.host
+        if self._host:
+            handler.share(self._host)
+        self._shared.add(handler)
 
     def _placed(
         self, directory: ModelDirectory, handler: type[Handler]

@@ -81,6 +81,7 @@ class ModelLoader:
         poll: see `Model`.
         started: told of every target that begins to serve; on the event loop.
         under_way: told which are being loaded.
+        host: bytes of the host that all models together may take; 0 for no such bound.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class ModelLoader:
         poll: LoopPoll | None = None,
         started: Callable[[Target], None] | None = None,
         under_way: UnderWay | None = None,
+        host: int = 0,
     ) -> None:
         self.scales = Scales()
         self._loop = loop
@@ -117,6 +119,8 @@ class ModelLoader:
             environments=environments,
             store=store,
             weights=weights,
+            scales=self.scales,
+            host=host,
         )
         self.prepare, self.equip = preparer.prepare, preparer.equip  # of the protocol `Loader`
         self._proofs = proofs or Proofs()

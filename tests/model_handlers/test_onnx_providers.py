@@ -272,7 +272,7 @@ session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExec
 try:
     session.run(["y"], {"x": np.ones((1 << 20, 2), np.float32)})
 except Exception as error:
-    told = translated(error, "m", loading=False)
+    told = translated(error, "m", loading=False, limited=True)
     print(told.kind.name, told.message)
 """
 
