@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.infer")
 
-_OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY})
+_OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY, Kind.TIMED_OUT})
 
 
 def known(error: Exception) -> MmeError:

@@ -39,6 +39,7 @@ STATUSES: dict[Kind, Statuses] = {
     Kind.FORBIDDEN: Statuses(403, 403, "ValidationError"),
     Kind.QUEUE_FULL: Statuses(503, 503),
     Kind.QUEUE_TIMEOUT: Statuses(503, 503),
+    Kind.TIMED_OUT: Statuses(504, 504),
     Kind.UNAVAILABLE: Statuses(503, 503, "ServiceUnavailable"),
     Kind.OUT_OF_MEMORY: Statuses(507, 507),
     Kind.CANCELLED: Statuses(400, 400),

@@ -179,6 +179,7 @@ class Handler(ABC):
         ahead: whether `begin` may be called before the batch begun last is finished.
         patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
         tells_ready: whether its model has a say in whether it is ready: see `ask_ready`.
+        warming: whether what it executes is part of its load, whose time limit counts then.
     """
 
     backend: ClassVar[str]
@@ -198,6 +199,7 @@ class Handler(ABC):
     ahead: ClassVar[bool] = False
     patience: float = 0.0
     tells_ready: bool = False
+    warming: bool = False
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -361,6 +363,13 @@ class Handler(ABC):
             MmeError: what befell the whole batch.
         """
         raise NotImplementedError
+
+    def due(self) -> float:
+        """When it has to have sent another response of its own accord, by `time.monotonic()`; 0 where it owes none."""
+        return 0.0
+
+    def end_overdue(self) -> None:  # noqa: B027 - most owe nothing
+        """End what executes it, if that is past. On a thread that may wait."""
 
     def ask_ready(self, done: Callable[[bool], None]) -> None:
         """Ask the model, where `tells_ready`, whether it is ready for requests. Returns at once.

@@ -26,6 +26,7 @@ class Kind(Enum):
     FORBIDDEN = "forbidden"  # what the server's settings do not allow; asking again changes nothing
     QUEUE_FULL = "queue full"  # the model's queue has reached max_queue_size
     QUEUE_TIMEOUT = "queue timeout"  # the request waited longer than its queue policy allows
+    TIMED_OUT = "timed out"  # the limit of an execution, or of a request, has passed
     UNAVAILABLE = "unavailable"  # not now: draining, unloading, no memory free in time, store unreachable
     OUT_OF_MEMORY = "out of memory"  # memory (host, device or disk) does not suffice, and nothing else
     CANCELLED = "cancelled"  # the client left before the answer

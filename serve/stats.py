@@ -38,6 +38,7 @@ _REASON_OF_KIND = {
     Kind.EXECUTION_FAILED: "BACKEND",
     Kind.UNKNOWN: "BACKEND",
     Kind.OUT_OF_MEMORY: "BACKEND",
+    Kind.TIMED_OUT: "BACKEND",
 }
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 FIRST_RESPONSES = "nv_inference_first_response_histogram_ms"  # the metric whose buckets a configuration may set

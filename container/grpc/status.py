@@ -51,6 +51,7 @@ CODES: dict[Kind, Status] = {
     Kind.FORBIDDEN: Status.PERMISSION_DENIED,  # not UNAVAILABLE as above, at which clients try again
     Kind.QUEUE_FULL: Status.UNAVAILABLE,
     Kind.QUEUE_TIMEOUT: Status.UNAVAILABLE,
+    Kind.TIMED_OUT: Status.DEADLINE_EXCEEDED,
     Kind.UNAVAILABLE: Status.UNAVAILABLE,
     Kind.OUT_OF_MEMORY: Status.RESOURCE_EXHAUSTED,
     Kind.CANCELLED: Status.CANCELLED,

@@ -26,7 +26,7 @@ from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.load_watch import LoadWatch
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.process import Child
-from model_handlers.isolation.restarts import LIMIT, WINDOW, RestartBudget
+from model_handlers.isolation.restarts import LIMIT, OVERRUN_WINDOW, RestartBudget
 from model_handlers.isolation.segments import SegmentPool
 from model_handlers.system_limits import advised
 
@@ -113,6 +113,8 @@ class IsolatedHandler(Handler):
         self._lane = lane
         self.deadlines = Deadlines.of(config)
         self._restarts = RestartBudget()
+        self._overruns = RestartBudget(OVERRUN_WINDOW, delay=0.0)  # of processes that were ended for their time
+        self._overran = False  # whether the last one was
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._segments = SegmentPool()
@@ -151,8 +153,8 @@ class IsolatedHandler(Handler):
         """Run one batch in the process. The arrays returned are read-only views of memory shared with it.
 
         Raises:
-            MmeError: what the handler inside raised; EXECUTION_FAILED or OUT_OF_MEMORY when the process died of this
-                batch, UNAVAILABLE when it died too often of those before.
+            MmeError: what the handler inside raised; EXECUTION_FAILED, TIMED_OUT or OUT_OF_MEMORY when the process
+                ended of this batch, UNAVAILABLE when it ended too often of those before.
         """
         with self._lock:
             return self._finish(self._begin_batch(inputs, outputs))
@@ -202,7 +204,7 @@ class IsolatedHandler(Handler):
             return None
         segment, fds = self._write(message, packing)
         try:
-            begun = self.child.begin(message, fds, self.deadlines.execution)
+            begun = self.child.begin(message, fds, self._limit)
         except BaseException:
             self._unwrite(message, segment, fds)
             raise
@@ -214,7 +216,7 @@ class IsolatedHandler(Handler):
     def _answered(self, segment: Segment) -> tuple[Message, Array]:
         """Wait for the answer to the batch in a segment: the reply, and the bytes in which its places lie."""
         try:
-            reply = self.child.answer(EXECUTING, self.deadlines.execution)
+            reply = self.child.answer(EXECUTING, self._limit)
         except ChildDiedError as death:
             self._bury(death)
             raise
@@ -253,7 +255,7 @@ class IsolatedHandler(Handler):
             return False
         try:
             if idle and not self._unfinished and self.child.alive:
-                self.child.begin({"do": "rest"}, (), self.deadlines.execution)
+                self.child.begin({"do": "rest"}, (), self._limit)
             holes, complete = self._segments.rest(idle=idle)
         finally:
             self._lock.release()
@@ -263,7 +265,7 @@ class IsolatedHandler(Handler):
 
     def is_down(self) -> bool:
         """Whether the process died too often. See `Handler`."""
-        return not self.child.alive and self._restarts.is_used_up(time.monotonic())
+        return not self.child.alive and self._budget.is_used_up(time.monotonic())
 
     def close(self) -> None:
         """End the process. When this returns it is gone, its memory with it; views of outputs stay good."""
@@ -273,11 +275,21 @@ class IsolatedHandler(Handler):
             self._segments.close()
             self._buried(MmeError(Kind.UNAVAILABLE, f"model '{self.config.name}' was unloaded"))
 
+    @property
+    def _limit(self) -> float:
+        """Seconds that a batch may take."""
+        return self.deadlines.load if self.warming else self.deadlines.execution
+
+    @property
+    def _budget(self) -> RestartBudget:
+        """The restarts that count after an end such as the last one."""
+        return self._overruns if self._overran else self._restarts
+
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
         """Write the inputs, have the batch executed: see `_answered`."""
         segment, fds = self._write(message, packing)
         try:
-            self.child.prepare(message, fds, self.deadlines.execution)
+            self.child.prepare(message, fds, self._limit)
         except MmeError:
             self._unwrite(message, segment, fds)
             raise
@@ -343,6 +355,7 @@ class IsolatedHandler(Handler):
         _log.error("%s", death, extra={"target_model": self.config.name})
         self._buried_child = True
         self._last_death = death.message
+        self._overran = death.kind is Kind.TIMED_OUT
         self.child.close(0)
         self._segments.close()
         self._buried(death)
@@ -416,12 +429,12 @@ class IsolatedHandler(Handler):
             self._bury(self.child.death(IDLE))
         self._segments = SegmentPool()
         now = time.monotonic()
-        at = self._restarts.next_at(now)
+        at = self._budget.next_at(now)
         if at is None:
             raise MmeError(Kind.UNAVAILABLE, self._used_up(now))
         if at > now:
             self._closed.wait(at - now)
-        self._restarts.restarted(time.monotonic())
+        self._budget.restarted(time.monotonic())
         _log.warning("starting the process of '%s' anew", self._lane, extra={"target_model": name})
         try:
             self.child, _ = self._begin()
@@ -432,9 +445,12 @@ class IsolatedHandler(Handler):
             raise MmeError(kind, f"model '{name}' can't be loaded again after its process died: {error}") from error
 
     def _used_up(self, now: float) -> str:
+        budget = self._budget
+        slow = "took longer than MME_EXECUTION_TIMEOUT or the limit of a request too often"
+        why = slow if self._overran else "died too often"
         return (
-            f"model '{self.config.name}': the process of '{self._lane}' died too often and is not started again for "
-            f"{max(self._restarts.free_at() - now, 0):.0f} s ({LIMIT} restarts within {WINDOW:.0f} s); "
+            f"model '{self.config.name}': the process of '{self._lane}' {why} and is not started again for "
+            f"{max(budget.free_at() - now, 0):.0f} s ({LIMIT} restarts within {budget.window:.0f} s); "
             f"the last time: {self._last_death}"
         )
 

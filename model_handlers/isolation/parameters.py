@@ -46,9 +46,9 @@ class Deadlines:
     """Seconds after which a process that does not answer is ended.
 
     Attributes:
-        usual_execution: `execution` where a configuration does not say. One for the process.
+        usual_execution: `execution` where a configuration does not say: the limit of a request. One for the process.
         load: from its start to the loaded model; and as long before that for the environment that a model brings.
-        execution: one batch.
+        execution: one batch, from its start; of a decoupled model, from its last response.
         close: the model's own clean-up when it is unloaded.
     """
 

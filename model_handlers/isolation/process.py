@@ -144,7 +144,8 @@ class Child:
             look: called every now and then until the answer is there; what it raises ends the process.
 
         Raises:
-            ChildDiedError: there will be no answer. EXECUTION_FAILED; OUT_OF_MEMORY where the system ended it for that.
+            ChildDiedError: there will be no answer. EXECUTION_FAILED; TIMED_OUT where it took too long; OUT_OF_MEMORY
+                where the system ended it for that.
             MmeError: the message can't be sent; the process is as it was.
         """
         self.prepare(message, fds, seconds)
@@ -175,6 +176,10 @@ class Child:
             self.drop()
         return not unsent
 
+    def extend(self, seconds: float) -> None:
+        """Give what was begun so long from now on: it shows that it goes on. On any thread."""
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+
     def heard(self) -> Message | None:
         """The answer to what was begun, if it is there; None also where something is wrong, for `answer` to tell."""
         try:
@@ -196,7 +201,7 @@ class Child:
         except TimeoutError:
             self._leash.let_go()
             what = f"was ended, since it gave no answer within {self._seconds:g} s,"
-            raise self._died(Kind.EXECUTION_FAILED, what, doing) from None
+            raise self._died(Kind.TIMED_OUT, what, doing) from None
         except ProtocolError as error:
             raise self.broke(error, doing) from None
         except (EOFError, ConnectionError):
@@ -210,10 +215,10 @@ class Child:
         """End a process that answered what it can't have meant; returns what to raise."""
         return self.end(f"it sent {error}", doing)
 
-    def end(self, why: str, doing: str) -> ChildDiedError:
-        """End a process that can't be worked with; returns what to raise."""
+    def end(self, why: str, doing: str, kind: Kind = Kind.EXECUTION_FAILED) -> ChildDiedError:
+        """End a process that can't be worked with; returns what to raise, of that kind."""
         self._leash.let_go()
-        return self._died(Kind.EXECUTION_FAILED, f"was ended, since {why},", doing)
+        return self._died(kind, f"was ended, since {why},", doing)
 
     def take_events(self) -> socket.socket:
         """Our end of the socket for what either side says unasked; the caller's to read and to close from now on."""
@@ -281,6 +286,8 @@ class Child:
                 look()
                 continue
             if not ready:
+                if milliseconds(self._deadline):  # it was given more time meanwhile
+                    continue
                 raise TimeoutError
             if self._leash.fileno() in ready:
                 self._leash.read()

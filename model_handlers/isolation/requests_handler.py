@@ -101,6 +101,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._written: Segment | None = None  # where that lies
         self._begun = 0  # requests of the batch that a process died of
         self._given_back: set[int] = set()  # requests of the last batch that the process did not begin
+        self._heard = 0.0  # when a batch was sent, or a response came, for the last time (monotonic)
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
         self.patience = self.deadlines.execution
         self._alone = self.config.one_by_one
@@ -193,6 +194,25 @@ class IsolatedRequestsHandler(IsolatedHandler):
             raise
         finally:
             self._take_back()
+
+    def due(self) -> float:
+        """When it owes another response of the requests that are open, for clients that wait. See `Handler`."""
+        waits = any(
+            request.responder is not None and not request.responder.is_cancelled()
+            for request in list(self._open.values())
+        )
+        return self._heard + self._limit if waits else 0.0
+
+    def end_overdue(self) -> None:
+        """End the process if it has let them wait for too long; a batch under way has a limit of its own."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self.child.alive and 0.0 < self.due() <= time.monotonic():
+                why = f"it gave no answer within {self._limit:g} s"
+                self._bury(self.child.end(why, _RESPONDING, Kind.TIMED_OUT))
+        finally:
+            self._lock.release()
 
     def ask_ready(self, done: Callable[[bool], None]) -> None:
         """Ask the model in the process; one that has died is started again by the next request. See `Handler`."""
@@ -307,6 +327,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """Call the requests of a batch by their numbers."""
         numbers = range(request_number(batch, 0), request_number(batch, len(requests)))
         self._given_back.clear()
+        self._heard = time.monotonic()
         for number, request in zip(numbers, requests, strict=True):
             if request.responder is not None:
                 self._open[number] = request
@@ -416,6 +437,9 @@ class IsolatedRequestsHandler(IsolatedHandler):
         response = answer_from(message if says else None, shared, self.config.name)
         final = bool(message["final"]) or not self.config.decoupled
         number = message["respond"]
+        self._heard = time.monotonic()
+        if self.config.decoupled:
+            self.child.extend(self._limit)
         if "again" in message:
             self._take_again(number)
             return

@@ -1,9 +1,11 @@
 """How often a process that died is started again.
 
 PURE: `now` in, an answer out. The first restart comes at once, since most deaths are single ones; each further one
-waits twice as long as the one before, and after LIMIT of them within WINDOW seconds there is none, until the oldest
-is that long ago: a model that dies of every request would otherwise cost everybody else the processor time of its
-loads.
+waits twice as long as the one before, and after LIMIT of them within a window there is none, until the oldest is that
+long ago: a model that dies of every request would otherwise cost everybody else the processor time of its loads.
+
+A process that was ended because a batch took too long has a budget of its own, whose window is longer: each such end
+took as long as the limit of an execution. It waits for nothing before a restart.
 """
 
 from __future__ import annotations
@@ -12,13 +14,23 @@ from collections import deque
 
 LIMIT = 5
 WINDOW = 60.0  # seconds
+OVERRUN_WINDOW = 600.0  # seconds, of processes that were ended for the time they took
 _FIRST_DELAY = 0.1  # seconds before the second restart
 
 
 class RestartBudget:
-    """Remembers the last restarts of one instance."""
+    """Remembers the last restarts of one instance.
 
-    def __init__(self) -> None:
+    Attributes:
+        window: seconds in which there are LIMIT restarts at most.
+
+    Args:
+        delay: seconds before the second restart.
+    """
+
+    def __init__(self, window: float = WINDOW, delay: float = _FIRST_DELAY) -> None:
+        self.window = window
+        self._delay = delay
         self._restarts: deque[float] = deque(maxlen=LIMIT)
 
     def __repr__(self) -> str:
@@ -26,18 +38,18 @@ class RestartBudget:
 
     def is_used_up(self, now: float) -> bool:
         """Whether there is no restart for a while. May be asked on any thread."""
-        return len(self._restarts) == LIMIT and self._restarts[0] > now - WINDOW
+        return len(self._restarts) == LIMIT and self._restarts[0] > now - self.window
 
     def next_at(self, now: float) -> float | None:
         """When the next restart may happen, `now` or later in seconds; None when the budget is used up."""
         if self.is_used_up(now):
             return None
-        count = sum(restart > now - WINDOW for restart in self._restarts)
-        return max(now, self._restarts[-1] + _FIRST_DELAY * 2 ** (count - 1)) if count else now
+        count = sum(restart > now - self.window for restart in self._restarts)
+        return max(now, self._restarts[-1] + self._delay * 2 ** (count - 1)) if count else now
 
     def free_at(self) -> float:
         """When a used-up budget has room again."""
-        return self._restarts[0] + WINDOW
+        return self._restarts[0] + self.window
 
     def restarted(self, now: float) -> None:
         """A restart happens."""

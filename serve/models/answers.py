@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from model_handlers.requests import ModelResponse
     from serve.models.execution import Execution
     from serve.models.open_request import OpenRequest, Post
-    from serve.models.signature import Signature
+    from serve.models.signature import Batch, Signature
     from serve.request import InferenceRequest
     from serve.scheduling.batch_queue import Take
     from serve.stats import ModelStats
@@ -74,6 +74,7 @@ class Answers:
         self._decoupled = decoupled
         self._unasked = unasked
         self.is_going = False
+        self._gave_up = False  # on any batch
         self._posts = Posts(loop, self._respond)
 
     def __repr__(self) -> str:
@@ -92,7 +93,8 @@ class Answers:
             self._posts.take_all()  # what a model sent comes before the end of the batch that sent it
         answered = list(zip(batch, execution.results, strict=True))
         good, size = batch, execution.size
-        if not execution.uniform or (self._unasked and any(request.answered for request in batch)):
+        early = self._unasked or self._gave_up
+        if not execution.uniform or (early and any(request.answered for request in batch)):
             answered = [pair for pair in answered if not (pair[0].answered or isinstance(pair[1], GivenBackError))]
             again = self._signature.put_back(batch)
             for request in again:
@@ -162,6 +164,13 @@ class Answers:
         """Count and answer a request that was taken back and not submitted again."""
         self._stats.failed(error.kind, _now() - request.arrival_ns)
         request.resolve(error)
+
+    def give_up(self, batch: Batch, error: MmeError) -> None:
+        """Answer a batch whose execution takes too long, and goes on: what comes of it is dropped."""
+        self._gave_up = True
+        for request in batch:
+            if not request.answered:
+                self.refuse(request, error)
 
     def _leave_open(self, requests: list[InferenceRequest]) -> None:
         """These have no answer yet, and no lane owes them one."""

@@ -44,7 +44,7 @@ _LONGEST_PAUSE = 1023  # batches between two that are tried
 _TOLERANCE = 0.005
 _ROUNDED = {FP16: 0.01, BF16: 0.02}
 _TELLING = 10.0  # times the difference to the batch that answers have to differ from one another
-PASSING = frozenset({Kind.OUT_OF_MEMORY, Kind.UNAVAILABLE})  # errors that say nothing of the model
+PASSING = frozenset({Kind.OUT_OF_MEMORY, Kind.TIMED_OUT, Kind.UNAVAILABLE})  # errors that say nothing of the model
 
 
 class Batching(Enum):

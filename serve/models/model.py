@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.config import Guess
-from model_handlers.errors import MmeError
+from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.parameters import EXECUTION_TIMEOUT, Deadlines
 from serve.decoupled_error import DecoupledError
 from serve.models.answers import Answers
 from serve.models.batch_proof import BatchProof
@@ -34,6 +35,7 @@ from serve.models.dispatches import Dispatches
 from serve.models.instance import Instance, Retired
 from serve.models.layout_check import CheckedLayouts
 from serve.models.loop_poll import LoopPoll
+from serve.models.overruns import Overruns
 from serve.models.readiness import Readiness
 from serve.models.rejoining import Rejoining
 from serve.models.remote_lanes import RemoteLanes
@@ -145,6 +147,9 @@ class Model:
         self._dispatches = dispatches or Dispatches(loop)
         self._poll = poll or LoopPoll(loop, lambda: False)
         self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
+        self._overruns: Overruns | None = None
+        if EXECUTION_TIMEOUT in self.config.parameters and not all(handler.apart for _, handler in handlers):
+            self._overruns = Overruns(Deadlines.of(self.config).execution, loop, self._overran)
         # several requests may be sent to a process of the model's own together; with limits others may be in turn
         self._together = signature.one_by_one and limits is None and any(handler.patience for _, handler in handlers)
         self._rejoining = Rejoining(joins=self.config.joins)
@@ -351,6 +356,8 @@ class Model:
             self._poll.expect()
         else:
             self._poll.hold()
+            if self._overruns is not None:
+                self._overruns.watch(lane.number, batch)
             lane.run(batch)
 
     def _free(self, number: int) -> None:
@@ -392,8 +399,21 @@ class Model:
             self._loop.call_soon_threadsafe(self._pulled, take)
         return take.batch
 
+    def _overran(self, batch: Batch) -> None:
+        """A batch executes in this process for too long."""
+        limit = f"{Deadlines.of(self.config).execution:g} s ({EXECUTION_TIMEOUT})"
+        late = f"model '{self.name}': its execution takes longer than {limit}; it goes on, and what it makes is dropped"
+        self._answers.give_up(batch, MmeError(Kind.TIMED_OUT, late))
+
     def _pull(self, lane: Instance) -> Batch:
-        """The lane's next batch; [] makes it idle. On the lane's thread, which leaves dropped requests to the loop."""
+        """The lane's next batch; [] makes it idle. On the lane's thread."""
+        batch = self._pulled_batch(lane)
+        if self._overruns is not None:
+            self._overruns.begun(lane.number, batch)
+        return batch
+
+    def _pulled_batch(self, lane: Instance) -> Batch:
+        """See `_pull`; dropped requests are left to the loop."""
         if self._limits is not None:  # others may be in turn
             self._loop.call_soon_threadsafe(self._rest, lane)
             return []
@@ -521,5 +541,7 @@ class Model:
         """The loop has nothing to do for it any more. Sequences that are kept would have it look for ever."""
         self.refuse_waiting()
         self._remote.close()
+        if self._overruns is not None:
+            self._overruns.close()
         if self._limits is not None:  # on the loop, which knew of a lane's last execution no earlier than this
             self._limits.close()

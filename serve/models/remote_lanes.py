@@ -4,7 +4,7 @@ A thread that only waits for a process costs two hand-offs a batch, one to it an
 itself, where the handler says that this takes microseconds, and looks after the descriptors on which its answers will
 be heard. All else is left to the lane's own thread: batches that are not sent so, and whatever is heard that is not
 simply the answers: the death of the process, or a part of a message. A batch without an answer when its time is over
-is left to it as well.
+is left to it as well. A process that owes responses of its own accord has as much time for each of them.
 
 Descriptors are looked after as copies, which belong to the loop: they stay what they are, whatever becomes of the
 process and of the handler's own on other threads. Everything here runs on the loop.
@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from typing import TYPE_CHECKING
+
+from serve.threads import STARTER
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,12 +55,12 @@ class RemoteLanes:
         ears = self._ears.get(lane)
         if ears is None:
             return False
+        if self._timer is None:
+            self._timer = self._loop.call_later(lane.handler.patience, self._look)
         if not lane.send(batch, ears.listen):
             ears.close()
             return False
         self._out[lane] = time.monotonic() + lane.handler.patience
-        if self._timer is None:
-            self._timer = self._loop.call_later(lane.handler.patience, self._look)
         return True
 
     def _heard(self, lane: Instance) -> None:
@@ -78,13 +81,21 @@ class RemoteLanes:
         lane.wait()
 
     def _look(self) -> None:
-        """Whose time is over? One timer looks for all batches, and goes on as long as any is under way."""
+        """Whose time is over? One timer looks for all, and goes on as long as any batch or response is owed."""
         self._timer = None
         now = time.monotonic()
         for lane in [lane for lane, until in self._out.items() if until <= now]:
             self._leave(lane)
-        if self._out:
-            self._timer = self._loop.call_later(min(self._out.values()) - now, self._look)
+        looks_at = list(self._out.values())
+        for lane in self._ears:
+            due = lane.handler.due()
+            if 0.0 < due <= now:
+                STARTER.start(threading.Thread(target=lane.handler.end_overdue, name=f"{lane.name} due", daemon=True))
+                due = now + lane.handler.patience  # or a batch is under way, whose own limit ends it
+            if due:
+                looks_at.append(due)
+        if looks_at:
+            self._timer = self._loop.call_later(min(looks_at) - now, self._look)
 
     def close(self) -> None:
         """Look after nothing any more. No batch is under way."""

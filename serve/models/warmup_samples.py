@@ -40,7 +40,7 @@ _log = logging.getLogger("mme.load")
 _REQUEST_BYTES = 1 << 10  # that a request takes beside its data
 _PATIENCE_SECONDS = 300.0  # for a model that answers of its own accord; a load may take 350
 # What says that the sample or the model is wrong, and not that something is missing just now.
-_FAULTS = {Kind.INVALID_ARGUMENT, Kind.EXECUTION_FAILED, Kind.INTERNAL}
+_FAULTS = {Kind.INVALID_ARGUMENT, Kind.EXECUTION_FAILED, Kind.TIMED_OUT, Kind.INTERNAL}
 
 
 class Warmup:
@@ -72,6 +72,13 @@ class Warmup:
         Raises:
             MmeError: naming the sample that failed; what `must_go_on` raises.
         """
+        handler.warming = True
+        try:
+            self._run(handler, lane, must_go_on)
+        finally:
+            handler.warming = False
+
+    def _run(self, handler: Handler, lane: str, must_go_on: Callable[[], None]) -> None:
         for sample in self._samples:
             _log.info("model '%s' instance %s is running warmup sample '%s'", self._config.name, lane, sample.name)
             for iteration in range(sample.count):

@@ -23,8 +23,8 @@ def test_507_stands_for_memory_and_nothing_else():
 def test_every_status_is_an_error_that_its_protocol_knows(kind):
     """SageMaker's contract and KServe know these statuses; the Runtime API has a name for each error."""
     row = STATUSES[kind]
-    assert row.sagemaker in {400, 403, 404, 406, 409, 413, 415, 500, 503, 507}
-    assert row.kserve in {400, 403, 404, 406, 413, 415, 500, 501, 503, 507}
+    assert row.sagemaker in {400, 403, 404, 406, 409, 413, 415, 500, 503, 504, 507}
+    assert row.kserve in {400, 403, 404, 406, 413, 415, 500, 501, 503, 504, 507}
     assert row.runtime in RUNTIME_STATUSES
 
 

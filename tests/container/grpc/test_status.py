@@ -13,7 +13,7 @@ def test_every_kind_has_a_code():
 
 def test_codes_and_http_statuses_agree_on_whose_fault_it_is():
     """What HTTP calls the client's, gRPC does not call the server's, and the other way round; but for secrets, as Triton."""
-    ours = {Status.INTERNAL, Status.UNAVAILABLE, Status.UNIMPLEMENTED}
+    ours = {Status.INTERNAL, Status.UNAVAILABLE, Status.UNIMPLEMENTED, Status.DEADLINE_EXCEEDED}
     for kind in Kind:
         if kind not in {Kind.OUT_OF_MEMORY, Kind.RESTRICTED}:
             assert (STATUSES[kind].kserve >= 500) == (CODES[kind] in ours), kind

@@ -246,6 +246,7 @@ DEEDS = {
     "sigkill": lambda model, inputs: os.kill(os.getpid(), signal.SIGKILL),
     "sys.exit": lambda model, inputs: sys.exit("enough"),
     "hang": lambda model, inputs: signal.pause(),
+    "nap": lambda model, inputs: time.sleep(0.2),
     "spin": lambda model, inputs: ctypes.CDLL(None).pause(),
     "wait": _wait,
     "spam": _spam,

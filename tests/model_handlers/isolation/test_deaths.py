@@ -117,7 +117,7 @@ def test_hang_is_ended(start, deed):
     first = handler.child.pid
     error = fails(handler, deed)
 
-    assert error.kind is Kind.EXECUTION_FAILED
+    assert error.kind is Kind.TIMED_OUT
     assert "gave no answer within 0.2 s" in error.message
     assert not psutil.pid_exists(first)
     handler.deadlines = Deadlines()  # what does not hang may take its time on a busy machine
@@ -249,6 +249,26 @@ def test_restarts_have_a_budget(start):
     assert "died too often" in refused.message
     assert "5 restarts" in refused.message
     assert "exit code 3" in refused.message
+
+
+def test_restarts_for_the_time_that_batches_took_have_a_budget_of_their_own(start):
+    """Five in ten minutes, one at once after another; they leave that of deaths as it is."""
+    handler = start(Misbehaves, MME_EXECUTION_TIMEOUT="0.05")
+    for _ in range(LIMIT + 1):
+        assert fails(handler, "hang").kind is Kind.TIMED_OUT
+    refused = fails(handler, "nothing")
+
+    assert handler.is_down()
+    assert refused.kind is Kind.UNAVAILABLE
+    assert "took longer than MME_EXECUTION_TIMEOUT or the limit of a request too often" in refused.message
+    assert "5 restarts within 600 s" in refused.message
+
+
+def test_a_warm_up_has_the_time_of_a_load(start):
+    """What it executes is part of the load, and may take longer than a batch."""
+    handler = start(Misbehaves, MME_EXECUTION_TIMEOUT="0.05", MME_LOAD_TIMEOUT="60")
+    handler.warming = True
+    assert np.array_equal(do(handler, "nap"), X)
 
 
 def test_restart_that_fails(start):

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -339,6 +340,32 @@ def test_death_while_nothing_is_open(start, caplog):
         eventually(lambda: any("while it executed nothing" in record.message for record in caplog.records))
 
     assert ask(handler, "answer 1") == 1
+
+
+def test_a_process_that_owes_responses_for_too_long_is_ended(start):
+    """Clients that wait are told, and the next batch finds a new process; one that left is not waited for."""
+    handler = start(Unasked, MME_EXECUTION_TIMEOUT="0.2")
+    first = handler.child.pid
+    _, [held, left] = execute(handler, "hold", "hold")
+    eventually(lambda: handler.due() <= time.monotonic())
+    handler.end_overdue()
+
+    [error] = held.end()
+    assert error.kind is Kind.TIMED_OUT
+    assert "gave no answer within 0.2 s, while it had requests to answer" in error.message
+    assert left.end() == [error]
+    assert not psutil.pid_exists(first)
+    _, [left] = execute(handler, "hold")
+    left.leave()
+    assert handler.due() == 0
+
+
+def test_each_response_gives_a_decoupled_model_its_time_again(start):
+    """A batch may take longer than MME_EXECUTION_TIMEOUT as long as responses keep coming."""
+    handler = start(Unasked, MME_EXECUTION_TIMEOUT="0.5")
+    _, [client] = execute(handler, "drip 8")
+
+    assert client.end() == list(range(8))
 
 
 def test_close_ends_open_requests(start):

@@ -82,6 +82,14 @@ def _stream(model, request, argument):
     request.responder.send(None, final=True)
 
 
+def _drip(model, request, argument):
+    """The same, slowly."""
+    for number in range(int(argument)):
+        time.sleep(0.1)
+        request.responder.send(response(number), final=False)
+    request.responder.send(None, final=True)
+
+
 def _large(model, request, argument):
     """Responses of as many elements."""
     for number in range(5):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from model_handlers.config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
+from model_handlers.isolation.parameters import EXECUTION_TIMEOUT
 from serve.models.costs import Costs
 from serve.models.model import Model
 from serve.stats import ModelStats
@@ -67,6 +68,26 @@ async def at_rest(model):
 def counts(model):
     """(succeeded, failed by reason, executions)."""
     return model.stats.success.count, dict(model.stats.failures), model.stats.execution_count
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_execution_in_this_process_that_takes_too_long_is_answered_and_goes_on(toys):
+    """Its batch is told at its time limit, and what it makes is dropped; the next batch waits for its end."""
+    gate = toys.Gate()
+    async with serving(toys, gate, parameters={EXECUTION_TIMEOUT: "0.1"}) as (model, handler):
+        late = [ask(model, toys.Call(number)) for number in range(3)]
+        told = await answers(*late)
+        assert [error.kind for error in told] == [Kind.TIMED_OUT] * 3
+        assert "takes longer than 0.1 s (MME_EXECUTION_TIMEOUT)" in told[0].message
+        behind = ask(model, toys.Call(7))
+        gate.open()
+        await behind.answer()
+        assert behind.kind is None
+        assert handler.batches == [[0, 1, 2], [7]]
+        assert [len(call.answers) for call in late] == [1, 1, 1]
+        assert counts(model) == (1, {"BACKEND": 3}, 2)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------

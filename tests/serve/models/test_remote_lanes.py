@@ -46,6 +46,9 @@ class TritonPythonModel:
             os.kill(os.getpid(), signal.SIGKILL)
         if deed == "hang":
             signal.pause()
+        if deed == "forget":
+            self.forgotten = request.get_response_sender()
+            return None
         if deed == "dawdle":
             time.sleep(1.6)
         if deed == "raise":
@@ -239,6 +242,14 @@ async def test_patience_ends(toys, model_file):
         assert (await ask(model)).tolist() == [2, 2]
 
 
+async def test_a_request_that_is_left_open_for_too_long_is_told(toys, model_file):
+    """Its batch has been answered, and the response that was to come of the model's own accord does not come."""
+    async with serving(toys, model_file, MME_EXECUTION_TIMEOUT="0.4") as (model, _):
+        error = await ask(model, "forget")
+        assert error.kind is Kind.TIMED_OUT
+        assert "while it had requests to answer" in error.message
+
+
 async def test_an_end_waits_for_answers_that_the_last_response_overtook(toys, model_file):
     """Who was answered holds the model no longer; the process still owes the batch's answers, and ends behind them."""
     async with serving(toys, model_file) as (model, _):
@@ -269,7 +280,7 @@ async def test_the_time_of_each_batch_is_its_own(toys, model_file, monkeypatch):
         remote._out = dict.fromkeys(remote._out, 0.0)
         remote._timer.cancel()
         remote._look()
-        assert (remote._timer, remote._out) == (None, {})
+        assert remote._out == {}
         psutil.Process(handler.child.pid).kill()
         assert "SIGKILL" in (await hanging).message
         assert calls == ["await_answers"]
