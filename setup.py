@@ -80,6 +80,7 @@ COMPILED = {
         "http2/frames",
         "http2/header_blocks",
         "infer_routes",
+        "request_limit",
         "request_memory",
         "turn_budget",
     ],

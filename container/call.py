@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from container.codec.encode import Reply
     from container.codec.fields import Read
     from container.exchange import Exchange
+    from container.request_limit import RequestLimit
     from container.traced import Following
     from serve.request import InferenceRequest, LoadReport
 
@@ -96,6 +97,7 @@ class Call:
         kind: what its body means and how its answers are written.
         event_stream: whether its answer travels in frames of an AWS event stream.
         literal_json: whether its answer says NaN and Infinity in place of null.
+        limit: of the time that it may take; None for none.
         following: who follows it for a trace.
 
     Attributes:
@@ -119,6 +121,7 @@ class Call:
         *,
         event_stream: bool = False,
         literal_json: bool = False,
+        limit: RequestLimit | None = None,
         following: Following | None = None,
     ) -> None:
         self.exchange = exchange
@@ -138,6 +141,9 @@ class Call:
         self._begun = False
         self._first: InferenceResponse | None = None  # of a call of type `generate`
         self._turn: InTurn | None = None  # once a thread has had to write for it
+        self._limit = limit
+        if limit is not None:
+            limit.begin(self)
 
     def take(self, request: InferenceRequest) -> InferenceRequest:
         """What is submitted for it; cancelled, if the client has left before it could be made."""
@@ -182,6 +188,8 @@ class Call:
         if self.kind is InferenceType.GENERATE:
             self._keep(request, response)
             return
+        if self._limit is not None:
+            self._limit.renew(self)
         try:
             if (slow := self._slow_reply(response)) is not None:
                 self._work_out(self._line, response, slow, functools.partial(self._responded, request))
@@ -260,6 +268,13 @@ class Call:
         )
         self._finish(MmeError(Kind.UNAVAILABLE, f"model '{name}' still loads"))
 
+    def expire(self, error: MmeError) -> None:
+        """It takes too long: its client is told, and a queued request need not run."""
+        request = self.request
+        self.fail(error)
+        if request is not None:
+            request.cancel()
+
     def abandon(self) -> None:
         """The client left: a queued request need not run."""
         if self.request is not None:
@@ -272,6 +287,8 @@ class Call:
         Who knew each other until now would stay until the collector comes, and with them bodies of any size.
         """
         self.over = True
+        if self._limit is not None:
+            self._limit.over(self)
         self.request = self.read = self.exchange.on_disconnect = None
         if self._turn is not None and self.reply is not None:
             self.reply.places.clear()
@@ -295,6 +312,8 @@ class Call:
 
     def _answered(self, response: InferenceResponse, written: asyncio.Future[tuple[Parts, int | None]]) -> None:
         """A thread has written the one answer."""
+        if self.over:
+            return
         try:
             encoded = self._told(*written.result())
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
@@ -405,6 +424,8 @@ class Call:
         work.add_done_callback(functools.partial(self._send_worked_out, content_type, headers))
 
     def _send_worked_out(self, content_type: bytes, headers: bytes, body: asyncio.Future[bytes]) -> None:
+        if self.over:
+            return
         try:
             parts = (body.result(),)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from container.exchange import Exchange
     from container.forwarding import Forwarding
     from container.read_ahead import Reads
+    from container.request_limit import RequestLimit
     from container.restrictions import Restrictions
     from container.session_calls import Make, Visit
     from container.shared_memory import Place
@@ -78,6 +79,7 @@ class InferRoutes:
         regions: of shared memory, in which tensors may lie; None for none.
         tracer: what traces requests, None where traces go nowhere.
         memory: of requests on the way.
+        limit: of the time that a request may take; None for none.
 
     Attributes:
         draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
@@ -103,6 +105,7 @@ class InferRoutes:
         regions: Regions | None = None,
         tracer: Tracing | None = None,
         memory: RequestMemory | None = None,
+        limit: RequestLimit | None = None,
     ) -> None:
         self.engine = engine
         self._memory = RequestMemory(_MEMORY_IN_BODIES * max_body) if memory is None else memory
@@ -116,6 +119,7 @@ class InferRoutes:
         self._default_accept = default_accept
         self._inference_type = inference_type
         self._literal = literal_json
+        self._limit = limit
         self._restrictions = restrictions
         self._forwarding = forwarding
         self._tracer = tracer
@@ -149,6 +153,7 @@ class InferRoutes:
             inference_type,
             event_stream=route.event_stream,
             literal_json=self._literal,
+            limit=self._limit,
             following=following,
         )
         exchange.on_disconnect = call.abandon

@@ -20,6 +20,7 @@ from container.forwarding import forwarding
 from container.infer_routes import InferRoutes
 from container.keys import Keys
 from container.logs import LogControl
+from container.request_limit import RequestLimit
 from container.request_memory import RequestMemory
 from container.restrictions import Restrictions
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
@@ -29,7 +30,7 @@ from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, Tr
 from model_handlers import gpus
 from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.parameters import EXECUTION_SECONDS, Deadlines
+from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.segments import SIZES
 from serve.cache.eviction import Rules
 from serve.cache.room import megabytes
@@ -60,7 +61,7 @@ class Service:
         tracer: what traces requests, None where traces go nowhere; traces: which ones.
         dashboard: what the page at /dashboard shows, None where it is switched off; watcher: what it is told by.
         emf: what writes CloudWatch's metrics, None where they are not asked for.
-        memory: of requests on the way.
+        memory: of requests on the way; limit: of the time that each may take.
         regions, cuda_regions: of memory that clients share.
         logs: what is logged, and how.
     """
@@ -78,6 +79,7 @@ class Service:
         """
         self.settings = settings
         self.memory = RequestMemory(request_memory(settings))
+        self.limit = RequestLimit(settings.request_timeout, loop)
         self.keys = Keys(settings.key_file) if settings.key_file is not None else None
         self._start_models: tuple[str, ...] = settings.load_models
         default_model = settings.default_model_name
@@ -91,7 +93,7 @@ class Service:
             options = _with_single(options, model)
         BusyPoll.longest = settings.busy_poll_microseconds * 1000
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
-        Deadlines.usual_execution = max(EXECUTION_SECONDS, settings.request_timeout)
+        Deadlines.usual_execution = settings.request_timeout
         self.engine = Engine(options, loop)
         self.tracer = _tracer(settings, life)
         self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
@@ -114,6 +116,7 @@ class Service:
             regions=self.regions,
             tracer=self.tracer,
             memory=self.memory,
+            limit=self.limit,
         )
         self.routes.on_healthy = words.serves if words is not None else None
         self.emf = EmfReporter(self.engine, settings) if settings.emf else None

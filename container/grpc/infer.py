@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from container.forwarding import Forwarding
     from container.grpc.decode import Remembered, Wanted
     from container.grpc.rpc import Rpc
+    from container.request_limit import RequestLimit
     from container.traced import Following, Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
@@ -139,9 +140,11 @@ class Inference:
         engine: who answers.
         codec: who reads and writes messages.
         tracer: what traces requests, None where traces go nowhere.
+        limit: of the time that a request may take.
     """
 
-    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None) -> None:
+    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None, limit: RequestLimit) -> None:
+        self._limit = limit
         self._engine = engine
         self._codec = codec
         self._tracer = tracer
@@ -152,7 +155,7 @@ class Inference:
         A client that leaves, or whose deadline has come, cancels it.
         """
         following = None if self._tracer is None else follow(self._tracer, headers_of(call), "ModelInfer")
-        answer = _Answer(self._codec, call, following)
+        answer = _Answer(self._codec, call, self._limit, following)
         try:
             return self._begin(data, answer)
         except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
@@ -227,13 +230,15 @@ class _Answer:
         wanted: how the client wants it. Set once the request is decoded.
     """
 
-    def __init__(self, codec: Codec, call: Rpc, following: Following | None) -> None:
+    def __init__(self, codec: Codec, call: Rpc, limit: RequestLimit, following: Following | None) -> None:
+        self._limit = limit
         self._codec = codec
         self._call = call
         self._following = following
         self._request: InferenceRequest | None = None
         self.wanted = PLAIN
         call.on_cancel = self._left
+        limit.begin(self)
 
     def headers(self) -> dict[str, str]:
         """The call's metadata."""
@@ -276,19 +281,28 @@ class _Answer:
             self.fail(error if isinstance(error, Exception) else MmeError(Kind.CANCELLED, "the server is going"))
 
     def _send(self, message: bytes) -> None:
+        self._limit.over(self)
         self._call.answer(message)
         if self._following is not None:
             self._following.over(None)
 
     def fail(self, error: Exception) -> None:
         """Send an error."""
+        self._limit.over(self)
         self._call.on_cancel = None
         refuse(self._call, error)
         if self._following is not None:
             self._following.over(known(error))
 
+    def expire(self, error: MmeError) -> None:
+        """It takes too long: its client is told, and a queued request need not run."""
+        self.fail(error)
+        if self._request is not None:
+            self._request.cancel()
+
     def _left(self) -> None:
         """The client has."""
+        self._limit.over(self)
         if self._request is not None:
             self._request.cancel()
         if self._following is not None:

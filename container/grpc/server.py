@@ -79,9 +79,9 @@ class GrpcServer:
         self._open: dict[Rpc, bytes] = {}  # streams, by their paths
         self._listeners: list[asyncio.Server] = []
         codec = Codec(service.engine, forwarding(settings.grpc_header_pattern), service.regions)
-        self._streams = Streams(service.engine, codec, service.tracer)
+        self._streams = Streams(service.engine, codec, service.tracer, service.limit)
         methods = Methods(service, self._draining)
-        infer = Inference(service.engine, codec, service.tracer).infer
+        infer = Inference(service.engine, codec, service.tracer, service.limit).infer
         unary = {f"{INFERENCE}/{name}": method for name, method in {**methods.by_name(), "ModelInfer": infer}.items()}
         unary[f"{HEALTH}/Check"] = methods.check
         streaming = {f"{INFERENCE}/ModelStreamInfer": self._streams.serve, f"{HEALTH}/Watch": methods.watch}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from container.grpc.infer import Codec
     from container.grpc.rpc import Rpc
+    from container.request_limit import RequestLimit
     from container.traced import Following, Tracing
     from model_handlers.config import ModelConfig
     from serve.engine import Engine
@@ -63,9 +64,11 @@ class Streams:
         engine: who answers.
         codec: who reads and writes messages.
         tracer: what traces requests, None where traces go nowhere.
+        limit: of the time that a request may take.
     """
 
-    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None) -> None:
+    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None, limit: RequestLimit) -> None:
+        self._limit = limit
         self._engine = engine
         self._codec = codec
         self._tracer = tracer
@@ -80,7 +83,7 @@ class Streams:
         """
         if self._draining:  # its client has not heard of the end yet
             raise _going()
-        stream = Stream(self._engine, self._codec, self._tracer, headers_of(context))
+        stream = Stream(self._engine, self._codec, self._tracer, self._limit, headers_of(context))
         self._open.add(stream)
         try:
             await stream.serve(context.read, context.write, context.write_now, context.free)
@@ -105,11 +108,15 @@ class Stream:
         headers: the metadata of the stream.
 
     Attributes:
+        limit: of the time that a request may take.
         errors_as_status: whether the first error ends it.
         closed: whether nobody waits for responses any more.
     """
 
-    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None, headers: dict[str, str]) -> None:
+    def __init__(
+        self, engine: Engine, codec: Codec, tracer: Tracing | None, limit: RequestLimit, headers: dict[str, str]
+    ) -> None:
+        self.limit = limit
         self._engine = engine
         self.codec = codec
         self._tracer = tracer
@@ -213,6 +220,7 @@ class Stream:
     def over(self, call: Call) -> None:
         """A call has got its last response."""
         self._calls.discard(call)
+        self.limit.over(call)
         self._free(call.size)
         if not self._reads and not self._calls:
             self._changed.set()
@@ -242,6 +250,7 @@ class Stream:
         call = Call(self, following, len(data))
         self._calls.add(call)
         self._order.append(call)
+        self.limit.begin(call)
         try:
             await self._submit(call, data)
         except asyncio.CancelledError:
@@ -292,6 +301,7 @@ class Stream:
         self.closed = True
         self.drain()
         for call in list(self._calls):
+            self.limit.over(call)
             if call.request is not None:
                 call.request.cancel()
                 call.request = None
@@ -339,6 +349,7 @@ class Call:
         if self._turn is not None and self._turn.waits(functools.partial(self.respond, request, response)):
             return
         self._last = response.final
+        self._stream.limit.renew(self)
         try:
             if takes_long(response, self.wanted.places, self.wanted.classes):
                 work = self._stream.codec.encoding(response, self.wanted, response.final)
@@ -430,6 +441,13 @@ class Call:
         self.wanted.places.clear()
         self._stream.tell(self, error, final=final)
         self._over(error)
+
+    def expire(self, error: MmeError) -> None:
+        """It takes too long: its client is told, and a queued request need not run."""
+        request = self.request
+        self.fail(error, final=True)
+        if request is not None:
+            request.cancel()
 
     def _over(self, error: MmeError | None) -> None:
         self.request = None

@@ -223,9 +223,10 @@ MME_VARIABLES = (
     ours(
         "MME_REQUEST_TIMEOUT",
         _TIMEOUT,
-        "Seconds for one inference request; SageMaker gives up after 60. So long may a model's process execute a "
-        "batch, if that is more than 60 and its parameter MME_EXECUTION_TIMEOUT says nothing, and the Runtime API "
-        "waits for a load. In a batch transform job 3600 by default: the job says how long it waits.",
+        "Seconds from the arrival of one inference request to its answer, or of a streamed answer from one response to "
+        "the next; then 504, while what executes goes on. So long may an execution take where the model's parameter "
+        "MME_EXECUTION_TIMEOUT says nothing: then its process is ended. SageMaker gives up after 60. In a batch "
+        "transform job 3600 by default: the job says how long it waits.",
         flag=False,
     ),
     ours("MME_IDLE_TIMEOUT", _TIMEOUT, "Seconds a connection may lie idle between requests.", flag=False),

@@ -29,6 +29,7 @@ from container.on_loop import OnLoop
 from container.service import Service
 from container.settings import Mode, PingMode, Settings
 from container.worker import _Front
+from model_handlers.isolation.parameters import Deadlines
 from tests.onnx_types import ONNX_TYPES
 from tests.waiting import PATIENCE
 
@@ -244,6 +245,7 @@ def start_service(**settings):
     """A service on a loop of its own, Flask and our HTTP server over it; and a function that ends it all."""
     own = _Loop()
     on_loop = OnLoop(own.loop)
+    usual = Deadlines.usual_execution
     cache = tempfile.TemporaryDirectory()
     options = {"host": "127.0.0.1", "ping_mode": PingMode.LIVE, "memory_budget": 1 << 30, "cache_dir": Path(cache.name)}
     options |= settings
@@ -273,6 +275,7 @@ def start_service(**settings):
         front.close()
         own.stop()
         cache.cleanup()
+        Deadlines.usual_execution = usual
 
     return running, stop
 

@@ -14,9 +14,15 @@ from container.grpc.decode import Remembered, Wanted
 from container.grpc.encode import Encoder
 from container.grpc.infer import Codec
 from container.grpc.stream import Call, Stream, Streams
+from container.request_limit import RequestLimit
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32
 from serve.request import InferenceRequest, InferenceResponse, Layout
+
+
+def no_limit():
+    """Of time, for a test."""
+    return RequestLimit(3600, asyncio.get_running_loop())
 
 
 async def no_requests():
@@ -33,7 +39,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     monkeypatch.setattr(module, "_LIMIT", 10_000)
     taken = []
     codec = SimpleNamespace(encode=lambda response, _wanted, final: Encoder().encode(response, final))
-    stream, reading = Stream(None, codec, None, {}), asyncio.Event()
+    stream, reading = Stream(None, codec, None, no_limit(), {}), asyncio.Event()
 
     async def write(part):
         taken.append(part)
@@ -59,7 +65,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
 async def test_what_is_written_at_once_overtakes_nothing():
     """A client that is not ready for one response gets the next ones behind it, though it is ready for those."""
     taken, ready = [], [True, False, True]
-    stream, reading, over = Stream(None, None, None, {}), asyncio.Event(), asyncio.Event()
+    stream, reading, over = Stream(None, None, None, no_limit(), {}), asyncio.Event(), asyncio.Event()
 
     async def write(part):
         await reading.wait()
@@ -88,7 +94,7 @@ async def test_what_is_written_at_once_overtakes_nothing():
 
 async def test_a_stream_that_is_drained_as_it_opens_ends():
     """Though nothing of it was read yet: the server's end waits for no stream that has nothing to answer."""
-    stream = Stream(None, None, None, {})
+    stream = Stream(None, None, None, no_limit(), {})
     serving = asyncio.create_task(stream.serve(no_requests, None))
     await asyncio.sleep(0)  # it has begun, its reader has not
     stream.drain()
@@ -99,7 +105,7 @@ async def test_a_stream_that_is_drained_as_it_opens_ends():
 
 async def test_a_stream_that_opens_while_the_server_goes_is_refused():
     """Its client has not heard of the end yet, which would wait for that stream as long as it may."""
-    streams = Streams(None, None, None)
+    streams = Streams(None, None, None, no_limit())
     streams.drain()
     with pytest.raises(MmeError, match="the server is going") as raised:
         await streams.serve(SimpleNamespace(metadata=list, read=no_requests, write=None, write_now=None, free=None))
@@ -108,7 +114,7 @@ async def test_a_stream_that_opens_while_the_server_goes_is_refused():
 
 async def test_a_stream_that_its_client_has_ended_ends_well_though_the_server_goes():
     """All that was asked is answered, and nothing more will be."""
-    stream = Stream(None, None, None, {})
+    stream = Stream(None, None, None, no_limit(), {})
     call = Call(stream, None, 0)
     stream._calls.add(call)
     serving = asyncio.create_task(stream.serve(nothing_more, None))
@@ -162,7 +168,8 @@ async def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch, kno
             remembered=remembered,
             encode=lambda response, *_, **__: response.id.encode(),
         )
-        await Stream(SimpleNamespace(submit_made=submit_made), codec, None, {}).serve(read, lambda _: asyncio.sleep(0))
+        stream = Stream(SimpleNamespace(submit_made=submit_made), codec, None, no_limit(), {})
+        await stream.serve(read, lambda _: asyncio.sleep(0))
     finally:
         gc.enable()
     assert gone == [(number, [None] * number) for number in range(4)]
@@ -175,7 +182,7 @@ WORDS = np.array([b"word"] * 5000, dtype=np.object_)
 async def test_what_takes_long_to_write_keeps_its_place(decoupled):
     """A thread writes it; what comes behind it, of its request or of its stream, comes behind it."""
     taken = []
-    stream, over = Stream(None, Codec(None), None, {}), asyncio.Event()
+    stream, over = Stream(None, Codec(None), None, no_limit(), {}), asyncio.Event()
 
     async def write(part):
         taken.append(pb.ModelStreamInferResponse.FromString(part))
