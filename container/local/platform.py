@@ -138,24 +138,28 @@ class Platform:
 
     @contextmanager
     def _leased(self, target: str, deadline: float) -> Iterator[Resident]:
-        """The model, loaded, which nobody unloads meanwhile."""
+        """The model, loaded, which is not unloaded meanwhile."""
         while True:
             entry = self._begun(target)
-            resident = entry.resident
-            wait([entry.ready], max(deadline - time.monotonic(), 0.0))
-            if not entry.ready.done():
-                raise not_ready(target)
-            entry.ready.result()
-            with self._lock:  # it may have left again since
-                if resident.state is State.LOADED:
-                    resident.in_flight += 1
-                    resident.last_used = time.monotonic()
-                    break
+            with self._using(entry) as resident:
+                wait([entry.ready], max(deadline - time.monotonic(), 0.0))
+                if not entry.ready.done():
+                    raise not_ready(target)
+                entry.ready.result()
+                if resident.state is State.LOADED:  # else the container has lost it since
+                    yield resident
+                    return
+
+    @contextmanager
+    def _using(self, entry: _Entry) -> Iterator[Resident]:
+        """End a request's use of a model, which `_begun` has counted, behind what is done with it."""
+        resident = entry.resident
         try:
             yield resident
         finally:
             with self._lock:
                 resident.in_flight -= 1
+                resident.last_used = time.monotonic()
                 leaves = not self.keep and not resident.in_flight and resident.state is State.LOADED
                 if leaves:
                     resident.state = State.LEAVING
@@ -164,13 +168,14 @@ class Platform:
                 self._loads.submit(self._unload, entry)
 
     def _begun(self, target: str) -> _Entry:
-        """The model and its load, which begins now if nobody began it."""
+        """The model and its load, which begins now unless it has begun; with one more request that uses it."""
         with self._lock:
             known = self._here.get(target)
             if known is None or known.resident.state is State.LEAVING:
                 entry = _Entry(Resident(hashlib.sha256(target.encode()).hexdigest()[:32], target))
                 entry.ready = self._loads.submit(self._load, entry, known)
                 self._here[target] = known = entry
+            known.resident.in_flight += 1
             return known
 
     def _residents(self) -> list[Resident]:

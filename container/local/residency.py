@@ -1,8 +1,8 @@
 """Which models an instance holds, and which one leaves when its container says 507. PURE.
 
 A model is queued, loading, loaded or leaving. The one that leaves is the loaded one that was used longest ago and
-answers nobody now; SageMaker documents no more than that it unloads unused models. Where all are busy it is worth
-waiting for one, but not for somebody who waits in turn: of two who want room, one gives up.
+has no request now, one that waited for its load included; SageMaker documents no more than that it unloads unused models. Where all are busy it is worth
+waiting for one, but not for one that waits in turn: of two who want room, one gives up.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Resident:
     Attributes:
         name: that the container knows it by.
         target: that clients know it by.
-        in_flight: requests that it answers now.
-        last_used: when the last one came, on the clock of whoever writes it here.
+        in_flight: requests that it answers now, or that wait for it.
+        last_used: when it was loaded, or the last one was over, on the clock of the platform.
         wants_room: whether it waits itself for somebody to leave.
     """
 

@@ -61,6 +61,7 @@ class Contract(Handler):
             self._answer(507, {"error": "no memory"})
         else:
             self.server.loaded[document["model_name"]] = says
+            self.server.admitted.append(says)
             self._answer(200, {})
 
     def _invoke(self, name, body):
@@ -119,7 +120,7 @@ class Contract(Handler):
 @pytest.fixture
 def contract():
     """The container; `url` is where it listens."""
-    with answering(Contract, loaded={}, room=2, seen=[], load_orders=[], gates={}, slow={}) as server:
+    with answering(Contract, loaded={}, admitted=[], room=2, seen=[], load_orders=[], gates={}, slow={}) as server:
         yield server
 
 

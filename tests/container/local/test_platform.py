@@ -71,6 +71,20 @@ def test_room_is_waited_for_while_models_are_busy(start, contract):
         assert slow.result(PATIENCE) == "b"
 
 
+def test_a_model_stays_until_the_request_that_waited_for_it_is_answered(start, contract):
+    """Clients of more models than there is room for: each load answers a request at least."""
+    contract.room = 1
+    client = start()
+    rounds = 6
+
+    def asked(target):
+        return [ask(client, f"{target}.tar.gz") for _ in range(rounds)]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(asked, "abcd")) == [[target] * rounds for target in "abcd"]
+    assert len(contract.admitted) <= 4 * rounds
+
+
 def test_of_two_that_want_room_neither_waits_for_the_other(start, contract):
     """Two models that can never be loaded are both told so."""
     contract.gates["never.tar.gz"] = threading.Event()
