@@ -56,6 +56,8 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
 
     def unload_model(name: str) -> Response:
         engine.check_control()
+        if target := request.headers.get(TARGET_MODEL, ""):
+            on_loop.call(engine.register.check_alias, name, target)
         on_loop.run(engine.unload(engine.canonical(name)))
         return json_answer({})
 

@@ -66,6 +66,7 @@ class Register:
         self._noted_use = 0.0
         self._leave_out(left_out)
         self._restore()
+        self._called = set(self._journal.aliases.values())  # models that have another name
         self._watch_use()
 
     def _leave_out(self, names: frozenset[str]) -> None:
@@ -115,6 +116,8 @@ class Register:
     def check_alias(self, name: str, alias: str) -> None:
         """Refuse a request that names one model in its path and another in its header.
 
+        Nothing tells what clients call a model that was posted without a header: any name will do that is no other's.
+
         Raises:
             MmeError: INVALID_ARGUMENT; UNKNOWN_MODEL where nothing has the path's name, so that whoever loads models
                 learns that this one has to be.
@@ -122,16 +125,24 @@ class Register:
         known = self.canonical(name)
         if self.canonical(alias) == known:
             return
-        if known not in self._cache.entries:
+        entry = self._cache.entries.get(known)
+        if entry is None:
             self.find(known)
+        elif self._is_uncalled(entry) and self.canonical(alias) not in self._cache.entries:
+            return
         raise invalid_argument(
             f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
         )
+
+    def _is_uncalled(self, entry: Entry[Any]) -> bool:
+        """Whether a model was posted, and nothing said what clients call it."""
+        return entry.name not in self._called and isinstance(origin(entry.source), Unpacked)
 
     def call(self, name: str, alias: str) -> None:
         """Give a model another name, if that is one."""
         if alias and alias != name:
             self._journal.aliases[alias] = name
+            self._called.add(name)
             self._journal.changed()
 
     # -- entries -------------------------------------------------------------------------------------------------
@@ -204,6 +215,7 @@ class Register:
         self.decoupled.discard(entry.name)
         if not entry.stats.loads:
             self.stats.pop(entry.name, None)
+        self._called.discard(entry.name)
         for alias in [alias for alias, name in self.aliases.items() if name == entry.name]:
             del self._journal.aliases[alias]
             self._journal.changed()

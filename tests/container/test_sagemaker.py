@@ -91,6 +91,33 @@ def test_the_target_models_name_is_an_alias_bound_at_load(platform, load, json_i
     assert infer(platform, "/invocations", json_inputs, **{"Target-Model": "b.tar.gz"}).status == 404
 
 
+def test_an_unload_that_names_another_target_model_is_refused(platform, load, json_inputs):
+    """As an invocation is: both models go on serving."""
+    load("m", "hash1", **{"Target-Model": "a.tar.gz"})
+    load("n", "hash2", **{"Target-Model": "b.tar.gz"})
+    for forged in ("b.tar.gz", "c.tar.gz"):
+        refused = platform.http("DELETE", "/models/m", {TARGET: forged})
+        assert (refused.status, f"'{forged}'" in refused.error) == (400, True)
+    for target, name in (("a.tar.gz", "m"), ("b.tar.gz", "n")):
+        assert infer(platform, f"/models/{name}/invoke", json_inputs, **{"Target-Model": target}).status == 200
+    assert platform.http("DELETE", "/models/none", {TARGET: "a.tar.gz"}).status == 404
+    assert platform.http("DELETE", "/models/m", {TARGET: "a.tar.gz"}).status == 200
+
+
+def test_a_model_loaded_without_a_target_model_is_invoked_and_unloaded_with_one(platform, load, json_inputs):
+    """Nothing says what clients call it; only the name of another model is refused."""
+    load("m", "hash1")
+    load("n", "hash2", **{"Target-Model": "b.tar.gz"})
+    load("other", "hash2")
+    header = {"Target-Model": "tenant/a.tar.gz"}
+    assert infer(platform, "/models/m/invoke", json_inputs, **header).json["outputs"][0]["data"] == [2, 4, 6, 8]
+    for target in ("b.tar.gz", "n", "other"):
+        assert infer(platform, "/models/m/invoke", json_inputs, **{"Target-Model": target}).status == 400
+        assert platform.http("DELETE", "/models/m", {TARGET: target}).status == 400
+    assert infer(platform, "/models/n/invoke", json_inputs, **header).status == 400
+    assert platform.http("DELETE", "/models/m", {TARGET: "tenant/a.tar.gz"}).status == 200
+
+
 def test_a_model_is_called_as_clients_call_it(platform, load, json_inputs):
     """Answers, errors, statistics and metrics have the target model's name; the routes that load it have SageMaker's."""
     load("m", "hash1", **{"Target-Model": "tenant/a.tar.gz"})
