@@ -1,8 +1,8 @@
 """Which models an instance holds, and which one leaves when its container says 507. PURE.
 
-A model is queued, loading, loaded or leaving. The one that leaves is the loaded one that was used longest ago and has no
-request now, one that waited for its load included; SageMaker documents no more than that it unloads unused models. Where
-all are busy it is worth waiting for one, but not for one that waits in turn: of two that want room, one gives up.
+A model is queued, loading, loaded or leaving. The one that leaves is the loaded one that was used longest ago and has
+no request now, one that waited for its load included; SageMaker documents no more than that it unloads unused models.
+Where all are busy it is worth waiting for one, but not for one that waits in turn: of two that want room, one gives up.
 """
 
 from __future__ import annotations
