@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 import orjson
 
+from container.log_pipe import LinePipe
 from container.settings import Mode
 from model_handlers.errors import Kind
 from serve.cache.cache_events import Deed
@@ -96,7 +97,7 @@ class EmfReporter:
     def __init__(self, engine: Engine, settings: Settings, write: Callable[[bytes], object] | None = None) -> None:
         self._engine = engine
         self._settings = settings
-        self._write = write or _to_standard_output
+        self._write = write or _to_standard_output()
         self._timer: asyncio.TimerHandle | None = None
         self._heard: _Metrics = {}
         self._heard_of: dict[str, _Metrics] = {}
@@ -202,6 +203,11 @@ def dimension(name: str) -> str:
     return quote(name, safe=_PRINTABLE)[:_LONGEST_DIMENSION]
 
 
-def _to_standard_output(lines: bytes) -> None:
-    sys.stdout.buffer.write(lines)
-    sys.stdout.buffer.flush()
+def _to_standard_output() -> Callable[[bytes], None]:
+    """Writes without ever waiting for what reads it."""
+
+    def told(count: int) -> bytes:
+        _log.warning("CloudWatch metrics of %d periods were dropped, since nothing read standard output", count)
+        return b""
+
+    return LinePipe(sys.stdout.fileno(), told).write

@@ -1,9 +1,9 @@
 """How log lines look: text for a person at a terminal, one JSON object a line for everything else, or as Triton's.
 
 Everybody logs with the standard library (`logging.getLogger("mme.…")`, facts in `extra=`), gunicorn and botocore too;
-all of it goes through one handler on the root logger, where structlog renders it. A traceback is one field of its line,
-so that a log group never sees it cut into pieces. There is no access log: a line for every ping costs money and says
-nothing.
+all of it goes through one handler on the root logger, where structlog renders it, and which waits for no reader. A
+traceback is one field of its line, so that a log group never sees it cut into pieces. There is no access log: a line
+for every ping costs money and says nothing.
 
 `configure` is called once in each process, before threads start; the handler locks by itself. A `LogControl` changes
 later what is logged, and how, in the process that serves.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from container.log_pipe import PipeHandler
 from container.log_settings import LogSettings
 from container.settings.kinds import LogFormat
 from model_handlers.importing import import_without
@@ -70,7 +71,7 @@ def logging_config(level: str, format: LogFormat, stream: TextIO | None = None) 
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": _formatter, "colours": stream.isatty(), "lines": lines}},
-        "handlers": {_HANDLER: {"class": "logging.StreamHandler", "formatter": "line", "stream": stream}},
+        "handlers": {_HANDLER: {"()": PipeHandler, "formatter": "line", "stream": stream}},
         "root": {"level": quiet, "handlers": [_HANDLER]},
         "loggers": {
             **{name: {"level": level.upper(), "handlers": [], "propagate": True} for name in _OURS},
@@ -89,6 +90,11 @@ class LogControl:
     def __init__(self, level: str, format: LogFormat) -> None:  # noqa: A002 - the setting's name
         self._now = LogSettings.of_level(level, _chosen(format, sys.stderr))
 
+    @property
+    def dropped(self) -> int:
+        """Lines that nothing read and that were dropped."""
+        return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, PipeHandler))
+
     def document(self) -> dict[str, Any]:
         """As a client reads it."""
         return self._now.as_document()
@@ -104,7 +110,7 @@ class LogControl:
             logging.getLogger(name).setLevel(now.level)
         logging.getLogger().setLevel(_quiet(now.level))
         for handler in logging.getLogger().handlers:
-            if handler.name == _HANDLER and isinstance(handler, logging.StreamHandler):
+            if handler.name == _HANDLER and isinstance(handler, PipeHandler):
                 handler.filters = [lambda record: now.lets_through(record.levelno)]
                 handler.setFormatter(_formatter(colours=handler.stream.isatty(), lines=now.format))
 

@@ -67,6 +67,8 @@ def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
 
     def metrics() -> Response:
         families = on_loop.call(list, counted.collect())
+        dropped = service.logs.dropped
+        families.append(CounterMetricFamily("mme_log_lines_dropped", "Lines of the log that nothing read", dropped))
         families += MachineCollector().collect()  # asking drivers takes milliseconds, which the loop does not have
         text = _UNTYPED.sub(rb"\1 counter", generate_latest(SimpleNamespace(collect=lambda: families)))
         return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)

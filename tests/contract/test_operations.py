@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from tests.contract import models
 from tests.contract.server import SCRIPTS, clean_environment, eventually, kill
 from tests.contract.test_ensembles import PYTHON, python_model
 from tests.processes import is_over
+from tests.waiting import PATIENCE
 
 LOOPBACK = {"MME_HOST": "127.0.0.1", "MME_PORT": "0"}
 STORE = {"MME_MODEL_STORE": "s3://bucket/models", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -350,3 +352,42 @@ def test_a_damaged_copy_on_disk_is_downloaded_again(serve, gate, aws, s3, bucket
     assert {name: times - before[name] for name, times in downloads().items()} == dict.fromkeys(damages, 1) | {
         "whole": 0
     }
+
+
+# -- a log that nothing reads ------------------------------------------------------------------------------------------
+
+
+def test_a_full_log_pipe_stops_no_request(tmp_path):
+    """Whatever collects the log stands still: requests are answered, what was dropped is counted, and told in the log."""
+    environ = clean_environment(
+        tmp_path, **LOOPBACK, MME_CACHE_DIR=str(tmp_path / "cache"), MME_MODEL_STORE=str(tmp_path)
+    )
+    process = subprocess.Popen([SCRIPTS / "serve"], env=environ, stderr=subprocess.PIPE)
+    try:
+        port = next(
+            found[1] for line in process.stderr if (found := re.search(rb"Listening at: http://[^ ]+:(\d+)", line))
+        )
+        server = http.client.HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE)
+        eventually(lambda: answer(server, "GET", "/ping")[0] == 200, "a healthy ping")
+        path = f"/v2/repository/models/{'no_such_model' * 60}/load"
+        assert {answer(server, "POST", path)[0] for _ in range(700)} == {500}  # as Triton has it
+        status, metrics = answer(server, "GET", "/metrics")
+        (dropped,) = re.findall(r"^mme_log_lines_dropped_total (\S+)", metrics, re.MULTILINE)
+        assert status == 200
+        assert float(dropped) > 0
+        server.close()
+        process.terminate()
+        said = process.stderr.read().decode()
+    finally:
+        process.kill()
+        process.stderr.close()
+    assert process.wait() == 0
+    told = re.findall(r"(\d+) lines of the log were dropped here, since nothing read it", said)
+    assert sum(map(int, told)) == float(dropped)
+
+
+def answer(connection, method, path):
+    """Status and body."""
+    connection.request(method, path, b"{}" if method == "POST" else None)
+    response = connection.getresponse()
+    return response.status, response.read().decode()
