@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from container.headers import INFERENCE_ID, TARGET_MODEL
+from container.headers import INFERENCE_ID, TARGET_MODEL, name_of
 from container.targets import shown
 from model_handlers.errors import Kind, MmeError
 
@@ -32,7 +32,7 @@ def log_failure(error: MmeError, exchange: Exchange) -> None:
         headers = exchange.headers
         context = {
             "path": shown(exchange.target),
-            "target_model": headers.get(TARGET_MODEL, ""),
+            "target_model": name_of(headers.get(TARGET_MODEL, "")),
             "inference_id": headers.get(INFERENCE_ID, ""),
         }
         _log.log(level, "%s", error, extra={key: value for key, value in context.items() if value})

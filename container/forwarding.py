@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from container.codec.fields import RESERVED
+from container.headers import text_of
 from container.http1.head import Headers
 from model_handlers.errors import invalid_argument
 
@@ -60,11 +61,3 @@ def _as_sent(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     if not isinstance(headers, Headers):
         return headers.items()
     return ((text_of(name), text_of(value.rstrip())) for name, value in headers.fields)
-
-
-def text_of(sent: bytes) -> str:
-    """What a header says: UTF-8, which HTTP leaves to whoever reads it, or what HTTP once said that it is."""
-    try:
-        return sent.decode()
-    except UnicodeDecodeError:
-        return sent.decode("latin-1")

@@ -23,7 +23,7 @@ from container.codec.framing import accepts_binary, explained, header_length
 from container.codec.generate import decode_generate
 from container.codec.json_pieces import LARGE, read_generate, read_infer
 from container.failures import known
-from container.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL
+from container.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, name_of
 from container.read_ahead import JsonReading, by_thread, read_ahead
 from container.request_memory import Inflating, RequestMemory, out_of_request_memory
 from container.session_calls import SESSION_ID, SessionCalls
@@ -196,7 +196,7 @@ class InferRoutes:
 
     def _infer(self, call: Call, route: Route) -> None:
         headers = call.exchange.headers
-        name = self._model_name(route, headers.get(TARGET_MODEL, ""))
+        name = self._model_name(route, name_of(headers.get(TARGET_MODEL, "")))
         version = path_version(route.version) if route.version else None
         if "content-encoding" in headers:
             self._inflated(call, name, functools.partial(self._infer_body, call, route, name, version))
@@ -368,7 +368,7 @@ class InferRoutes:
         return call.take(request)
 
     def _generate(self, call: Call, route: Route) -> None:
-        name = self._model_name(route, call.exchange.headers.get(TARGET_MODEL, ""))
+        name = self._model_name(route, name_of(call.exchange.headers.get(TARGET_MODEL, "")))
         self._inflated(call, name, functools.partial(self._generate_body, call, route, name))
 
     def _generate_body(self, call: Call, route: Route, name: str, body: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, request
 
-from container.headers import TARGET_MODEL
+from container.headers import TARGET_MODEL, name_of
 from container.settings import Mode
 from container.views import json_answer, json_body
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -47,7 +47,7 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
         document = json_body(required=True)
         _check_may_name_folders(service.settings)
         name, url = _text(document, "model_name"), _text(document, "url")
-        target = request.headers.get(TARGET_MODEL, "")
+        target = name_of(request.headers.get(TARGET_MODEL, ""))
         on_loop.run(engine.load(target, url, name) if target else engine.load(name, url))
         return json_answer(_described(name, url))
 
@@ -56,7 +56,7 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
 
     def unload_model(name: str) -> Response:
         engine.check_control()
-        if target := request.headers.get(TARGET_MODEL, ""):
+        if target := name_of(request.headers.get(TARGET_MODEL, "")):
             on_loop.call(engine.register.check_alias, name, target)
         on_loop.run(engine.unload(engine.canonical(name)))
         return json_answer({})

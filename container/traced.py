@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from container.headers import INFERENCE_ID, TARGET_MODEL
+from container.headers import INFERENCE_ID, TARGET_MODEL, name_of
 from container.targets import shown
 from container.traces.context import Origin, origin
 from container.traces.settings import TraceControl, TraceSettings
@@ -200,6 +200,6 @@ def _origin_attributes(exchange: Exchange) -> Iterator[tuple[str, Any]]:
     yield "http.request.method", exchange.method
     yield "url.path", shown(exchange.target)
     if TARGET_MODEL in headers:
-        yield "aws.sagemaker.target_model", headers[TARGET_MODEL]
+        yield "aws.sagemaker.target_model", name_of(headers[TARGET_MODEL])
     if INFERENCE_ID in headers:
         yield "aws.sagemaker.inference_id", headers[INFERENCE_ID]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from container.forwarding import text_of
+from container.headers import text_of
 from container.traced import Following
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from container.codec.event_stream import exception, payload_part
+from container.headers import TARGET_MODEL, name_of
 from container.local.faults import RuntimeApiError, no_operation, throttled
-from container.local.upstream import TARGET_MODEL, SilentError
+from container.local.upstream import SilentError
 from container.views import keep_out
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def make_front(
         body = request.get_data()
         if not throttle.admits(time.monotonic()):
             raise throttled()
-        target = request.headers.get(TARGET_MODEL, "")
+        target = name_of(request.headers.get(TARGET_MODEL, ""))
         endpoint.check(name, target)
         _check_sizes(body, request.headers.get(f"{_PREFIX}Custom-Attributes", ""))
         return target, body

@@ -114,7 +114,10 @@ class Container:
         timeout: float,
     ) -> http.client.HTTPResponse:
         with self._silence(timeout):
-            connection.request(method, path, body or None, {**headers, **self._authorization})
+            sent: dict[str, str | bytes] = {**headers, **self._authorization}
+            if TARGET_MODEL in headers:
+                sent[TARGET_MODEL] = headers[TARGET_MODEL].encode()  # UTF-8, as boto3 sends it
+            connection.request(method, path, body or None, sent)
             return connection.getresponse()
 
     def _pieces(

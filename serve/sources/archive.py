@@ -20,7 +20,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_mode
 from model_handlers.inflate import GZIP_WINDOW, InflatedStream
 from model_handlers.untar import Unpacking, shown
 from serve.sources.disk import publish, staging_directory
-from serve.sources.tar_member import ExtractLimits, checked_path, is_mac_metadata
+from serve.sources.tar_member import ExtractLimits, checked_path, is_mac_metadata, names_itself, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,6 +97,7 @@ class _Unpacking(Unpacking):
         self._crc = 0
         self._packed = packed
         self._empty = True
+        self._absolute: bool | None = None  # whether paths are, as `tar -P` leaves them
         self._archive = archive
         self._limits = limits
         self._claim = claim
@@ -132,6 +133,14 @@ class _Unpacking(Unpacking):
             raise self.refused(
                 f"unpacks to more than {self._limits.max_bytes} bytes, the limit, at member {shown(member.name)}"
             )
+        absolute = member.name.startswith("/")
+        if self._absolute is (not absolute):
+            raise self.refused(
+                f"has absolute paths beside relative ones (member {shown(member.name)}): pack with relative ones"
+            )
+        self._absolute = absolute
+        if names_itself(member) and self.made.get(parts_of(member.name)) is False:
+            return
         parts = checked_path(member, self._archive, self._limits)
         if is_mac_metadata(parts):
             return  # the next header skips its data

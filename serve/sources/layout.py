@@ -103,11 +103,25 @@ def directories(path: Path) -> list[Path]:
 
 
 def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
-    """The model directories of an unpacked archive.
+    """The model directories of an unpacked archive, or of the one folder that holds all of it.
 
     It is one itself if it needs no script: what it has below is its own, unless that is models of Triton's, which read
     what lies above or beside them by their code.
     """
+    found = _candidates_in(path, scripts)
+    while not found and (inner := _only_folder(path)):
+        path = inner
+        found = _candidates_in(path, scripts)
+    return found
+
+
+def _only_folder(path: Path) -> Path | None:
+    """The one folder that there is in a directory, where there is nothing else; hidden files count for nothing."""
+    there = [child for child in path.iterdir() if not child.name.startswith(".")]
+    return there[0] if len(there) == 1 and there[0].is_dir() else None
+
+
+def _candidates_in(path: Path, scripts: Scripts) -> list[Path]:
     if is_model(path):
         return [path]
     models = [child for child in directories(path) if is_model(child)]

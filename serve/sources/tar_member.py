@@ -42,20 +42,28 @@ class ExtractLimits:
 
 
 def checked_path(member: tarfile.TarInfo, archive: str, limits: ExtractLimits) -> tuple[str, ...]:
-    """The names of the path of a file or directory, () for the root of the archive.
+    """The names of the path of a file or directory, () for the root of the archive, where an absolute path begins too.
 
     Raises:
         MmeError: INVALID_MODEL, naming archive and member, for any other kind of member and for a path that leaves
             the directory, cannot be written, or goes beyond the limits.
     """
     reason = _wrong_kind(member)
-    if not reason and member.name.startswith("/"):
-        reason = "an absolute path: pack with relative ones"
-    parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
+    parts = parts_of(member.name)
     reason = reason or _wrong_names(parts, limits)
     if reason:
         raise invalid_model(f"archive '{archive}' has {reason} (member {shown(member.name)})")
     return parts
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """The names of a path, without those that lead nowhere."""
+    return tuple(part for part in name.split("/") if part not in ("", "."))
+
+
+def names_itself(member: tarfile.TarInfo) -> bool:
+    """Whether it is a hard link to the file of its own name: what GNU tar makes of a file that it is given twice."""
+    return member.islnk() and not member.size and parts_of(member.linkname) == parts_of(member.name)
 
 
 def _wrong_kind(member: tarfile.TarInfo) -> str:

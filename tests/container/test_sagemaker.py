@@ -91,6 +91,16 @@ def test_the_target_models_name_is_an_alias_bound_at_load(platform, load, json_i
     assert infer(platform, "/invocations", json_inputs, **{"Target-Model": "b.tar.gz"}).status == 404
 
 
+def test_a_target_model_may_have_any_letters(platform, load, json_inputs):
+    """Headers are UTF-8, as boto3 writes them, or Latin-1, as HTTP once said."""
+    for name, sent in (("日本.tar.gz", "日本.tar.gz".encode().decode("latin-1")), ("é.tar.gz", "é.tar.gz")):
+        load("m", "hash1", **{"Target-Model": sent})
+        reply = infer(platform, "/models/m/invoke", json_inputs, **{"Target-Model": sent})
+        assert (reply.status, reply.json["model_name"]) == (200, name)
+        assert infer(platform, "/invocations", json_inputs, **{"Target-Model": sent}).status == 200
+        assert platform.http("DELETE", "/models/m", {TARGET: sent}).status == 200
+
+
 def test_an_unload_that_names_another_target_model_is_refused(platform, load, json_inputs):
     """As an invocation is: both models go on serving."""
     load("m", "hash1", **{"Target-Model": "a.tar.gz"})

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from tests.contract import scripts
+from tests.contract import models, scripts
 from tests.frameworks import framework
 
 ROWS = np.random.default_rng(0).random((20, 3)).astype(np.float32)
@@ -56,6 +56,24 @@ def test_a_booster_among_many_models_answers_in_json(serve, booster):
     refused = server.ask("POST", "/models/0a1b/invoke", b"1,2,3,4,5", **told)
     assert refused.status == 400
     assert "5 numbers, and the model 3 features" in refused.error
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive", "alone"])
+def test_a_booster_in_a_folder_of_its_archive_is_served(serve, booster, tmp_path, kind):
+    """`tar -czf model.tar.gz model` in place of what lies in it; the platform's unpacking makes no difference."""
+    folder, expected = booster
+    if kind == "archive":
+        (tmp_path / "store").mkdir()
+        models.pack(folder.parent, tmp_path / "store" / "a.tar.gz")
+        server, path = serve({"MME_MODEL_STORE": str(tmp_path / "store")}), "/models/a.tar.gz/invoke"
+    elif kind == "folder":
+        server, path = serve({"SAGEMAKER_MULTI_MODEL": "true"}), "/models/0a1b/invoke"
+        assert server.ask("POST", "/models", {"model_name": "0a1b", "url": str(folder.parent)}).status == 200
+    else:
+        server, path = serve({"MME_MODEL_DIR": str(folder.parent)}), "/invocations"
+
+    answer = server.ask("POST", path, BODY, **{"Content-Type": "text/csv", "Accept": "text/csv"})
+    assert (answer.status, float(answer.body)) == (200, expected)
 
 
 @pytest.mark.parametrize(("environ", "ends"), [({}, ""), ({"SAGEMAKER_BATCH": "true"}, "\n")])

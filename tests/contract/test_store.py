@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import botocore.exceptions
 import numpy as np
@@ -104,6 +105,18 @@ def test_an_archive_may_be_called_without_its_suffix(either, runtime, archives, 
         assert models.y(json.load(invoke(client, target)["Body"])) == [3, 4, 5, 6]
     with pytest.raises(client.exceptions.ValidationError, match="is not in the store"):
         invoke(client, "two.tar")
+
+
+def test_a_target_model_may_have_any_letters(either, runtime, archives, bucket, s3):
+    """boto3 writes its name in UTF-8; it is the same in S3, in a folder, and in a path."""
+    name = "modèle-日本.tar.gz"
+    shutil.copy(archives / "plus-2.tar.gz", archives / name)
+    s3.upload_file(str(archives / "plus-2.tar.gz"), bucket, f"{PREFIX}/{name}")
+
+    assert models.y(json.load(invoke(runtime(either), name)["Body"])) == [3, 4, 5, 6]
+    assert loads(either, name) == 1
+    assert either.ask("POST", f"/models/{quote(name)}/invoke", models.ONE).json["model_name"] == name
+    assert either.ask("DELETE", f"/models/{quote(name)}").status == 200
 
 
 def test_boto3_sends_and_gets_binary_tensors(either, runtime):

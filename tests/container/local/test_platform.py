@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,6 +36,15 @@ def test_a_model_is_downloaded_unpacked_and_loaded_when_it_is_asked_for(start, c
     ((name, _),) = contract.loaded.items()
     assert (tmp_path / "instance" / name / "model" / "says").read_text() == "a"
     assert {headers["X-Amzn-SageMaker-Target-Model"] for _, headers in contract.seen} == {"a.tar.gz"}
+
+
+def test_a_target_model_may_have_any_letters(start, contract, archives):
+    """Its name reaches the container in UTF-8, as boto3 has sent it."""
+    shutil.copy(archives / "a.tar.gz", archives / "日本é.tar.gz")
+
+    assert ask(start(), "日本é.tar.gz") == "a"
+    sent = {headers["X-Amzn-SageMaker-Target-Model"].encode("latin-1") for _, headers in contract.seen}
+    assert sent == {"日本é.tar.gz".encode()}
 
 
 def test_a_507_at_a_load_unloads_the_least_used_and_tries_again(start, contract):

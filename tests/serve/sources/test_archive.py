@@ -141,6 +141,38 @@ def test_duplicates(first, tmp_path, targz_bytes):
     assert "twice" in refused(targz_bytes((first, b"1"), (".//a", b"2")), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [("-C {0} m m/f", "m/f"), ("-C {0}/m . f", "f"), ("-P {0}/m {0}/m/f", "{0}/m/f"), ("-P {0}/m/f", "{0}/m/f")],
+)
+def test_what_tar_makes_of_a_file_that_it_is_given_twice(options, place, tmp_path):
+    """GNU's links the second one to the file itself; with -P paths begin at the root, and become relative here."""
+    source = tmp_path / "source"
+    (source / "m").mkdir(parents=True)
+    (source / "m" / "f").write_text("once")
+    packed = tmp_path / "a.tar.gz"
+    subprocess.run(["tar", "-czf", packed, *options.format(source).split()], check=True)
+    unpack(packed.read_bytes(), tmp_path)
+
+    files = {path: data for path, data in content(tmp_path / "model").items() if data is not None}
+    assert files == {place.format(source).lstrip("/"): b"once"}
+
+
+def test_a_link_to_another_file_or_to_none_is_refused(tmp_path, targz_bytes):
+    """Though it has been unpacked before, or is to come."""
+    for linked in ("b", "a"):
+        data = targz_bytes(("b", b"1"), header("a", tarfile.LNKTYPE, linkname=linked), ("c", b"2"))
+        assert "a hard link" in refused(data, tmp_path)
+
+
+@pytest.mark.parametrize("first", ["/a", "a"])
+def test_absolute_paths_beside_relative_ones_are_refused(first, tmp_path, targz_bytes):
+    """`tar -P` makes all of one kind."""
+    other = "b" if first == "/a" else "/b"
+    message = refused(targz_bytes((first, b"1"), (other, b"2")), tmp_path)
+    assert f"absolute paths beside relative ones (member '{other}')" in message
+
+
 def test_file_as_directory(tmp_path, targz_bytes):
     """A name that is both a file and a directory is refused, whichever comes first."""
     assert "both as a file and as a directory" in refused(targz_bytes(("a", b""), ("a/b", b"")), tmp_path)

@@ -102,7 +102,7 @@ def test_a_folder_of_very_many_is_not_searched(tmp_path):
             ["resnet/config.pbtxt", "resnet/model.pt"],
             "found no version directory; move model.pt to 1/model.pt",
         ),
-        (["serve/resnet/config.pbtxt", "serve/resnet/1/model.pt"], "a model lies too deep, in 'serve/resnet'"),
+        (["readme.md", "serve/resnet/config.pbtxt", "serve/resnet/1/model.pt"], "lies too deep, in 'serve/resnet'"),
         (["saved_model.pb"], "into 1/model.savedmodel/"),
     ],
 )

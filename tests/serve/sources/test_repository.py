@@ -52,10 +52,12 @@ def refused(path, name="target.tar.gz", opened=open_target, **options):
         {"config.pbtxt": 'platform: "onnxruntime_onnx"', "1/model.onnx": "x"},
         {"config.pbtxt": 'name: "what_its_author_called_it"', "1/model.onnx": "x"},
         {"config.pbtxt": "", "1/model.onnx/model.onnx": "x"},
+        {"opt/ml/model/1/model.onnx": "x", "opt/.hidden": ""},
+        {"opt/ml/model/bert/config.pbtxt": ONNX, "opt/ml/model/bert/1/model.onnx": "x"},
     ],
 )
 def test_layouts(files, tree):
-    """A model at the root or in one directory, with a configuration or without, is served under the target's name."""
+    """A model at the root, in one directory, or in one of all that is there, with a configuration or without, is served under the target's name."""
     model = open_target(tree(files), "target.tar.gz")
 
     assert model.name == model.config.name == "target.tar.gz"
