@@ -44,6 +44,8 @@ from serve.threads import on_daemon
 from serve.under_way import UnderWay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from container.last_words import LastWords
     from container.settings import SingleModel
     from container.traced import Tracing
@@ -62,6 +64,7 @@ class Service:
         dashboard: what the page at /dashboard shows, None where it is switched off; watcher: what it is told by.
         emf: what writes CloudWatch's metrics, None where they are not asked for.
         memory: of requests on the way; limit: of the time that each may take.
+        unsent: tell how many bytes of answers clients have not taken yet.
         regions, cuda_regions: of memory that clients share.
         logs: what is logged, and how.
     """
@@ -94,7 +97,8 @@ class Service:
         BusyPoll.longest = settings.busy_poll_microseconds * 1000
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
         Deadlines.usual_execution = settings.request_timeout
-        self.engine = Engine(options, loop)
+        self.unsent: list[Callable[[], int]] = []
+        self.engine = Engine(options, loop, self._on_the_way)
         self.tracer = _tracer(settings, life)
         self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
         self.regions = Regions(allowed=settings.allow_client_shm)
@@ -127,6 +131,10 @@ class Service:
         self._polling: asyncio.Task[None] | None = None
         registered = [name for name, _ in self.engine.registered()]
         self._poller = Poller(self.engine, self.engine.scan, settings.poll_seconds, registered)
+
+    def _on_the_way(self) -> int:
+        """Bytes of requests and answers in this process."""
+        return self.memory.used + sum([tell() for tell in self.unsent])
 
     def start(self) -> asyncio.Task[None]:
         """Begin to load the start-up models, until the task is over; the server accepts requests meanwhile."""

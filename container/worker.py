@@ -135,6 +135,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         listeners = [
             await loop.create_server(http.protocol_factory, sock=each.sock, **options) for each in self.sockets
         ]
+        service.unsent += [lambda: http.unsent, *([] if grpc is None else [lambda: grpc.unsent])]
         service.start()
         files = (service.keys, tls, None if grpc is None else grpc.tls)
         forget: list[Callable[[], None]] = [http.forget_heads, *(port.forget_heads for port in metrics)]

@@ -17,6 +17,7 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.base import Footprint
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
@@ -45,6 +46,8 @@ from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import LazyFile, StateFile
 from serve.targets import batch_verdicts, proofs
 from serve.targets.batch_verdicts import BatchVerdicts
+from serve.targets.meter import Meter
+from serve.targets.prepared import PreparedTarget
 from serve.targets.proofs import Proofs
 from serve.targets.target_loader import ModelLoader
 from serve.targets.upkeep import Upkeep
@@ -65,12 +68,16 @@ if TYPE_CHECKING:
     from serve.request import InferenceRequest, InferenceResponse
     from serve.sources.disk_room import DiskRoom
     from serve.stats import ModelStats
-    from serve.targets.prepared import PreparedTarget
     from serve.targets.target import AnyModel, Target
 
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
 _LET_GO_SECONDS = 30.0  # for a model that nobody uses to be closed
 _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
+
+
+def _nothing() -> int:
+    """What is on the way where nobody tells."""
+    return 0
 
 
 class Engine:
@@ -83,7 +90,16 @@ class Engine:
         body_takers, decoupled: see `Register`.
     """
 
-    def __init__(self, options: EngineOptions, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, options: EngineOptions, loop: asyncio.AbstractEventLoop, on_the_way: Callable[[], int] = _nothing
+    ) -> None:
+        """Make an engine without models.
+
+        Args:
+            options: how it is to behave.
+            loop: the event loop that it lives on.
+            on_the_way: bytes of requests and responses in this process.
+        """
         self.options = options
         self.stats: dict[tuple[str, int], ModelStats] = {}
         self._loop = loop
@@ -97,13 +113,20 @@ class Engine:
         # Of one thread: what a stuck load would keep from being written.
         self._writes = SteadyPool(1, "state")
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
-        known = Footprints(file.read(), options.budget)
+        self._known = known = Footprints(file.read(), options.budget)
         self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
         self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
         loader = self._loader(known)
         self.cache = self._cache(loader)
         self._tiering = Tiering(self._store, self.cache, loader.scales, loop, lower_priority)
-        self._upkeep = Upkeep(self.cache, loop, lower_priority)
+        self._upkeep = Upkeep(self.cache, loop, lower_priority, self._has_grown)
+        self._meter = Meter(
+            self.cache,
+            loop,
+            lower_priority,
+            lambda: loader.scales.common + on_the_way() + self.responses.used,
+            self._has_grown,
+        )
         self.register = Register(
             self.cache,
             self._origins,
@@ -145,6 +168,7 @@ class Engine:
             started=self._begins_to_serve,
             under_way=options.under_way,
             host=options.budget.host,
+            larger=self._executes_more,
         )
 
     def _batch_verdicts(self) -> BatchVerdicts:
@@ -179,6 +203,20 @@ class Engine:
     def _begins_to_serve(self, target: Target) -> None:
         self._tiering.watch(target)
         self._upkeep.watch(target)
+        self._meter.watch(target)
+
+    def _executes_more(self) -> None:
+        self._meter.larger()
+
+    def _has_grown(self, target: Target) -> None:
+        """Remember what a target in memory takes by now, over restarts."""
+        prepared = self.cache.entries[target.name].prepared
+        assert isinstance(prepared, PreparedTarget)  # noqa: S101 - it was loaded from that
+        parts = {member.directory.path.name: member for member in prepared.members}
+        for each, part in [(prepared, target), *((parts[name], part) for name, part in target.members.items())]:
+            grown = target.grown if part is target else Footprint()
+            self._known.grew(each.identity, part.at_load, part.footprint + grown)
+        self._footprints.changed()
 
     # -- inference -----------------------------------------------------------------------------------------------
 
@@ -409,6 +447,7 @@ class Engine:
         self.register.leave_overrides()
         await self._tiering.close()
         await self._upkeep.close()
+        await self._meter.close()
         await self.cache.close()
         self._loads.shutdown(wait=True)
         self._unloads.shutdown(wait=True)

@@ -99,6 +99,11 @@ class GrpcServer:
         denied = None if self._keys is None else self._denied
         self._calls = Calls(found, settings.max_body_bytes, compression, service.memory, hosts, denied)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that clients have not taken yet."""
+        return sum([connection.unsent for connection in self._connections])
+
     async def start(self) -> None:
         """Answer requests from now on."""
         options = {} if self.tls is None else self.tls.options

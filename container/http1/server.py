@@ -94,6 +94,11 @@ class Http1Server:
         """Requests accepted and not answered, on all connections."""
         return sum(connection.owed for connection in self.connections)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that clients have not taken yet."""
+        return sum([connection.unsent for connection in self.connections])
+
     def head(self, status: int) -> bytes:
         """The status line and the Date line of an answer."""
         start = self.heads[status] = status_line(status) + self._date

@@ -345,6 +345,11 @@ class Connection(asyncio.Protocol):
         if not (self._waits or self._deaf or self._transport.is_closing()):
             self._transport.resume_reading()
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the transport holds for the client."""
+        return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
+
     def pause_writing(self) -> None:
         """The client does not read."""
         self.paused = True

@@ -25,7 +25,7 @@ _IDENTITY = (
 )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)  # the arena registered last is the one that sessions get
 def share_arena(limit: int) -> None:
     """Have sessions made from now on in this process share an arena of at most `limit` bytes, their weights among them.
 

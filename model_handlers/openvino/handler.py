@@ -131,6 +131,12 @@ class OpenvinoHandler(Handler):
         copy: Array = np.array(tensor.data)
         return copy
 
+    def give_back(self, *, idle: bool) -> bool:
+        """Drop the requests that nothing infers with, and the buffers that they hold."""
+        if idle:
+            self._idle.clear()
+        return True
+
     def close(self) -> None:
         """Drop the compiled model and its requests: OpenVINO frees them in their destructors."""
         self._idle.clear()

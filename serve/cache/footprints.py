@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORM = "mme footprints 2"
+_GROWN_PART = 4
 _ARTIFACTS = 10_000  # one more forgets the one unused for longest
 
 
@@ -92,6 +93,17 @@ class Footprints:
         with self._lock:
             before = self._seen.get(identity, taken)
             self._remember(identity, replace(before.most(taken), shared=before.shared))
+
+    def grew(self, identity: str, at_load: Footprint, now: Footprint) -> None:
+        """Remember what an artifact took at its load, and by now that it executes: the next load reserves that much.
+
+        Of what its executions took that is no more than a part of the budget: code that keeps everything would have
+        everybody leave for its next load.
+        """
+        most = at_load + self._budget.scaled(1 / _GROWN_PART)
+        with self._lock:
+            if identity in self._seen:
+                self._remember(identity, replace(now.within(most).most(at_load), shared=self._seen[identity].shared))
 
     def _remember(self, identity: str, footprint: Footprint) -> None:
         self._seen.pop(identity, None)

@@ -57,6 +57,7 @@ class Room:
     Attributes:
         budget: bytes for all models together.
         reserved: bytes promised to loads under way.
+        grown: bytes that executions took and no model is charged for.
 
     Args:
         residents: everybody in memory, as the eviction plan wants to know them.
@@ -78,7 +79,7 @@ class Room:
         patience: float,
     ) -> None:
         self.budget = budget
-        self.reserved = Footprint()
+        self.reserved = self.grown = Footprint()
         self._residents = residents
         self._evict = evict
         self._policy = policy
@@ -94,7 +95,11 @@ class Room:
 
     def used(self) -> Footprint:
         """Bytes of everything in memory and of everything promised."""
-        return total((resident.footprint for resident in self._residents()), self.reserved)
+        return total((resident.footprint for resident in self._residents()), self._apart())
+
+    def _apart(self) -> Footprint:
+        """Bytes that are taken and no resident's, so that no eviction gives them back."""
+        return self.reserved + self.grown
 
     async def reserve(self, name: str, need: Footprint, give_way: Callable[[], None] | None = None) -> list[str]:
         """Have `need` bytes promised to model `name`, evicting whom it takes, waiting for models in use.
@@ -177,7 +182,7 @@ class Room:
         grown = [each for each in residents if each.name == name]
         held = {piece for each in grown for piece in each.shared}  # which nobody else's leaving gives back
         others = [_without(each, held) for each in residents if each.name != name]
-        staying = eviction.taken_by(grown, self.reserved)
+        staying = eviction.taken_by(grown, self._apart())
         plan = eviction.plan(others, Footprint(), staying, self.budget, self._policy, time.monotonic())
         if plan.victims:
             self._evict(plan, name, "growth")
@@ -245,7 +250,7 @@ class Room:
         residents = list(self._residents())
         self._crowd = len(residents)
         plan = eviction.plan(
-            residents, self.reserved + set_aside, claim.need, self.budget, self._policy, time.monotonic()
+            residents, self._apart() + set_aside, claim.need, self.budget, self._policy, time.monotonic()
         )
         full = not plan.fits or (bool(plan.victims) and not self._evicts)
         if full and claim.patient and not self._evicts:
@@ -276,7 +281,7 @@ class Room:
     def _kept(self, others: Iterable[eviction.Resident], own: list[eviction.Resident]) -> Footprint:
         """Bytes that nobody gives back, whoever waits for them, with what stays of the claimant's own."""
         if not self._evicts:
-            return eviction.taken_by([*others, *own], self.reserved)
+            return eviction.taken_by([*others, *own], self._apart())
         return eviction.taken_by([*(other for other in others if other.keep_until == eviction.FOR_EVER), *own])
 
     def _wait_for_each_other(self, staying: list[eviction.Resident]) -> bool:

@@ -32,12 +32,13 @@ class Costs:
         self._limit = limit_ns
         self._ns: dict[int, float] = {}
 
-    def quick(self, cost_class: int) -> bool:
-        """Whether a batch of this class is expected to take no longer than the limit."""
-        return self._ns.get(cost_class, _FOR_EVER) <= self._limit
+    def quick(self, size: int) -> bool:
+        """Whether a batch of so many input bytes is expected to take no longer than the limit."""
+        return self._ns.get(size.bit_length(), _FOR_EVER) <= self._limit
 
-    def learn(self, cost_class: int, took: int) -> None:
-        """Remember what an execution of this class took, in nanoseconds."""
+    def learn(self, size: int, took: int) -> None:
+        """Remember what an execution of so many input bytes took, in nanoseconds."""
+        cost_class = size.bit_length()
         known = self._ns.get(cost_class)
         if known is None or took > _FAR_TOO_LONG * self._limit:
             self._ns[cost_class] = took
@@ -45,10 +46,10 @@ class Costs:
             self._ns[cost_class] = known + (min(took, _AT_MOST * known) - known) / 8
 
 
-def input_class(batch: Batch) -> int:
-    """The size of a batch's input, to the next power of two."""
+def input_bytes(batch: Batch) -> int:
+    """The size of a batch's input."""
     size = 0
     for request in batch:
         for array in request.inputs:
             size += array.nbytes
-    return size.bit_length()
+    return size

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
+    from model_handlers.base import Handler
     from model_handlers.config import EnsembleStep, ModelConfig
     from serve.models.model import Model
     from serve.request import InferenceRequest, InferenceResponse
@@ -146,10 +147,15 @@ class EnsembleModel:
             )
 
     apart = False  # whatever its models are
+    input_bytes = 0  # which its models count
 
     def memory(self) -> Footprint:
         """Nothing beside its models."""
         return Footprint()
+
+    def handlers(self) -> set[type[Handler]]:
+        """It has none."""
+        return set()
 
     def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - as models do
         """It has nothing."""

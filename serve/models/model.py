@@ -30,7 +30,7 @@ from serve.decoupled_error import DecoupledError
 from serve.models.answers import Answers
 from serve.models.batch_proof import BatchProof
 from serve.models.cached_responses import cached_responses
-from serve.models.costs import Costs, input_class
+from serve.models.costs import Costs, input_bytes
 from serve.models.dispatches import Dispatches
 from serve.models.instance import Instance, Retired
 from serve.models.layout_check import CheckedLayouts
@@ -46,7 +46,7 @@ from serve.scheduling.queues import keeps_order, queue_for
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from model_handlers.base import Handler
     from model_handlers.config import ModelConfig
@@ -72,6 +72,7 @@ class Model:
         config: the configuration, completed.
         stats: what happened so far.
         readiness: whether its instances are ready.
+        input_bytes: bytes of all inputs that were executed.
 
     Args:
         name: the name it is served under, which responses carry.
@@ -89,6 +90,7 @@ class Model:
         proof: what is known of its batch dimension, where that is guessed; None for nothing yet.
         turns: whether free lanes take turns, as on several devices; else the one that was busy last goes on, whose
             memory is warm.
+        larger: told of each batch with more input bytes than any before.
     """
 
     def __init__(
@@ -108,7 +110,10 @@ class Model:
         proof: BatchProof | None = None,
         *,
         turns: bool = False,
+        larger: Callable[[], None] | None = None,
     ) -> None:
+        self.input_bytes = self._largest = 0
+        self._larger = larger
         self.name = name
         self.version = version
         self.config: ModelConfig = handlers[0][1].config
@@ -156,7 +161,7 @@ class Model:
         self._executed: list[Execution] = []
         self._lock = threading.Lock()
         self._checked = CheckedLayouts(self.config, stats)
-        self._dispatch_asked = False
+        self._dispatch_asked = self._looks_up = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0
         self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
@@ -165,7 +170,6 @@ class Model:
         self._ticket = itertools.count()
         stats.keep_first_responses(self.config)
         self._cached = cached_responses(self.config, responses, stats, loop, reads_parameters=unasked)
-        self._looks_up = False
         self._behind: list[InferenceRequest] = []  # who came while a request of theirs was looked up, in order
         self._overtakes = self.config.dynamic_batching is None or not self.config.dynamic_batching.preserve_ordering
         stats.batching = ""
@@ -347,10 +351,11 @@ class Model:
         return min(self._lanes[self._idle[-1]].handler.together(), -(-waiting // len(self._lanes)))
 
     def _start(self, lane: Instance, batch: Batch) -> None:
-        if self._inline_ns and self._costs.quick(cost_class := input_class(batch)):
+        if self._inline_ns and self._costs.quick(size := input_bytes(batch)):
             execution = lane.execute(batch)
             self._rest(lane)
-            self._costs.learn(cost_class, execution.processor_ns)
+            self._costs.learn(size, execution.processor_ns)
+            self._executed_bytes(size)
             self._hand_over(execution)
         elif self._remote.send(lane, batch):
             self._poll.expect()
@@ -443,9 +448,19 @@ class Model:
         self._loop.call_soon_threadsafe(self._finished, execution)
 
     def _finished(self, execution: Execution) -> None:
+        size = input_bytes(execution.batch)
         if self._inline_ns:
-            self._costs.learn(input_class(execution.batch), execution.processor_ns)
+            self._costs.learn(size, execution.processor_ns)
+        self._executed_bytes(size)
         self._hand_over(execution)
+
+    def _executed_bytes(self, size: int) -> None:
+        """A batch of so many input bytes was executed."""
+        self.input_bytes += size
+        if size > self._largest:
+            self._largest = size
+            if self._larger is not None:
+                self._larger()
 
     def _hand_over(self, execution: Execution) -> None:
         """Answer a batch, or keep it back until those before it are answered."""
@@ -513,6 +528,10 @@ class Model:
     def memory(self) -> Footprint:
         """What its processes take together; nothing for a model that executes in this one. On any thread."""
         return sum((handler.memory() for handler in list(self._handlers.values())), Footprint())
+
+    def handlers(self) -> set[type[Handler]]:
+        """What executes it."""
+        return {type(handler) for handler in list(self._handlers.values())}
 
     @property
     def apart(self) -> bool:

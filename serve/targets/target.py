@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from model_handlers import heap
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, total
 from model_handlers.errors import Kind, MmeError
 from serve.models.ensemble import EnsembleModel
 from serve.models.model import Model
@@ -28,7 +28,10 @@ class Target:
         versions: version number → model.
         members: the other models of its archive, by the names that it calls them by.
         forms: what it was loaded from; None where that is the models' files.
-        footprint: what it takes, without its members.
+        footprint: what it takes, without its members; of one in processes of its own, growth included.
+        at_load: that, when it was loaded.
+        grown: what the executions of it and its members took beyond that of the serving process and of GPUs.
+        closed: whether all of that was given back.
         labels: output → the names of its classes, where there are any.
 
     Args:
@@ -52,7 +55,9 @@ class Target:
         self.members = members or {}
         self.latest = versions[max(versions)]
         self.forms = forms
-        self.footprint = footprint or Footprint()
+        self.footprint = self.at_load = footprint or Footprint()
+        self.grown = Footprint()
+        self.closed = False
         self._started = started
 
     def __repr__(self) -> str:
@@ -85,6 +90,21 @@ class Target:
         """Whether it lives in processes of its own, without its members."""
         return any(model.apart for model in self.versions.values())
 
+    @property
+    def executes_here(self) -> bool:
+        """Whether it, or a member, executes in the serving process."""
+        return any(not part.apart for part in self.parts())
+
+    def known(self) -> Footprint:
+        """What it takes with its members without `grown`: of the host, in the serving process alone."""
+        return total(
+            [Footprint(0 if part.apart else part.footprint.host, part.footprint.devices) for part in self.parts()]
+        )
+
+    def input_bytes(self) -> int:
+        """Bytes of all inputs that it and its members have executed."""
+        return sum([model.input_bytes for model in self.models()])
+
     def memory(self) -> Footprint:
         """What its processes take now, without its members."""
         return sum((model.memory() for model in self.versions.values()), Footprint())
@@ -111,7 +131,7 @@ class Target:
 
     def takes(self) -> Footprint:
         """What it takes with its members."""
-        return sum((part.footprint for part in self.parts()), Footprint())
+        return sum((part.footprint for part in self.parts()), self.grown)
 
     def close(self) -> None:
         """Give all memory back to the system."""
@@ -119,3 +139,4 @@ class Target:
             versions.callback(heap.trim)
             for model in self.models():
                 versions.callback(model.close)
+        self.closed = True

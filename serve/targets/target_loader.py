@@ -82,6 +82,7 @@ class ModelLoader:
         started: told of every target that begins to serve; on the event loop.
         under_way: told which are being loaded.
         host: bytes of the host that all models together may take; 0 for no such bound.
+        larger: see `Model`.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class ModelLoader:
         started: Callable[[Target], None] | None = None,
         under_way: UnderWay | None = None,
         host: int = 0,
+        larger: Callable[[], None] | None = None,
     ) -> None:
         self.scales = Scales()
         self._loop = loop
@@ -134,6 +136,7 @@ class ModelLoader:
         self._dispatches = Dispatches(loop)
         self._poll = poll
         self._started = started
+        self._larger = larger
         self._under_way = under_way or UnderWay()
 
     def overrule(self) -> None:
@@ -342,6 +345,7 @@ class ModelLoader:
                 self._poll,
                 self._proof_of(prepared, version, config),
                 turns=len({device for _, device in prepared.lanes}) > 1,
+                larger=self._larger,
             )
         except BaseException:
             for handler in handlers:

@@ -88,6 +88,7 @@ class Upkeep:
         cache: who is in memory.
         loop: the event loop.
         lower_priority: called on the thread that looks.
+        counted: told of targets that were looked at.
     """
 
     def __init__(
@@ -95,9 +96,11 @@ class Upkeep:
         cache: ModelCache[PreparedTarget, Target],
         loop: asyncio.AbstractEventLoop,
         lower_priority: Callable[[], None],
+        counted: Callable[[Target], None],
     ) -> None:
         self._cache = cache
         self._loop = loop
+        self._counted = counted
         self._thread = SteadyPool(1, "upkeep", lower_priority)
         self._watched: list[_Watched] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -152,6 +155,7 @@ class Upkeep:
         for part, footprint in zip(watched.parts, footprints, strict=True):
             part.footprint = footprint
         self._cache.remeasured(self._cache.entries[watched.root.name], watched.root.takes())
+        self._counted(watched.root)
         if watched.ousts:
             self._cache.room.regain(watched.root.name)
 

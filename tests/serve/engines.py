@@ -13,9 +13,9 @@ PLENTY = Footprint(1 << 30)
 
 
 @contextlib.asynccontextmanager
-async def engine_of(folder, budget=PLENTY, **options):
+async def engine_of(folder, budget=PLENTY, on_the_way=lambda: 0, **options):
     """An engine whose repository or store is under `folder`; closed and audited afterwards."""
-    engine = Engine(EngineOptions(budget, folder / "cache", **options), asyncio.get_running_loop())
+    engine = Engine(EngineOptions(budget, folder / "cache", **options), asyncio.get_running_loop(), on_the_way)
     try:
         yield engine
     finally:

@@ -54,6 +54,13 @@ def look(engine):
     return lambda: upkeep._looking is None
 
 
+def measure(engine):
+    """Have the memory of the serving process measured now; returns what tells whether that is over."""
+    meter = engine._meter
+    meter._tick()
+    return lambda: meter._looking is None
+
+
 # -- a register --------------------------------------------------------------------------------------------------------
 
 

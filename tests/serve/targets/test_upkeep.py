@@ -1,6 +1,7 @@
 """What models' processes take while they serve is counted, and given back when nobody needs it: over real processes."""
 
 import asyncio
+import json
 import threading
 
 import pytest
@@ -108,6 +109,19 @@ async def test_platform_mode_counts_growth_and_puts_out_nobody(tmp_path):
         await ask(engine, "b", keep=155)
         await until(lambda: host_bytes(engine, "b") > 155 * MB)
         assert engine.cache.entries["a"].state is State.READY
+
+
+async def test_what_a_model_grew_by_is_remembered_over_restarts(tmp_path, by_hand):
+    """The next server reserves it for the same model, up to a quarter of the budget."""
+    write_hungry(tmp_path / "models", "a")
+    async with engine_of(tmp_path, 400) as engine:
+        await ask(engine, "a")
+        light = host_bytes(engine, "a")
+        await ask(engine, "a", keep=150)
+        await look(engine)
+        assert host_bytes(engine, "a") > light + 140 * MB
+    (row,) = json.loads((tmp_path / "cache" / "footprints.json").read_text())["seen"].values()
+    assert abs(row["host"] - light - 100 * MB) < 5 * MB
 
 
 async def test_an_engine_that_closes_looks_at_nobody_any_more(tmp_path, by_hand, monkeypatch):

@@ -1,0 +1,243 @@
+"""What executions take of the serving process and of GPUs: measured now and then, counted, and given back.
+
+A model is measured when it is loaded. What its executions take later, in arenas, heaps and libraries, no framework
+tells; but the process as a whole can be measured. What it takes beyond all that is known (see `Meter`) is growth:
+`serve/cache/growth.py` says when it counts and whom it is charged to. Others leave for it then, or loads are refused.
+
+The process is looked at every ten seconds while anything executes, and at most once a second after a batch with more
+input bytes than any before of its model. Nothing here is on the way of a request. On the event loop; what takes time
+is done on a thread of low priority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING
+
+from model_handlers import devices, heap
+from model_handlers.base import Footprint, total
+from serve.cache.growth import Growth
+from serve.threads import SteadyPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from serve.cache.model_cache import ModelCache
+    from serve.targets.prepared import PreparedTarget
+    from serve.targets.target import Target
+
+_log = logging.getLogger("mme.cache")
+_SECONDS = 10.0
+_SOON_SECONDS = 1.0
+_OWN = 64 << 20  # bytes that the server itself may grow by, with what it knows of clients and the heap's free pages
+_NOTABLE = 1 << 20  # bytes that make a difference
+
+
+class _Executing:
+    """A target in memory of which the meter has to know what it executes.
+
+    Attributes:
+        target: it.
+        inputs: bytes of what it executed since the look before the last one.
+        idle: whether it executed nothing since the last look.
+        owes: whether it has executed since it was last asked to give back.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.inputs = 0
+        self.idle = True
+        self.owes = False
+        self._last = 0
+        self._total = 0
+
+    def advance(self) -> None:
+        """Another look."""
+        total = self.target.input_bytes()
+        last, self._last, self._total = self._last, total - self._total, total
+        self.inputs = last + self._last
+        self.idle = not self._last
+        self.owes |= not self.idle
+
+
+class Meter:
+    """Counts what executions take.
+
+    Known are what the process took before there were models, what their frameworks took when they were imported, what
+    models took when they were loaded, what loads under way have reserved, requests and responses on the way, and cached
+    responses. Of GPUs it is what was taken at the start, and what models took.
+
+    Args:
+        cache: who is in memory.
+        loop: the event loop.
+        lower_priority: called on the thread that looks.
+        passing: bytes of the process that are no model's, and come and go: those of frameworks, requests, responses.
+        counted: told of targets whose growth has changed.
+    """
+
+    def __init__(
+        self,
+        cache: ModelCache[PreparedTarget, Target],
+        loop: asyncio.AbstractEventLoop,
+        lower_priority: Callable[[], None],
+        passing: Callable[[], int],
+        counted: Callable[[Target], None],
+    ) -> None:
+        self._cache = cache
+        self._loop = loop
+        self._thread = SteadyPool(1, "meter", lower_priority)
+        self._passing = passing
+        self._counted = counted
+        heap.trim()
+        self._before = _taken()
+        self._host: Growth[Target] = Growth()
+        self._gpus: list[Growth[Target]] = [Growth() for _ in range(max(devices.gpu_uuids(), default=-1) + 1)]
+        self._growths = [self._host, *self._gpus]
+        self._charged: set[Target] = set()
+        self._executing: list[_Executing] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = self._looked_at = 0.0
+        self._soon = False
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Meter of {len(self._executing)} models, {self._host.counted} bytes grown>"
+
+    def watch(self, target: Target) -> None:
+        """A target begins to serve."""
+        if self._closed or not (target.executes_here or target.takes().devices):
+            return
+        self._executing.append(_Executing(target))
+        if self._timer is None:
+            self._look_in(_SECONDS)
+
+    def larger(self) -> None:
+        """A model has executed more input bytes at a time than before: look soon, if it was not done just now."""
+        self._soon = True
+        if self._timer is not None:
+            since = self._loop.time() - self._looked_at
+            self._look_in(max(_SOON_SECONDS - since, 0.0))
+
+    async def close(self) -> None:
+        """Look no more; what was counted is nobody's concern."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
+        self._thread.shutdown(wait=True)
+        self._cache.room.grown = Footprint()
+
+    def _look_in(self, seconds: float) -> None:
+        due = self._loop.time() + seconds
+        if self._timer is not None:
+            if self._due <= due:
+                return
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._soon = False
+        if self._looking is None and not self._closed:
+            self._looking = self._loop.create_task(self._look(), name="meter")
+
+    async def _look(self) -> None:
+        self._looked_at = self._loop.time()
+        try:
+            await self._measure()
+        except Exception:  # noqa: BLE001 - nobody awaits it, and the next look is as good
+            _log.exception("what executions take could not be looked at")
+        finally:
+            self._looking = None
+            if self._executing and not self._closed:
+                soon = self._soon or any(growth.pending for growth in self._growths)
+                self._look_in(_SOON_SECONDS if soon else _SECONDS)
+
+    async def _measure(self) -> None:
+        self._executing = [each for each in self._executing if not each.target.closed]
+        for each in self._executing:
+            each.advance()
+        known, room = self._known(), self._cache.room
+        counted = known + Footprint(self._host.counted)
+        most = counted + (room.budget - room.used()).beyond(Footprint())
+        look = functools.partial(_measured, list(self._executing), counted.host, most.host)
+        taken = await self._loop.run_in_executor(self._thread, look)
+        if self._closed:
+            return
+        beyond = taken.beyond(known.most(self._known()))  # models may have come and gone meanwhile
+        self._host.look(beyond.host, self._inputs(lambda target: target.executes_here))
+        for number, growth in enumerate(self._gpus):
+            size = beyond.devices[number] if number < len(beyond.devices) else 0
+            growth.look(size, self._inputs(functools.partial(_is_on, number)))
+        self._charge()
+
+    def _known(self) -> Footprint:
+        """What the process and the GPUs are known to take, without growth."""
+        known = self._before + self._cache.room.reserved + Footprint(_OWN + self._passing())
+        return total([each.target.known() for each in self._executing], known)
+
+    def _inputs(self, may_be_charged: Callable[[Target], bool]) -> dict[Target, int]:
+        """Bytes of the inputs of late, of those that may have grown a memory by them."""
+        return {each.target: each.inputs for each in self._executing if each.inputs and may_be_charged(each.target)}
+
+    def _charge(self) -> None:
+        """Have the cache count what was found, and others leave for it where the budget is passed."""
+        room = self._cache.room
+        for growth in self._growths:
+            growth.keep(lambda target: not target.closed)
+        found = {target for growth in self._growths for target in growth.charged}
+        for target in found | self._charged:
+            grown = Footprint(
+                self._host.charged.get(target, 0), tuple(growth.charged.get(target, 0) for growth in self._gpus)
+            )
+            if grown != target.grown and self._cache.serves(target.name, target):
+                target.grown = grown
+                self._cache.remeasured(self._cache.entries[target.name], target.takes())
+                self._counted(target)
+        self._charged = found
+        room.grown = Footprint(self._host.uncharged, tuple(growth.uncharged for growth in self._gpus))
+        if any(growth.counted for growth in self._growths):
+            most = max(found, key=lambda target: target.grown.host + target.grown.device, default=None)
+            room.regain(most.name if most is not None else "")
+
+
+def _is_on(gpu: int, target: Target) -> bool:
+    on = target.known().devices
+    return gpu < len(on) and on[gpu] > 0
+
+
+def _taken() -> Footprint:
+    """By this process on the host, by anybody on the GPUs."""
+    return Footprint(devices.private_memory(), devices.device_memory_used())
+
+
+def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footprint:
+    """What is taken, once what idle models need no more was given back. On a thread.
+
+    Where that is more than there is to be, models that are not idle give back what they could do without.
+
+    Args:
+        executing: the models.
+        counted: bytes of the host that are known, or count already.
+        most: bytes of it that may be taken.
+    """
+    taken = _taken()
+    if taken.host <= counted - _NOTABLE:
+        return taken
+    resting = [each for each in executing if each.owes and (each.idle or taken.host > most)]
+    if taken.host <= counted + _NOTABLE and not resting:
+        return taken
+    models = [model for each in resting for model in each.target.models() if not model.apart]
+    for model in models:
+        model.give_back(idle=True)
+    for handler in {handler for model in models for handler in model.handlers()}:
+        handler.trim()
+    for each in resting:
+        each.owes = False
+    heap.trim()
+    return _taken()
