@@ -67,6 +67,7 @@ _NOTIFY_SECONDS = 1.0
 _FOLLOW_SECONDS = 1.0  # between two looks at the files of certificates and keys
 _QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any more
 _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
+_TELLING_SECONDS = 1.0  # for those to hear it who wait for a load that does not end in time
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
 _PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_conf`
 _READ_THREADS = 8
@@ -153,12 +154,15 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             listener.close()
         for port in metrics:
             port.close()
-        seconds = settings.drain_seconds if self._graceful else 0.0
-        http.drain(min(seconds / 2, _PARTING_SECONDS))
+        seconds = max(settings.drain_seconds, _TELLING_SECONDS) if self._graceful else 0.0
+        http.drain(min(settings.drain_seconds / 2, _PARTING_SECONDS) if self._graceful else 0.0)
         ends = loop.time() + seconds
+        cut = loop.call_at(ends - _TELLING_SECONDS, service.engine.cut_short)
         drained = await self._drained(http, grpc, seconds)
+        cut.cancel()
         if not drained:
-            _log.warning("%d requests were not answered within %.0f s", http.in_flight, seconds)
+            if http.in_flight:
+                _log.warning("%d requests were not answered within %.0f s", http.in_flight, seconds)
             http.abort()
         front.close()
         rest = max(ends - loop.time(), 0.0) + _CLOSE_SECONDS

@@ -51,7 +51,7 @@ from serve.targets.prepared import PreparedTarget
 from serve.targets.proofs import Proofs
 from serve.targets.target_loader import ModelLoader
 from serve.targets.upkeep import Upkeep
-from serve.threads import LOAD_PATIENCE_SECONDS, SteadyPool, ThreadPerTask
+from serve.threads import LOAD_PATIENCE_SECONDS, SteadyPool, ThreadPerTask, on_daemon
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
@@ -436,6 +436,10 @@ class Engine:
         """Every name that the repositories offer, and what its files look like. Blocks on disk: not for the loop."""
         return self._origins.scan()
 
+    def cut_short(self) -> None:
+        """See `ModelCache.cut_short`."""
+        self.cache.cut_short()
+
     async def close(self) -> None:
         """Unload everything and end the threads."""
         try:
@@ -449,7 +453,7 @@ class Engine:
         await self._upkeep.close()
         await self._meter.close()
         await self.cache.close()
-        self._loads.shutdown(wait=True)
+        await on_daemon("end loads", self._loads.shutdown)  # which takes a moment where some were cut short
         self._unloads.shutdown(wait=True)
         if self.disk_room is not None:
             self.disk_room.close()

@@ -283,14 +283,24 @@ class ModelCache(Generic[P, T]):
         if self.entries.get(entry.name) is entry and not entry.busy:
             del self.entries[entry.name]
 
-    async def close(self) -> None:
-        """Unload everything; from now on nothing is loaded."""
+    def cut_short(self) -> None:
+        """Load nothing from now on, and tell those who wait for a load that this server is shutting down."""
         self._closed = True
         for entry in self.entries.values():
-            (entry.successor or entry).cut_short = True
+            loading = entry.successor or entry
+            loading.cut_short = True
+            if loading.task is not None:
+                loading.task.cancel()
+
+    async def close(self) -> None:
+        """Unload everything; from now on nothing is loaded."""
+        self.cut_short()
         await asyncio.gather(*(self.unload(entry) for entry in self.entries.values()))
         await asyncio.gather(*(self._refuse_in_time(entry) for entry in self._retiring))
         await asyncio.gather(*(entry.closing for entry in self._retiring if entry.closing is not None))
+        orphans = [entry.orphan for entry in self.entries.values() if entry.orphan is not None]
+        if orphans:
+            await asyncio.wait(orphans)
 
     # -- one load ------------------------------------------------------------------------------------------------
 
@@ -301,9 +311,10 @@ class ModelCache(Generic[P, T]):
             entry.state, entry.reason, entry.failure = step(entry.state, Event.LOAD), "", None
             report = await self._loading.run(entry)
         except BaseException as error:
+            is_told = entry.cut_short or not isinstance(error, asyncio.CancelledError)
             failure = _as_ours(entry, error).bare()  # the frames hold what was made
             self._failed(entry, failure)
-            if isinstance(error, asyncio.CancelledError):
+            if not is_told:
                 raise
         else:
             if report is None:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import io
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import DamagedError, Kind, MmeError
 from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from _typeshed import WriteableBuffer
 
 _CHUNK_SIZE = 256 << 10
 _ATTEMPTS = 4  # openings of one part, before its error is everybody's
+_CLOSE_SECONDS = 0.5  # that the threads of a download that is closed are waited for
 _PATIENCE_SECONDS = 20.0  # without a byte of a part, over several openings, each of which waits for some seconds
 
 
@@ -35,6 +36,9 @@ class RangeBody(Protocol):
         Raises:
             DamagedError: at the end, of bytes that are not what was sent.
         """
+
+    def interrupt(self) -> None:
+        """Wake the thread that reads; called by any other."""
 
     def close(self) -> None:
         """Give the connection back."""
@@ -94,6 +98,7 @@ class RangedDownload(io.RawIOBase):
         self._offset = 0  # of the reader in that part
         self._error: BaseException | None = None
         self._stopped = False
+        self._bodies: set[RangeBody] = set()  # being read
         self._threads: list[threading.Thread] = []
         for lane in range(min(ahead, self._count)):
             thread = threading.Thread(target=self._work, name=f"download {name} {lane}", daemon=True)
@@ -126,13 +131,16 @@ class RangedDownload(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Stop the threads and wait for them: each looks up within one chunk, or within the read timeout."""
+        """Stop the threads. One that waits for the head of an answer is left behind until that comes, or times out."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+            for body in self._bodies:
+                body.interrupt()
+        ends = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():  # a stream that was dropped unclosed may end in one of them
-                thread.join()
+                thread.join(max(ends - time.monotonic(), 0.0))
         self._parts.clear()
         super().close()
 
@@ -188,12 +196,14 @@ class RangedDownload(io.RawIOBase):
         since = time.monotonic()
         for attempt in range(1, _ATTEMPTS + 1):
             before = part.filled
-            with closing(self._open_range(part.start + before, part.start + len(part.data))) as body:
+            with self._opened(part.start + before, part.start + len(part.data)) as body:
                 try:
                     self._receive(part, body)
                 except DamagedError:  # and the bytes before were handed on
                     raise
                 except MmeError as error:
+                    if self._stopped:
+                        return
                     if part.filled > before:
                         since = time.monotonic()
                     elif attempt == _ATTEMPTS or time.monotonic() - since > self._patience:
@@ -202,6 +212,18 @@ class RangedDownload(io.RawIOBase):
                         raise
                 else:
                     return
+
+    @contextmanager
+    def _opened(self, start: int, stop: int) -> Iterator[RangeBody]:
+        """The bytes of a range, which `close` interrupts."""
+        with closing(self._open_range(start, stop)) as body:
+            with self._changed:
+                self._bodies.add(body)
+            try:
+                yield body
+            finally:
+                with self._changed:
+                    self._bodies.discard(body)
 
     def _ended_early(self, part: _Part) -> MmeError:
         return MmeError(

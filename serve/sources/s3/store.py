@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import boto3
@@ -183,9 +183,6 @@ class S3Store:
         except NoCredentialsError as error:
             reason = f"no AWS credentials for {self.uri}: give the process a role or a profile"
             raise UntoldError(reason) from error
-        except OSError as error:  # a file that boto3 was told to read, as a token
-            reason = f"the AWS credentials for {self.uri} cannot be had: {error.strerror or error}: {error.filename}"
-            raise UnreachableError(reason) from error
         except FlexibleChecksumError as error:
             reason = f"what arrives of {self.uri}{name} is not what S3 sent, look at what lies between: {error}"
             raise DamagedError(Kind.UNAVAILABLE, reason) from error
@@ -196,6 +193,11 @@ class S3Store:
             raise UntoldError(reason) from error
         except BotoCoreError as error:
             reason = f"the store {self.uri} cannot be reached, check network, endpoint and region: {error}"
+            raise UnreachableError(reason) from error
+        except (
+            OSError
+        ) as error:  # a file that boto3 was told to read, as a token; botocore's timeouts are OSErrors, too
+            reason = f"the AWS credentials for {self.uri} cannot be had: {error.strerror or error}: {error.filename}"
             raise UnreachableError(reason) from error
 
     def _refused(self, error: ClientError, name: str) -> MmeError:
@@ -265,6 +267,10 @@ class _Body:
         with self._store._s3(self._name):  # noqa: SLF001 - the same module's border
             received: int = self._body.readinto(buffer)
         return received
+
+    def interrupt(self) -> None:
+        with suppress(AttributeError, OSError, RuntimeError, ValueError):  # it is at its end, or none of urllib3's
+            self._body._raw_stream.shutdown()  # noqa: SLF001 - botocore hands nothing out that wakes a reader
 
     def close(self) -> None:
         self._body.close()

@@ -1008,6 +1008,24 @@ async def test_a_load_that_the_end_of_the_server_cuts_short_says_so(narrow, stag
     assert "unloaded while it was loading" not in caplog.text
 
 
+@pytest.mark.parametrize("stage", [[], ["prepare a"]])
+async def test_who_waits_for_a_load_is_told_when_it_is_cut_short(world, stage):
+    """At once, though its thread goes on; what that brings is let go, and nothing is loaded any more."""
+    waiting = await world.begin("a")
+    by_name = await world.begin("a", "load")
+    await world.do(*stage)
+    world.cache.cut_short()
+    await asyncio.wait([waiting, by_name])
+    for task in (waiting, by_name):
+        assert failure(task) is Kind.UNAVAILABLE
+        assert task.exception().message == "the load of model 'a' was cut short: this server is shutting down"
+    assert failure(await world.begin("b")) is Kind.UNAVAILABLE
+    closing = asyncio.create_task(world.cache.close())
+    await world.do_all()
+    await closing
+    assert world.press.in_memory == Footprint()
+
+
 async def test_what_is_not_in_memory_is_loaded_from_the_new_source(world):
     """A reload of a model that nobody has loaded is a load."""
     cold = await world.begin("a", "reload")

@@ -401,6 +401,9 @@ class MemoryRange:
         buffer[:size], self.data = self.data[:size], self.data[size:]
         return size
 
+    def interrupt(self):
+        """Leave it to the gate."""
+
     def close(self):
         """Note it."""
         self.closed = True
@@ -457,6 +460,31 @@ def test_reader_let_go_by_close():
     reader.join()
 
     assert caught == ["the download of a is closed"]
+
+
+def test_threads_whose_bytes_do_not_come_are_woken_by_close(monkeypatch, s3_environment):
+    """They are gone when it returns, though the store sends nothing more and does not hang up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        stream = S3Store("bucket", attempts=1).open(StoredObject("a", 1 << 20, "e"))
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1048576\r\n\r\n" + bytes(1 << 18))
+            assert stream.read(10) == bytes(10)
+            stream.close()
+            assert [thread.name for thread in threading.enumerate() if thread.name.startswith("download a")] == []
+
+
+def test_a_store_that_does_not_answer_can_not_be_reached(monkeypatch, s3_environment):
+    """A timeout is the network's, and says nothing of credentials."""
+    monkeypatch.setattr("serve.sources.s3.store._READ_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        kind, message = kind_of(S3Store("bucket", attempts=1).stat, "a")
+
+    assert kind is Kind.UNAVAILABLE
+    assert message.startswith("the store s3://bucket/ cannot be reached, check network")
 
 
 def test_ranges_are_closed():
