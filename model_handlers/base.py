@@ -398,6 +398,16 @@ class Handler(ABC):
         """What it takes outside the serving process, whose own growth is measured from outside."""
         return Footprint()
 
+    def growth(self) -> int:
+        """Bytes of the host that its process takes beyond what it took when it had loaded, as last measured."""
+        return 0
+
+    def outgrow(self, budget: str) -> None:  # noqa: B027 - for those in processes
+        """End its process for what that takes; `budget` says what is passed. Its requests are told: OUT_OF_MEMORY.
+
+        The next request starts it again, a few times.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Give back everything the model holds. Called once, when nothing executes any more."""

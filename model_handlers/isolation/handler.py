@@ -22,11 +22,11 @@ from model_handlers.isolation.config_fields import config_from
 from model_handlers.isolation.fork_client import forks_with
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
 from model_handlers.isolation.hosts import admit, leave
-from model_handlers.isolation.leash import ChildDiedError
+from model_handlers.isolation.leash import ChildDiedError, ChildOutgrownError
 from model_handlers.isolation.load_watch import LoadWatch
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.process import Child
-from model_handlers.isolation.restarts import LIMIT, OVERRUN_WINDOW, RestartBudget
+from model_handlers.isolation.restarts import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
 from model_handlers.isolation.segments import SegmentPool
 from model_handlers.system_limits import advised
 
@@ -115,6 +115,8 @@ class IsolatedHandler(Handler):
         self._restarts = RestartBudget()
         self._overruns = RestartBudget(OVERRUN_WINDOW, delay=0.0)  # of processes that were ended for their time
         self._overran = False  # whether the last one was
+        self._outgrowths = RestartBudget(OUTGROWN_WINDOW, 0.0, OUTGROWN_LIMIT)  # of those ended for their memory
+        self._outgrew = False  # whether the last one was
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._segments = SegmentPool()
@@ -124,6 +126,7 @@ class IsolatedHandler(Handler):
         self._buried_child = False
         self._last_death = ""
         self._taken = Footprint()
+        self._at_load = 0  # bytes of the host that the process took once it had loaded; 0 where that is not known
         self._shared_taken = 0  # bytes of its segments, when they could be looked at last
         super().__init__(config)
         before = devices.device_memory_used() if uses_gpu else ()
@@ -263,6 +266,17 @@ class IsolatedHandler(Handler):
             hole.make()
         return complete
 
+    def growth(self) -> int:
+        """What it took more when `memory` was last asked than when it had loaded. See `Handler`."""
+        return self._taken.host + self._shared_taken - self._at_load if self._at_load else 0
+
+    def outgrow(self, budget: str) -> None:
+        """End the process. See `Handler`."""
+        taken = (self._taken.host + self._shared_taken) / 1e6
+        self.child.outgrow(f"it took {taken:.1f} MB, {self._at_load / 1e6:.1f} MB of them to load, and {budget}")
+        self._taken = Footprint(self._at_load, self._taken.devices)  # its place, to which it comes back
+        self._shared_taken = 0
+
     def is_down(self) -> bool:
         """Whether the process died too often. See `Handler`."""
         return not self.child.alive and self._budget.is_used_up(time.monotonic())
@@ -283,6 +297,8 @@ class IsolatedHandler(Handler):
     @property
     def _budget(self) -> RestartBudget:
         """The restarts that count after an end such as the last one."""
+        if self._outgrew:
+            return self._outgrowths
         return self._overruns if self._overran else self._restarts
 
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
@@ -356,6 +372,7 @@ class IsolatedHandler(Handler):
         self._buried_child = True
         self._last_death = death.message
         self._overran = death.kind is Kind.TIMED_OUT
+        self._outgrew = isinstance(death, ChildOutgrownError)
         self.child.close(0)
         self._segments.close()
         self._buried(death)
@@ -386,6 +403,7 @@ class IsolatedHandler(Handler):
             if "loaded" in reply:
                 if child.host is not None:  # what it takes is what its host takes more
                     self._taken = Footprint(max(child.host.private_memory() - hosted, 0), self._taken.devices)
+                self._at_load = child.private_memory() or 0
                 self.tells_ready = bool(reply["tells_ready"])
                 return child, config_from(reply["loaded"])
             refusal = error_from(reply["error"])
@@ -447,10 +465,10 @@ class IsolatedHandler(Handler):
     def _used_up(self, now: float) -> str:
         budget = self._budget
         slow = "took longer than MME_EXECUTION_TIMEOUT or the limit of a request too often"
-        why = slow if self._overran else "died too often"
+        why = slow if self._overran else "took too much memory too often" if self._outgrew else "died too often"
         return (
             f"model '{self.config.name}': the process of '{self._lane}' {why} and is not started again for "
-            f"{max(budget.free_at() - now, 0):.0f} s ({LIMIT} restarts within {budget.window:.0f} s); "
+            f"{max(budget.free_at() - now, 0):.0f} s ({budget.limit} restarts within {budget.window:.0f} s); "
             f"the last time: {self._last_death}"
         )
 

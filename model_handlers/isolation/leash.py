@@ -24,6 +24,10 @@ class ChildDiedError(MmeError):
     """A process is no more, and this is why."""
 
 
+class ChildOutgrownError(ChildDiedError):
+    """It was ended for the memory that it took; nobody else's leaving would help its requests. Kind OUT_OF_MEMORY."""
+
+
 class Leash:
     """One process's leash.
 

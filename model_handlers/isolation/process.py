@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind
 from model_handlers.isolation.fork_client import FORKS, forks_with
 from model_handlers.isolation.framing import MessageReader, ProtocolError, encode_message
-from model_handlers.isolation.leash import OF_OTHERS, ChildDiedError, Leash, milliseconds, signal_name
+from model_handlers.isolation.leash import (
+    OF_OTHERS,
+    ChildDiedError,
+    ChildOutgrownError,
+    Leash,
+    milliseconds,
+    signal_name,
+)
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.output import Output
 
@@ -70,6 +77,7 @@ class Child:
         self.alive = True
         self.killed = False
         self._fate: tuple[Kind, str] | None = None
+        self._outgrown = False
         self._messages = MessageReader()
         self._at_start = LEDGER.count()
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
@@ -125,6 +133,16 @@ class Child:
             self.killed = True
         self._leash.drop()
         self.alive = False
+
+    def outgrow(self, why: str) -> None:
+        """Have it ended for the memory that it takes, without waiting for that. On any thread.
+
+        Whoever waits for an answer, or finds it ended, is told why: OUT_OF_MEMORY.
+        """
+        self._outgrown = True
+        self._fate = self._fate or (Kind.OUT_OF_MEMORY, f"was ended, since {why},")
+        self.alive = False
+        self._leash.drop()
 
     def call(
         self,
@@ -339,7 +357,8 @@ class Child:
         self._fate = self._fate or (kind, what)
         words = " | ".join(self.output.last_words())
         last = f"; the last it wrote to standard error: {words[-_WORDS:]}" if words else ""
-        return ChildDiedError(kind, f"{self._subject} {what} {doing}{last}")
+        sentence = f"{self._subject} {what} {doing}{last}"
+        return ChildOutgrownError(kind, sentence) if self._outgrown else ChildDiedError(kind, sentence)
 
     def _release(self) -> None:
         if self.host is None:

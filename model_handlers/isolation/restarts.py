@@ -5,7 +5,8 @@ waits twice as long as the one before, and after LIMIT of them within a window t
 long ago: a model that dies of every request would otherwise cost everybody else the processor time of its loads.
 
 A process that was ended because a batch took too long has a budget of its own, whose window is longer: each such end
-took as long as the limit of an execution. It waits for nothing before a restart.
+took as long as the limit of an execution. It waits for nothing before a restart. Likewise one that was ended for the
+memory that it took.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 LIMIT = 5
 WINDOW = 60.0  # seconds
 OVERRUN_WINDOW = 600.0  # seconds, of processes that were ended for the time they took
+OUTGROWN_LIMIT, OUTGROWN_WINDOW = 3, 600.0  # of those that were ended for their memory
 _FIRST_DELAY = 0.1  # seconds before the second restart
 
 
@@ -22,23 +24,24 @@ class RestartBudget:
     """Remembers the last restarts of one instance.
 
     Attributes:
-        window: seconds in which there are LIMIT restarts at most.
+        window: seconds in which there are `limit` restarts at most.
 
     Args:
         delay: seconds before the second restart.
     """
 
-    def __init__(self, window: float = WINDOW, delay: float = _FIRST_DELAY) -> None:
+    def __init__(self, window: float = WINDOW, delay: float = _FIRST_DELAY, limit: int = LIMIT) -> None:
         self.window = window
+        self.limit = limit
         self._delay = delay
-        self._restarts: deque[float] = deque(maxlen=LIMIT)
+        self._restarts: deque[float] = deque(maxlen=limit)
 
     def __repr__(self) -> str:
         return f"<RestartBudget: restarts at {list(self._restarts)}>"
 
     def is_used_up(self, now: float) -> bool:
         """Whether there is no restart for a while. May be asked on any thread."""
-        return len(self._restarts) == LIMIT and self._restarts[0] > now - self.window
+        return len(self._restarts) == self.limit and self._restarts[0] > now - self.window
 
     def next_at(self, now: float) -> float | None:
         """When the next restart may happen, `now` or later in seconds; None when the budget is used up."""

@@ -187,6 +187,11 @@ class Room:
         if plan.victims:
             self._evict(plan, name, "growth")
 
+    def overdrawn(self) -> int:
+        """Bytes of the host that are taken beyond the budget, and stay so when everybody has left who is leaving."""
+        staying = (resident for resident in self._residents() if not resident.leaving)
+        return max(eviction.taken_by(staying, self._apart()).host - self.budget.host, 0)
+
     def give_back(self, bytes_promised: Footprint) -> None:
         """End a reservation: the bytes are free, or counted as a resident's from now on."""
         self.reserved -= bytes_promised

@@ -153,9 +153,9 @@ class EnsembleModel:
         """Nothing beside its models."""
         return Footprint()
 
-    def handlers(self) -> set[type[Handler]]:
+    def handlers(self) -> list[Handler]:
         """It has none."""
-        return set()
+        return []
 
     def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - as models do
         """It has nothing."""

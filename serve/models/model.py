@@ -529,9 +529,9 @@ class Model:
         """What its processes take together; nothing for a model that executes in this one. On any thread."""
         return sum((handler.memory() for handler in list(self._handlers.values())), Footprint())
 
-    def handlers(self) -> set[type[Handler]]:
+    def handlers(self) -> list[Handler]:
         """What executes it."""
-        return {type(handler) for handler in list(self._handlers.values())}
+        return list(self._handlers.values())
 
     @property
     def apart(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import TTLCache
 
 from model_handlers.errors import MmeError
+from model_handlers.isolation.leash import ChildOutgrownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -56,6 +57,8 @@ class Rescue:
             self._in_vain[model.name] = True
             return False
         if request.lease is None or request.cancelled or model.name in self._in_vain:
+            return False
+        if isinstance(error, ChildOutgrownError):  # nobody's leaving helps
             return False
         relief = self._relief(model.name, request.lease)
         request.lease = _SecondTry(request.lease)

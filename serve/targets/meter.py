@@ -235,7 +235,7 @@ def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footp
     models = [model for each in resting for model in each.target.models() if not model.apart]
     for model in models:
         model.give_back(idle=True)
-    for handler in {handler for model in models for handler in model.handlers()}:
+    for handler in {type(handler) for model in models for handler in model.handlers()}:
         handler.trim()
     for each in resting:
         each.owes = False

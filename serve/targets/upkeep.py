@@ -4,6 +4,9 @@ A model's process, and the memory that it shares with the serving one, grow with
 looked at every few seconds, and once more when they are idle: what no batch of late needed goes back to the system, and
 what is left is what the cache counts from then on. Who has been idle since costs nothing. Nothing here is on the way
 of a request: the looking is done on a thread of low priority, which passes by whoever executes. On the event loop.
+
+Others leave for a process that grew. Where two looks in a row find the budget passed all the same, the process that
+grew most since its load is ended, if growth is what passes it; one batch that executes all the while is no growth yet.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from serve.threads import SteadyPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import Footprint
+    from model_handlers.base import Footprint, Handler
     from serve.cache.model_cache import ModelCache
     from serve.targets.prepared import PreparedTarget
     from serve.targets.target import Target
 
 _log = logging.getLogger("mme.cache")
 _SECONDS = 10.0
+_SOON_SECONDS = 1.0  # while the budget is passed
 _NOTABLE = 1 << 20  # bytes that a model grows by before others leave for it
 
 
@@ -37,12 +41,14 @@ class _Watched:
         idle: whether nobody used it since the last look.
         rests: whether it was idle then too, and has given back all that it can: its process trims its heap behind one.
         ousts: whether others may leave for what it grew by: a batch that is executed just then is no reason yet.
+        moves: whether what it takes is more than that of one batch, which executes since the last look.
     """
 
     def __init__(self, root: Target, parts: Sequence[Target]) -> None:
         self.root = root
         self.parts = parts
-        self.idle = self.rests = self.ousts = self._grew = self._trimmed = False
+        self.idle = self.rests = self.ousts = self.moves = self._grew = self._trimmed = False
+        self._executions = 0
         self._complete = True
         self._last_used = 0.0
 
@@ -64,11 +70,20 @@ class _Watched:
             complete = self._give_back(idle=True)
             footprints = self._measured()
         self._grew |= self._growth(footprints) > _NOTABLE
+        executions = sum(model.stats.execution_count for part in self.parts for model in part.versions.values())
+        self.moves, self._executions = complete or executions != self._executions, executions
         lasts, self._complete = complete or not self._complete, complete
         self.ousts = self._grew and lasts
         self._grew &= not lasts
         self.rests, self._trimmed = self._trimmed and self.idle and complete, self.idle
         return footprints
+
+    def grown(self) -> list[tuple[Handler, Target]]:
+        """Processes that took notably more when they were looked at than when they had loaded, and their targets."""
+        processes = [
+            (handler, part) for part in self.parts for model in part.versions.values() for handler in model.handlers()
+        ]
+        return [(process, part) for process, part in processes if process.growth() > _NOTABLE]
 
     def _give_back(self, *, idle: bool) -> bool:
         given_back = [model.give_back(idle=idle) for part in self.parts for model in part.versions.values()]
@@ -105,6 +120,7 @@ class Upkeep:
         self._watched: list[_Watched] = []
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._passed = False  # whether the last look found the budget passed by what processes grew
         self._closed = False
 
     def __repr__(self) -> str:
@@ -130,11 +146,12 @@ class Upkeep:
 
     def _tick(self) -> None:
         self._watched = [watched for watched in self._watched if self._serves(watched)]
-        self._timer = self._loop.call_later(_SECONDS, self._tick) if self._watched else None
+        seconds = _SOON_SECONDS if self._passed else _SECONDS
+        self._timer = self._loop.call_later(seconds, self._tick) if self._watched else None
         if self._looking is not None:
             return
         due = [watched for watched in self._watched if self._is_due(watched)]
-        if due:
+        if due or self._passed:
             self._looking = self._loop.create_task(self._look(due), name="upkeep")
 
     async def _look(self, due: Sequence[_Watched]) -> None:
@@ -146,6 +163,7 @@ class Upkeep:
                 footprints = await self._loop.run_in_executor(self._thread, watched.look, room.host)
                 if self._serves(watched):
                     self._count(watched, footprints)
+            self._keep_budget()
         except Exception:  # noqa: BLE001 - nobody awaits it, and the next look is as good
             _log.exception("what models take could not be looked at")
         finally:
@@ -158,6 +176,28 @@ class Upkeep:
         self._counted(watched.root)
         if watched.ousts:
             self._cache.room.regain(watched.root.name)
+
+    def _keep_budget(self) -> None:
+        """End the process that grew most, if the budget was passed at the look before this one too."""
+        passed_before, self._passed = self._passed, False
+        passed, budget = self._cache.room.overdrawn(), self._cache.room.budget.host
+        watched = [each for each in self._watched if passed and each.moves and self._serves(each)]
+        grown = [(*each, target.root) for target in watched for each in target.grown()]
+        if not grown or sum(process.growth() for process, _, _ in grown) < passed:  # it is others who pass it
+            return
+        if passed_before:
+            process, part, root = max(grown, key=lambda each: each[0].growth())
+            part.footprint = replace(part.footprint, host=part.footprint.host - process.growth())
+            process.outgrow(
+                f"all models together take {(budget + passed) / 1e6:.1f} MB of a budget of {budget / 1e6:.1f} MB "
+                "(MME_MEMORY_BUDGET)"
+            )
+            self._cache.remeasured(self._cache.entries[root.name], root.takes())
+            self._counted(root)
+        self._passed = True
+        if self._timer is not None and not self._closed:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(_SOON_SECONDS, self._tick)
 
     def _is_due(self, watched: _Watched) -> bool:
         entry = self._cache.entries[watched.root.name]

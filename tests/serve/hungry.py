@@ -12,7 +12,7 @@ from tests.serve import engines
 
 MB = 10**6
 # While it loads it takes `load` megabytes, a few at a time, and keeps all but `spare` of them. The first element of X
-# says how many more megabytes it is to keep from then on.
+# says how many more megabytes it is to keep from then on, the second how many tenths of seconds the answer takes.
 _SOURCE = """
 import time
 
@@ -33,6 +33,7 @@ class TritonPythonModel:
 
     def answer(self, given):
         self.kept += [np.ones(1_000_000, np.uint8) for _ in range(int(given[0]))]
+        time.sleep(int(given[1]) / 10 if len(given) > 1 else 0)
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", given + 1)])
 """
 _CONFIG = """
@@ -55,10 +56,10 @@ def engine_of(folder, megabytes, **options):
     return engines.engine_of(folder, Footprint(megabytes * MB), repository=folder / "models", **options)
 
 
-async def ask(engine, name, *, size=1, keep=0):
+async def ask(engine, name, *, size=1, keep=0, tenths=0):
     """The answer to a request of so many bytes, which has the model keep so many megabytes more."""
-    given = np.zeros(size, np.uint8)
-    given[0] = keep
+    given = np.zeros(max(size, 2 if tenths else 1), np.uint8)
+    given[:2] = (keep, tenths)[: len(given)]
     answer = asyncio.get_running_loop().create_future()
     layout = Layout((("X", UINT8, given.shape),), ())
     request = InferenceRequest(layout, [given], lambda _, result: answer.set_result(result))

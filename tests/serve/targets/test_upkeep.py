@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
 from serve.targets import upkeep
 from tests.serve import inside
@@ -26,6 +27,7 @@ def short_intervals(monkeypatch):
 def by_hand(short_intervals, monkeypatch):
     """Models are looked at when the test says so."""
     monkeypatch.setattr(upkeep, "_SECONDS", 3600.0)
+    monkeypatch.setattr(upkeep, "_SOON_SECONDS", 3600.0)
 
 
 async def look(engine):
@@ -122,6 +124,66 @@ async def test_what_a_model_grew_by_is_remembered_over_restarts(tmp_path, by_han
         assert host_bytes(engine, "a") > light + 140 * MB
     (row,) = json.loads((tmp_path / "cache" / "footprints.json").read_text())["seen"].values()
     assert abs(row["host"] - light - 100 * MB) < 5 * MB
+
+
+async def outgrow(engine, name):
+    """Have a model keep so much that it is ended, after two looks."""
+    for keep in (150, 0):
+        await ask(engine, name, keep=keep)
+        await look(engine)
+    await look(engine)  # which finds the budget kept
+
+
+@pytest.mark.parametrize("evicts", [True, False])
+async def test_a_process_that_grew_out_of_the_budget_is_ended(tmp_path, by_hand, evicts):
+    """Its requests are out of memory and hear both sizes; the next one is answered, and nobody left for it in vain."""
+    for name in "ab":
+        write_hungry(tmp_path / "models", name)
+    async with engine_of(tmp_path, 120, evicts=evicts) as engine:
+        await ask(engine, "b")
+        await ask(engine, "a", keep=150)
+        await look(engine)
+        await ask(engine, "a")
+        waiting = asyncio.create_task(ask(engine, "a", tenths=250))
+        await until(lambda: engine.cache.entries["a"].leases)
+        await asyncio.sleep(0.05)
+        await look(engine)
+        with pytest.raises(
+            MmeError, match=r"took 1\d\d\.\d MB, \d+\.\d MB of them to load, .* a budget of 120.0 MB"
+        ) as caught:
+            await waiting
+        assert caught.value.kind is Kind.OUT_OF_MEMORY
+        assert host_bytes(engine, "a") < 60 * MB
+        await ask(engine, "a")
+        await look(engine)
+        await look(engine)
+        await ask(engine, "a")
+        assert engine.cache.entries["b"].state is State.READY
+
+
+async def test_a_process_that_grows_again_and_again_comes_back_three_times(tmp_path, by_hand):
+    """Then its requests are told so, for ten minutes."""
+    write_hungry(tmp_path / "models", "a")
+    async with engine_of(tmp_path, 120) as engine:
+        for _ in range(4):
+            await outgrow(engine, "a")
+        with pytest.raises(MmeError, match=r"too much memory too often .* \(3 restarts within 600 s\)") as caught:
+            await ask(engine, "a")
+        assert caught.value.kind is Kind.UNAVAILABLE
+
+
+async def test_one_batch_that_executes_ends_no_process(tmp_path, by_hand):
+    """What it takes may be what it needs, and given back when it is done."""
+    write_hungry(tmp_path / "models", "a")
+    async with engine_of(tmp_path, 120) as engine:
+        await ask(engine, "a")
+        await look(engine)
+        waiting = asyncio.create_task(ask(engine, "a", keep=150, tenths=15))
+        await until(lambda: engine.cache.entries["a"].leases)
+        for _ in range(8):
+            await asyncio.sleep(0.1)
+            await look(engine)
+        await waiting
 
 
 async def test_an_engine_that_closes_looks_at_nobody_any_more(tmp_path, by_hand, monkeypatch):
