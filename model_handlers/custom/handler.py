@@ -66,7 +66,8 @@ class FileHandler(Handler):
         """
         path = version_directory(config, model_file) / HANDLER_FILE
         folders = [str(path.parent), str(path.parent.parent)]
-        file = ImportedFile(config.name, path, free_name(f"handler_of_{path.parent.name}"), folders, path.parent.parent)
+        name = free_name(f"handler_of_{path.parent.name}")
+        file = ImportedFile(config.name, path, name, folders, path.parent.parent, left={"model_handlers"})
         try:
             author_class = _author_class(file.module, config, sees_requests=cls.sees_requests)
             named = model_file if model_file != path else path.with_name(author_class.default_filename)

@@ -2,7 +2,8 @@
 
 The author's directories go in front of `sys.path`, as that of a script does, so that `import helper` finds a file in
 them. They belong to the whole process, and so do the names of modules: another model's helper makes way, which that
-model has by then, unless it imports it again while it executes. Runs on the thread that loads.
+model has by then, unless it imports it again while it executes. Names that the process has for others are told apart by
+their importers (`own_modules`). Runs on the thread that loads.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_model
 from model_handlers.python.failures import failed_load
+from model_handlers.python.own_modules import OwnModules
 from model_handlers.source_code import syntax_tree
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from types import ModuleType
 
     from model_handlers.config import ModelConfig
@@ -39,16 +41,20 @@ class ImportedFile:
         name: what the module is called.
         directories: where it may import from.
         root: the directory whose modules are the model's own.
+        left: names that stay the server's, though a module of that name lies there.
 
     Raises:
         MmeError: INVALID_MODEL when it is no Python file or raises, OUT_OF_MEMORY.
     """
 
-    def __init__(self, model: str, path: Path, name: str, directories: Sequence[str], root: Path) -> None:
+    def __init__(
+        self, model: str, path: Path, name: str, directories: Sequence[str], root: Path, left: Collection[str] = ()
+    ) -> None:
         self._directories = directories
         self._inside = f"{root}/"
         self._top = name.partition(".")[0]
         self._others_make_way()
+        self._own = OwnModules(directories, self._inside, left)
         _here.append(self)
         sys.path[:0] = directories
         importlib.invalidate_caches()
@@ -62,6 +68,7 @@ class ImportedFile:
         """Forget the module, those that it imported from its own directories, and the directories."""
         if self in _here:
             _here.remove(self)
+        self._own.forget()
         for directory in self._directories:
             if directory in sys.path:
                 sys.path.remove(directory)
