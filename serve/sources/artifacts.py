@@ -28,6 +28,7 @@ from serve.progress import watched
 from serve.sources.archive import extract
 from serve.sources.disk import directory_size, remove_staging, staging_directory
 from serve.sources.disk_room import DiskRoom
+from serve.sources.outages import Outages
 from serve.sources.store import ARCHIVE_SUFFIX, ReplacedError, UnreachableError, validate_name, wrong_name
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ _POLL_SECONDS = 0.05
 _REPLACEMENTS = 2  # of an archive while it is downloaded, that a fetch bears with
 _BROKEN = 1024  # archives remembered as good for nothing
 _BROKEN_SECONDS = 60.0
-_OUTAGE_SECONDS = 60.0  # after the store could not be reached, before it is asked again for what is on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,7 @@ class Artifacts:
         self._locks: dict[str, _NameLock] = {}
         self._fetched: dict[str, Path] = {}  # by name, what the last fetch found; guarded by that name's lock
         self._broken: TTLCache[str, tuple[Kind, str]] = TTLCache(_BROKEN, _BROKEN_SECONDS, clock)  # by directory name
-        self._clock = clock
-        self._outage_until = 0.0
+        self._outages = Outages(clock)
         with disk_errors(f"{directory} cannot hold unpacked models"):
             own_directory(directory)
             remove_staging(directory)
@@ -156,13 +155,13 @@ class Artifacts:
 
     def _fetch(self, name: str, cancelled: Callable[[], bool]) -> Artifact:
         """What the store has now; the name's lock is held."""
-        obj, path = self._find(name)
+        obj, path = self._find(name, cancelled)
         self._refuse_broken(path)
         hold = self._held(name, path, can_download=obj is not None, cancelled=cancelled)
         if hold is not None:
             artifact = Artifact(name, path, downloaded=False, seconds=0.0, hold=hold)
         else:
-            obj = obj or self._stat(name)
+            obj = obj or self._stat(name, cancelled)
             artifact = self._download(obj, self._path(name, obj.etag), cancelled)
         self._fetched[name] = artifact.path
         return artifact
@@ -223,29 +222,26 @@ class Artifacts:
             if path.stat().st_mtime < seconds:
                 self.room.touch(path, seconds)
 
-    def _find(self, name: str) -> tuple[StoredObject | None, Path]:
+    def _find(self, name: str, cancelled: Callable[[], bool]) -> tuple[StoredObject | None, Path]:
         """What the store has, and its directory; only what was used last, when the store can't be reached."""
         copies = self.copies(name)
-        if copies and self._outage_until:
-            if self._clock() < self._outage_until:
-                return None, copies[-1]
-            self._postpone()  # others need not wait until this one knows
+        if copies and self._outages.goes_on(name):
+            return None, copies[-1]
+        if not copies:
+            self._outages.must_wait(name)
         try:
-            obj = self._stat(name)
+            obj = self._stat(name, cancelled, hurried=bool(copies))
         except UnreachableError as error:
+            is_new = self._outages.begins(name, error)
             if not copies:
                 raise
-            if not self._outage_until:
-                _log.warning("models are served from disk, current or not, until the store can be asked: %s", error)
-            self._postpone()
+            if is_new:
+                what = "models are" if error.whole else f"'{name}' is"
+                _log.warning("%s served from disk, current or not, until the store can be asked: %s", what, error)
             return None, copies[-1]
-        if self._outage_until:
-            _log.info("the store %s can be asked again", self.store.uri)
-            self._outage_until = 0.0
+        if self._outages.is_over(name):
+            _log.info("the store %s can be asked again", self.store.uri, extra=_of(name))
         return obj, self._path(name, obj.etag)
-
-    def _postpone(self) -> None:
-        self._outage_until = self._clock() + _OUTAGE_SECONDS
 
     def _download(self, obj: StoredObject, path: Path, cancelled: Callable[[], bool]) -> Artifact:
         """Unpack the archive. What arrives damaged is downloaded once more; where the disk is full, others leave it."""
@@ -281,16 +277,16 @@ class Artifacts:
         self.room.published(path, size)
         return None
 
-    def _stat(self, name: str) -> StoredObject:
+    def _stat(self, name: str, cancelled: Callable[[], bool], *, hurried: bool = False) -> StoredObject:
         """What there is under a name; a store may have it without the suffix, which names of archives need not have."""
         try:
-            return self.store.stat(name)
+            return self.store.stat(name, cancelled, hurried=hurried)
         except MmeError as error:
             bare = name.removesuffix(ARCHIVE_SUFFIX)
             if error.kind is not Kind.UNKNOWN_MODEL or bare == name or wrong_name(bare):
                 raise
             try:
-                return self.store.stat(bare)
+                return self.store.stat(bare, cancelled, hurried=hurried)
             except MmeError as of_bare:
                 raise (error if of_bare.kind is Kind.UNKNOWN_MODEL else of_bare) from None
 

@@ -59,7 +59,8 @@ class CopySums:
 
     def appeared(self, path: Path) -> None:
         """A copy is in its place, just written."""
-        self._whole[path.name] = _look_of(path)
+        with suppress(FileNotFoundError):  # it left for another already
+            self._whole[path.name] = _look_of(path)
 
     def forget(self, name: str) -> None:
         """The copy of that name was removed."""

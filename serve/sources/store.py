@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
 ARCHIVE_SUFFIX = ".tar.gz"
@@ -48,7 +48,17 @@ class ReplacedError(MmeError):
 
 
 class UnreachableError(UntoldError):
-    """The store can't be asked now; what it said before may hold still."""
+    """The store can't be asked now; what it said before may hold still.
+
+    Attributes:
+        whole: whether that is so of all that it has; else of what was asked for.
+        asked_pause: seconds that the store asks to be left alone for.
+    """
+
+    def __init__(self, message: str, *, whole: bool = True, asked_pause: float = 0.0) -> None:
+        super().__init__(message)
+        self.whole = whole
+        self.asked_pause = asked_pause
 
 
 class Store(Protocol):
@@ -58,8 +68,13 @@ class Store(Protocol):
     def uri(self) -> str:
         """The place as its user wrote it, for errors and logs."""
 
-    def stat(self, name: str) -> StoredObject:
+    def stat(self, name: str, cancelled: Callable[[], bool] = ..., *, hurried: bool = ...) -> StoredObject:
         """What the store holds under that name.
+
+        Args:
+            name: its name.
+            cancelled: polled while this waits to ask once more.
+            hurried: whether an answer that is late is of little use.
 
         Raises:
             MmeError: INVALID_ARGUMENT for a name that can't be one, UNKNOWN_MODEL when there is none, UNAVAILABLE
@@ -151,7 +166,13 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"<LocalStore {self.uri}>"
 
-    def stat(self, name: str) -> StoredObject:
+    def stat(
+        self,
+        name: str,
+        cancelled: Callable[[], bool] = lambda: False,  # noqa: ARG002 - a disk answers
+        *,
+        hurried: bool = False,  # noqa: ARG002
+    ) -> StoredObject:
         """See `Store.stat`."""
         path = self._directory / validate_name(name)
         with self._files(name):
@@ -195,4 +216,4 @@ class LocalStore:
             reason = f"model '{name}' in {self.uri} cannot be opened: {error.strerror}; check its permissions"
             if isinstance(error, PermissionError):
                 raise UntoldError(reason) from error
-            raise UnreachableError(reason) from error
+            raise UnreachableError(reason, whole=False) from error

@@ -112,12 +112,12 @@ def passed(client, answer):
     client.sendall(answer)
 
 
-def status(code, error="Fault"):
+def status(code, error="Fault", headers=b""):
     """An answer of S3 that is an error."""
     body = f"<Error><Code>{error}</Code><Message>m</Message></Error>".encode()
 
     def fault(client, answer):
-        head = b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (code, len(body))
+        head = b"HTTP/1.1 %d X\r\nConnection: close\r\n%bContent-Length: %d\r\n\r\n" % (code, headers, len(body))
         client.sendall(head + body)
 
     return fault

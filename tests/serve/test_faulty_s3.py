@@ -6,6 +6,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts
+from serve.sources.s3 import retries
 from serve.sources.s3.store import S3Store
 from serve.sources.store import UnreachableError
 from tests.serve import faulty_s3
@@ -27,8 +28,9 @@ class Setup:
         now: the seconds that the tier's clock shows.
     """
 
-    def __init__(self, s3, store, directory, put):
+    def __init__(self, s3, bucket, store, directory, put):
         self.s3 = s3
+        self.bucket = bucket
         self.artifacts = Artifacts(store, directory, clock=lambda: self.now)
         self.put = put
         self.now = 1000.0
@@ -38,6 +40,11 @@ class Setup:
         artifact = self.artifacts.fetch(name)
         artifact.hold.release()
         return (artifact.path / "1" / "model.onnx").read_bytes()[:1], artifact.downloaded
+
+    def with_retries(self):
+        """From now on it asks as often as it does where nothing else is said."""
+        store = S3Store(self.bucket, "models")
+        self.artifacts = Artifacts(store, self.artifacts.directory, clock=lambda: self.now)
 
     def left(self):
         """What is unpacked only in part."""
@@ -53,11 +60,12 @@ def setup(s3_url, s3_bucket, s3_client, monkeypatch, tmp_path, targz_bytes):
         data = targz_bytes(("config.pbtxt", b"x"), ("1/model.onnx", first + os.urandom(size)))
         s3_client.put_object(Bucket=s3_bucket, Key=f"models/{name}", Body=data)
 
+    monkeypatch.setattr("serve.sources.s3.retries._FIRST_SECONDS", 0.001)  # where a connection breaks
     put(b"1")
     with FaultyS3(s3_url) as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
         store = S3Store(s3_bucket, "models", part_size=500_000 // PARTS + 1, parts_ahead=3, attempts=1)
-        setup = Setup(s3, store, tmp_path / "disk", put)
+        setup = Setup(s3, s3_bucket, store, tmp_path / "disk", put)
         yield setup
         setup.artifacts.room.close()
 
@@ -206,7 +214,7 @@ def test_what_is_on_disk_is_served_while_the_store_is_away(setup, fault, caplog)
 
 def test_when_the_store_is_back_it_is_believed_again(setup, monkeypatch, caplog):
     """After a while it is asked again, and an archive that was replaced meanwhile is downloaded."""
-    monkeypatch.setattr("serve.sources.artifacts._OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr("serve.sources.outages._SECONDS", 0.0)
     setup.fetch()
     setup.put(b"2")
     setup.s3.faults["HEAD"] = faulty_s3.status(500)
@@ -233,26 +241,62 @@ def test_a_store_that_answers_is_believed(setup, code, kind):
     assert caught.value.kind is kind
 
 
-def test_only_one_asks_whether_the_store_is_back(setup):
-    """While one load waits for a store that may not answer, others are served from disk at once."""
+def test_an_error_for_one_name_is_no_outage_of_another(setup, caplog):
+    """A 503 for one key, or one prefix, has that served from disk; any other asks, and is current."""
     setup.put(b"2", "other.tar.gz")
     setup.fetch()
     setup.fetch("other.tar.gz")
-    setup.s3.faults["HEAD"] = faulty_s3.status(500)
-    setup.fetch()
-    setup.now += 3600
-    asked = setup.s3.count("HEAD")
-    inside = []
+    setup.s3.where = b"t/a.tar.gz"
+    setup.s3.faults["HEAD"] = faulty_s3.status(503, "SlowDown")
+    setup.put(b"3", "other.tar.gz")
 
-    def others(method):
-        if method == "HEAD" and not inside:
-            inside.append(setup.fetch("other.tar.gz"))
-
-    setup.s3.before = others
     assert setup.fetch() == (b"1", False)
+    assert setup.fetch("other.tar.gz") == (b"3", True)
+    assert [record.message.partition(" served")[0] for record in of_ours(caplog)] == ["'t/a.tar.gz' is"]
 
-    assert inside == [(b"2", False)]
-    assert setup.s3.count("HEAD") == asked + 1
+
+@pytest.mark.parametrize("asked", [b"0", b"1", b"Thu, 01 Jan 1970 00:00:00 GMT", b"soon"])
+def test_a_store_is_asked_again_after_the_pause_that_it_asks_for(setup, asked, monkeypatch):
+    """In seconds or by a date; what is no pause is none. Nothing is told of a fault that passes."""
+    setup.with_retries()
+    slept = []
+    monkeypatch.setattr("serve.sources.s3.retries.Retries._waited", lambda _, seconds: not slept.append(seconds))
+    setup.s3.faults["HEAD"] = faulty_s3.once(faulty_s3.status(503, "SlowDown", b"Retry-After: " + asked + b"\r\n"))
+
+    assert setup.fetch() == (b"1", True)
+    assert [seconds >= 1.0 for seconds in slept] == [asked == b"1"]
+
+
+def test_a_store_that_asks_for_a_long_pause_is_left_alone(setup):
+    """It is asked once, and what is not on disk is refused until then without another question."""
+    setup.with_retries()
+    setup.s3.faults["HEAD"] = faulty_s3.status(503, "SlowDown", b"Retry-After: 120\r\n")
+    with pytest.raises(UnreachableError):
+        setup.fetch()
+    setup.now += 50
+    with pytest.raises(UnreachableError, match=r"503 .*; it is asked again in 70 s"):
+        setup.fetch()
+    assert setup.s3.count("HEAD") == 1
+    setup.s3.faults.clear()
+    setup.now += 71
+    assert setup.fetch() == (b"1", True)
+
+
+def test_pauses_double_and_are_half_chance():
+    """Four tries take over a second, and no two servers the same."""
+    for attempt in (1, 2, 3):
+        pauses = {retries.pause(attempt) for _ in range(100)}
+        assert 0.2 * 2 ** (attempt - 1) <= min(pauses) < max(pauses) <= 0.4 * 2 ** (attempt - 1)
+
+
+def test_a_load_that_is_given_up_waits_for_no_other_try(setup):
+    """Its pause ends, and nothing more is asked."""
+    setup.with_retries()
+    setup.s3.faults["HEAD"] = faulty_s3.status(503, "SlowDown", b"Retry-After: 25\r\n")
+    with pytest.raises(UnreachableError):
+        setup.artifacts.fetch(NAME, cancelled=lambda: setup.s3.count("HEAD") > 0)
+
+    assert setup.s3.count("HEAD") == 1
 
 
 # -- broken archives ---------------------------------------------------------------------------------------------------

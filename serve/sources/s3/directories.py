@@ -26,7 +26,7 @@ from serve.sources.layout import CONFIG_NAME, CONFIGS
 from serve.sources.s3.bucket_versions import has_choice, served
 from serve.sources.s3.credentials import NO_CREDENTIALS
 from serve.sources.s3.transfer import check_names, transfer
-from serve.sources.store import ReplacedError, StoredObject, wrong_name
+from serve.sources.store import ReplacedError, StoredObject, UnreachableError, wrong_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -164,15 +164,14 @@ class Directories(Artifacts):
             _log.warning("the repository %s has no models: put directories there, or name another prefix", bucket.uri)
         return models
 
-    def _stat(self, name: str) -> StoredDirectory:
+    def _stat(self, name: str, cancelled: Callable[[], bool], *, hurried: bool = False) -> StoredDirectory:
         """The model's directory.
 
         Raises:
             MmeError: UNKNOWN_MODEL when there is none, INVALID_MODEL for one that can be none on disk, or that two
                 repositories have; else as `Store.stat`.
         """
-        listed = [(bucket, tuple(bucket.objects(f"{name}/"))) for bucket in self._buckets]
-        holders = [(bucket, objects) for bucket, objects in listed if objects]
+        holders = self._holders(name, cancelled, hurried=hurried)
         if not holders:
             self._places.pop(name, None)
             raise MmeError(
@@ -193,6 +192,24 @@ class Directories(Artifacts):
         if name not in self._whole and has_choice(objects):
             objects = served(objects, self._config(bucket, name, objects), name)
         return StoredDirectory(name, sum(obj.size for obj in objects), _etag(objects), bucket, objects)
+
+    def _holders(
+        self, name: str, cancelled: Callable[[], bool], *, hurried: bool
+    ) -> list[tuple[S3Store, tuple[StoredObject, ...]]]:
+        """The repositories that have something under a name. One that can't be asked is no outage of another's."""
+        holders, outage = [], None
+        for bucket in self._buckets:
+            try:
+                objects = tuple(bucket.objects(f"{name}/", cancelled, hurried=hurried))
+            except UnreachableError as error:
+                outage = error
+                continue
+            if objects:
+                holders.append((bucket, objects))
+        if outage is not None and not holders:
+            whole = outage.whole and len(self._buckets) == 1
+            raise UnreachableError(outage.message, whole=whole, asked_pause=outage.asked_pause) from outage
+        return holders
 
     def _config(self, bucket: S3Store, name: str, objects: Sequence[StoredObject]) -> str:
         """What the configuration of a model says, "" where there is none to be read."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import DamagedError, Kind, MmeError
 from model_handlers.system_limits import start_thread
+from serve.sources.s3.retries import pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,6 +68,7 @@ class RangedDownload(io.RawIOBase):
         part_size: int,
         ahead: int,
         name: str,
+        closed: threading.Event | None = None,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
         """Start to download.
@@ -78,6 +80,7 @@ class RangedDownload(io.RawIOBase):
             part_size: bytes of a part; an object that is not larger is asked for whole.
             ahead: parts in memory, and threads, at most.
             name: of the object, for errors and threads.
+            closed: set when nobody reads any more.
             patience: seconds without a byte of a part, after which it is not opened again.
 
         Raises:
@@ -90,6 +93,7 @@ class RangedDownload(io.RawIOBase):
         self._ahead = ahead
         self._count = -(-size // part_size)
         self._name = name
+        self._closed = closed or threading.Event()
         self._patience = patience
         self._changed = threading.Condition()
         self._parts: dict[int, _Part] = {}
@@ -134,6 +138,7 @@ class RangedDownload(io.RawIOBase):
         """Stop the threads. One that waits for the head of an answer is left behind until that comes, or times out."""
         with self._changed:
             self._stopped = True
+            self._closed.set()
             self._changed.notify_all()
             for body in self._bodies:
                 body.interrupt()
@@ -212,6 +217,7 @@ class RangedDownload(io.RawIOBase):
                         raise
                 else:
                     return
+            self._closed.wait(pause(attempt))
 
     @contextmanager
     def _opened(self, start: int, stop: int) -> Iterator[RangeBody]:

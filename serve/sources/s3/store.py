@@ -7,9 +7,9 @@ and is left to who opens such a store. Synchronous and thread-safe; runs on load
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
+import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,11 +25,13 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ProfileNotFound,
 )
+from botocore.exceptions import ConnectionError as NoConnectionError
 
 from model_handlers.errors import DamagedError, Kind, MmeError, invalid_argument
 from serve.sources.s3.credentials import NO_CREDENTIALS
 from serve.sources.s3.ranged_download import RangedDownload
 from serve.sources.s3.refusals import S3, message, sentence, service_of, told
+from serve.sources.s3.retries import BUSY, Retries, asked_pause
 from serve.sources.store import (
     ARCHIVE_SUFFIX,
     ReplacedError,
@@ -42,7 +44,7 @@ from serve.sources.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import BinaryIO
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
@@ -58,7 +60,6 @@ _NO_BUCKET = ("NoSuchBucket",)
 _ABSENT = ("NotFound", "404")  # the object, or its bucket
 _REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
 _BODILESS = ("301", "307", "400", "403")  # HEAD's, of which a GET tells more
-_BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked for
 
 
 class S3Store:
@@ -97,6 +98,7 @@ class S3Store:
         self._prefix = f"{validate_name(prefix)}/" if prefix else ""
         self._part_size = part_size
         self._parts_ahead = parts_ahead
+        self._retries = Retries(attempts)
         with self._s3():
             core = botocore.session.get_session()
             session = boto3.session.Session(botocore_session=core, **credentials)
@@ -105,12 +107,13 @@ class S3Store:
                 "s3",
                 endpoint_url=endpoint or None,
                 config=Config(
-                    retries={"mode": "standard", "total_max_attempts": attempts},
+                    retries={"mode": "standard", "total_max_attempts": 1},  # ours take their place
                     max_pool_connections=_CONNECTIONS,
                     connect_timeout=_CONNECT_SECONDS,
                     read_timeout=_READ_SECONDS,
                 ),
             )
+        self._client.meta.events.register("needs-retry.s3", self._retries)
 
     @property
     def uri(self) -> str:
@@ -120,21 +123,23 @@ class S3Store:
     def __repr__(self) -> str:
         return f"<S3Store {self.uri}>"
 
-    def stat(self, name: str) -> StoredObject:
+    def stat(self, name: str, cancelled: Callable[[], bool] = lambda: False, *, hurried: bool = False) -> StoredObject:
         """See `Store.stat`."""
         validate_name(name)
-        with self._s3(name):
+        with self._s3(name), self._retries.for_load(cancelled, hurried=hurried):
             head = self._head(self._prefix + name)
         return StoredObject(name, head["ContentLength"], head["ETag"].strip('"'))
 
     def open(self, obj: StoredObject) -> BinaryIO:
         """See `Store.open`. Closing it early stops the parts that are on the way."""
+        closed = threading.Event()
 
         def open_range(start: int, stop: int) -> _Body:
-            return self._get(obj, start, stop)
+            with self._retries.for_load(closed.is_set):
+                return self._get(obj, start, stop)
 
         download = RangedDownload(
-            open_range, obj.size, part_size=self._part_size, ahead=self._parts_ahead, name=obj.name
+            open_range, obj.size, part_size=self._part_size, ahead=self._parts_ahead, name=obj.name, closed=closed
         )
         # not in a BufferedReader: its lock would let no other thread close it while a read waits
         return cast("BinaryIO", download)
@@ -143,12 +148,22 @@ class S3Store:
         """See `Store.list`."""
         return (obj for obj in self.objects() if obj.name.endswith(ARCHIVE_SUFFIX) and not wrong_name(obj.name))
 
-    def objects(self, beginning: str = "") -> Iterator[StoredObject]:
-        """Everything whose name begins like that, whatever it is and however it is called; `open` takes it."""
+    def objects(
+        self, beginning: str = "", cancelled: Callable[[], bool] = lambda: False, *, hurried: bool = False
+    ) -> Iterator[StoredObject]:
+        """Everything whose name begins like that, whatever it is and however it is called; `open` takes it.
+
+        The other arguments are those of `Store.stat`.
+        """
         prefix = self._prefix + beginning
         with self._s3(beginning):
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-            for entry in itertools.chain.from_iterable(page.get("Contents", ()) for page in pages):
+            pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix))
+        while True:
+            with self._s3(beginning), self._retries.for_load(cancelled, hurried=hurried):
+                page = next(pages, None)
+            if page is None:
+                return
+            for entry in page.get("Contents", ()):
                 name = entry["Key"].removeprefix(self._prefix)
                 yield StoredObject(name, entry["Size"], entry["ETag"].strip('"'))
 
@@ -193,7 +208,7 @@ class S3Store:
             raise UntoldError(reason) from error
         except BotoCoreError as error:
             reason = f"the store {self.uri} cannot be reached, check network, endpoint and region: {error}"
-            raise UnreachableError(reason) from error
+            raise UnreachableError(reason, whole=isinstance(error, NoConnectionError)) from error
         except (
             OSError
         ) as error:  # a file that boto3 was told to read, as a token; botocore's timeouts are OSErrors, too
@@ -217,8 +232,10 @@ class S3Store:
                 return UntoldError(reason)
             reason = f"{service} answered {code or 'an error'} for {self.uri}{name}: try again"
             reason += told(service, message(answer))
-            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) in _BUSY:
-                return UnreachableError(reason)
+            metadata = error.response.get("ResponseMetadata", {})
+            if metadata.get("HTTPStatusCode", 0) in BUSY:
+                asked = asked_pause(metadata.get("HTTPHeaders", {}))
+                return UnreachableError(reason, whole=service != S3, asked_pause=asked)
         return UntoldError(reason)
 
     def _head(self, key: str) -> Any:

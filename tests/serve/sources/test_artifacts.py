@@ -10,7 +10,7 @@ import pytest
 from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts
 from serve.sources.s3.store import S3Store
-from serve.sources.store import LocalStore
+from serve.sources.store import LocalStore, UnreachableError
 from serve.sources.tar_member import ExtractLimits
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -22,6 +22,8 @@ class Counting:
     def __init__(self, store):
         self.store = store
         self.opened = 0
+        self.stats = []
+        self.away = lambda _name: None  # raises what a question for that name ends with
         self.asked = threading.Event()
         self.go = threading.Event()
         self.go.set()
@@ -31,8 +33,10 @@ class Counting:
         """That of the real one."""
         return self.store.uri
 
-    def stat(self, name):
-        """Ask the real one."""
+    def stat(self, name, *_, **__):
+        """Ask the real one, unless it is away."""
+        self.stats.append(name)
+        self.away(name)
         return self.store.stat(name)
 
     def open(self, obj):
@@ -301,6 +305,35 @@ def test_checksums_go_with_their_copies(store, tmp_path):
     os.utime(sums / name, (0, 0))
     Artifacts(store, tmp_path / "disk")
     assert list(sums.iterdir()) == []
+
+
+def test_only_one_asks_whether_the_store_is_back(store, tmp_path, targz_bytes):
+    """Where it can't be connected to, no name need try: while one load waits for it, others are served from disk."""
+    now = [1000.0]
+    (tmp_path / "store" / "b.tar.gz").write_bytes(targz_bytes(("x", b"")))
+    artifacts = Artifacts(store, tmp_path / "disk", clock=lambda: now[0])
+    artifacts.fetch("a.tar.gz").hold.release()
+    artifacts.fetch("b.tar.gz").hold.release()
+
+    def away(name):
+        if name == "a.tar.gz" and now[0] > 2000:
+            other = artifacts.fetch("b.tar.gz")
+            other.hold.release()
+            assert not other.downloaded
+        raise UnreachableError("no connection")
+
+    store.away = away
+    store.stats.clear()
+    for seconds in (1000.0, 3000.0):
+        now[0] = seconds
+        artifacts.fetch("a.tar.gz").hold.release()
+    artifacts.fetch("b.tar.gz").hold.release()
+    assert store.stats == ["a.tar.gz", "a.tar.gz"]
+    store.away = lambda _name: None
+    now[0] = 4000.0
+    artifacts.fetch("b.tar.gz").hold.release()
+    artifacts.fetch("a.tar.gz").hold.release()
+    assert store.stats[2:] == ["b.tar.gz", "a.tar.gz"]
 
 
 def test_limits_are_passed_on(store, tmp_path):

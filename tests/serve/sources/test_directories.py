@@ -326,12 +326,28 @@ def test_while_s3_cannot_be_reached_what_is_on_disk_is_served(put, faulty, repos
         assert "cannot be reached, check network, endpoint and region" in message
 
 
+def test_an_outage_of_one_repository_is_none_of_another(put, s3_bucket, s3_url, tmp_path):
+    """A model is brought from where it is, though another repository can't be asked; what that may have is told as away."""
+    put(MODEL)
+    with FaultyS3(s3_url) as s3:
+        s3.where = b""
+        s3.faults["GET"] = faulty_s3.status(503, "SlowDown")
+        broken = S3Store(s3_bucket, "q", endpoint=s3.url, attempts=1)
+        models = Directories([broken, S3Store(s3_bucket, "r")], tmp_path / "disk")
+        assert models.fetch("m").downloaded
+        kind, message = error_of(models.fetch, "n")
+    models.room.close()
+
+    assert kind is Kind.UNAVAILABLE
+    assert "SlowDown" in message
+
+
 def changing(monkeypatch, change):
     """From now on `change` is called whenever a model has been looked up, before it is downloaded."""
     listed = S3Store.objects
 
-    def late(self, beginning=""):
-        yield from listed(self, beginning)
+    def late(self, beginning="", *arguments, **options):
+        yield from listed(self, beginning, *arguments, **options)
         change()
 
     monkeypatch.setattr(S3Store, "objects", late)

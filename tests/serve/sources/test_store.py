@@ -18,6 +18,12 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 DATA = os.urandom(1_000_003)
 
 
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch):
+    """Tries follow each other at once."""
+    monkeypatch.setattr("serve.sources.s3.retries._FIRST_SECONDS", 0.0)
+
+
 def kind_of(call, *arguments):
     """The kind and the sentence of the error that a call raises."""
     with pytest.raises(MmeError) as caught:
