@@ -1,7 +1,7 @@
 """What connections may do in one turn of the event loop, so that none keeps the loop from the others.
 
-Heads, frame headers and chunk sizes cost time; bytes of bodies cost next to none and do not count. One integer counts
-the former for all connections together, and the clock is read once for each `STEP` of them. A connection that has spent
+Heads, frame headers and chunk sizes cost time; a byte of a body costs one part in `BODY` of that. One integer counts
+them for all connections together, and the clock is read once for each `STEP` of them. A connection that has spent
 its budget stops reading and waits; those that wait go on in later turns, in their order, before anything else is read.
 
 Runs on the event loop.
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 STEP = 2048  # bytes of heads from one look at the clock to the next
 HEADS = 64 * 1024  # that one connection may have handled in a turn
+BODY = 64  # bytes of bodies that count as one byte of heads
 EACH_SECONDS = 0.002  # in a turn, as long as few wait
 LEAST_SECONDS = 0.0001  # however many wait
-ALL_SECONDS = 0.01  # twice in a turn: for connections that wait, and for those that have something new
+ALL_SECONDS = 0.005  # twice in a turn: for connections that wait, and for those that have something new
 _QUIET_SECONDS = 0.001  # behind a turn in which the next one's beginning is not looked for: it takes a call on the loop
 _RESTED = 2  # turns without a look after which a connection goes before those that had theirs
 
@@ -97,7 +98,7 @@ class Turns:
         budget.heads += used
         if budget.heads < HEADS and now < budget.ends and now < self._ends:
             return False
-        self.left = 0  # what comes next in this turn is looked at as well: else each connection had a step more
+        self.left = -1  # what comes next in this turn is looked at as well: else each connection had a step more
         return True
 
     def wait(self, each: Waiting, budget: TurnBudget) -> None:
@@ -129,6 +130,7 @@ class Turns:
             budget.rested = False
             if budget.turn != self._number:
                 self._renew(budget, now)
+            self.left = STEP  # at least so much each time
             each.go_on()
             now = self._clock()
             if now >= self._ends:

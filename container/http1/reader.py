@@ -17,7 +17,7 @@ from container.http1 import head
 from container.http1.exchange import Exchange
 from container.http1.head import METHODS, Refusal
 from container.http1.limits import KIB
-from container.turn_budget import STEP, TurnBudget
+from container.turn_budget import BODY, STEP, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -203,7 +203,7 @@ class RequestReader:
             self._resume()
 
     def _parse_piece(self) -> None:
-        """Parse what comes next: a head, a few chunks, or the rest of a body, which costs nothing."""
+        """Parse what comes next: a head, a few chunks, or the rest of a body, which costs little."""
         data, at, arriving = self._rest, self._at, self._arriving
         end, body = len(data), 0
         if arriving is None:
@@ -223,7 +223,8 @@ class RequestReader:
         self._parse(memoryview(data)[at:end])
         counts = end - at
         if arriving is not None:
-            counts -= self._body_size(arriving) - body
+            body = self._body_size(arriving) - body
+            counts += body // BODY - body
             self._piece = min(2 * self._piece, _LARGEST_PIECE) if 16 * counts < end - at else _PIECE
         self._turns.left -= counts
         if not self._rest:

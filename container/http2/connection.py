@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, cast
 from container.http2 import frames
 from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
 from container.http2.header_blocks import LARGEST, LARGEST_READ, OVERSIZED, HeaderBlocks
-from container.turn_budget import TurnBudget
+from container.turn_budget import BODY, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -415,7 +415,7 @@ class Connection(asyncio.Protocol):
             at = start + length
             kind = data[start - 6]
             self._take(kind, data[start - 5], stream, data[start:at])
-            turns.left -= frames.HEAD if kind == frames.DATA else frames.HEAD + length
+            turns.left -= frames.HEAD + (length // BODY if kind == frames.DATA else length)
             if turns.left < 0 and turns.spent(self.budget):
                 self._waits = True
                 return at

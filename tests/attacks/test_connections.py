@@ -11,6 +11,7 @@ from container.http2.frames import Code, ConnectionFault, OversizedFault
 from container.http2.header_blocks import MOST_FIELDS, HeaderBlocks
 from container.http2.keepalive import Keepalive
 from container.open_files import ConnectionCap
+from container.request_memory import RequestMemory
 from container.turn_budget import ALL_SECONDS, EACH_SECONDS, HEADS, LEAST_SECONDS, STEP, TurnBudget, Turns
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Told, Wire
 
@@ -21,14 +22,15 @@ class Loop:
     """Turns that a test takes one by one, and a clock that it sets."""
 
     def __init__(self):
-        self.calls, self.now, self.turns = [], 0.0, Turns(self.calls_soon, self.clock)
+        self.calls, self.now, self.each_look, self.turns = [], 0.0, 0.0, Turns(self.calls_soon, self.clock)
 
     def calls_soon(self, call):
         """Remember it."""
         self.calls.append(call)
 
     def clock(self):
-        """Seconds."""
+        """Seconds; each look takes `each_look` of them."""
+        self.now += self.each_look
         return self.now
 
     def turn(self):
@@ -129,7 +131,7 @@ async def test_frames_of_one_connection_are_handled_up_to_its_budget(loop):
     client.connection.connection_lost(None)
 
 
-async def test_bytes_of_bodies_do_not_count(loop):
+async def test_bytes_of_bodies_count_little(loop):
     """A MiB of large frames is handled at once."""
     client = Client(loop)
     client.connection.data_received(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, REQUEST))
@@ -258,7 +260,7 @@ async def test_chunk_sizes_of_one_connection_are_handled_up_to_its_budget(loop):
     server.abort()
 
 
-async def test_a_body_of_known_length_does_not_count(loop):
+async def test_a_body_of_known_length_counts_little(loop):
     """32 MiB in one read are handled at once."""
     bodies = []
     server, connection, plain = _http1(loop, lambda exchange: bodies.append(exchange.body))
@@ -267,6 +269,33 @@ async def test_a_body_of_known_length_does_not_count(loop):
     assert len(bodies[0]) == 32 << 20
     connection.connection_lost(None)
     server.abort()
+
+
+async def test_bodies_of_many_connections_share_the_time_of_a_turn(loop):
+    """Where taking a part of a body is 1 ms, those behind the time of all wait, and read nothing more meanwhile."""
+    memory, part, pairs = RequestMemory(1 << 30), bytes(1 << 18), []
+    for _ in range(50):
+        server = Http1Server(lambda _: None, Limits(), asyncio.get_running_loop(), turns=loop.turns, memory=memory)
+        connection, plain = server.protocol_factory(), Plain()
+        connection.connection_made(plain)
+        connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n")
+        pairs.append((connection, plain))
+    while loop.turn():
+        pass
+    loop.now, loop.each_look = 1.0, 0.001
+    for connection, _ in pairs:
+        connection.data_received(part)
+    taken, most = memory.used // len(part), round(ALL_SECONDS / loop.each_look) + 2
+    assert 0 < taken <= most
+    assert sum(not plain.reads for _, plain in pairs) == 50 - taken
+    while memory.used < 50 * len(part):
+        before = memory.used
+        assert loop.turn()
+        assert memory.used - before <= most * len(part)
+    assert all(plain.reads for _, plain in pairs)
+    for connection, _ in pairs:
+        connection.connection_lost(None)
+    assert not memory.used
 
 
 async def test_requests_behind_one_another_are_handled_up_to_the_budget(loop):
