@@ -15,7 +15,7 @@ import time
 
 _QUIET = 0.1  # of a processor
 _DUE = 10  # collections of the young between two of all, as Python has it
-_OVERDUE = 100
+_OVERDUE = 1000
 _NEVER = 1 << 30
 
 

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 STEP = 2048  # bytes of heads from one look at the clock to the next
 HEADS = 64 * 1024  # that one connection may have handled in a turn
 BODY = 64  # bytes of bodies that count as one byte of heads
+SMALL = 8  # likewise, of heads that come in a read of at most a `STEP`: a connection has one such read in a turn
 EACH_SECONDS = 0.002  # in a turn, as long as few wait
 LEAST_SECONDS = 0.0001  # however many wait
-ALL_SECONDS = 0.005  # twice in a turn: for connections that wait, and for those that have something new
+ALL_SECONDS = 0.0025  # twice in a turn: for connections that wait, and for those that have something new
 _QUIET_SECONDS = 0.001  # behind a turn in which the next one's beginning is not looked for: it takes a call on the loop
-_RESTED = 2  # turns without a look after which a connection goes before those that had theirs
+_RESTED = 1  # turns without a look behind which a connection goes before those that had theirs
 
 
 class Waiting(Protocol):
@@ -59,7 +60,7 @@ class Turns:
 
     Attributes:
         left: bytes of heads until the next look at the clock. Connections subtract what they handle, and ask whether
-            they have spent their budget once it is below zero.
+            they have spent their budget once it is below zero; 0 is what is left where one had.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Turns:
         budget.heads += used
         if budget.heads < HEADS and now < budget.ends and now < self._ends:
             return False
-        self.left = -1  # what comes next in this turn is looked at as well: else each connection had a step more
+        self.left = 0  # what comes next in this turn is looked at as well: else each connection had a step more
         return True
 
     def wait(self, each: Waiting, budget: TurnBudget) -> None:

@@ -17,7 +17,7 @@ from container.http1 import head
 from container.http1.exchange import Exchange
 from container.http1.head import METHODS, Refusal
 from container.http1.limits import KIB
-from container.turn_budget import BODY, STEP, TurnBudget
+from container.turn_budget import BODY, SMALL, STEP, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -136,7 +136,7 @@ class RequestReader:
         """Parse one read."""
         begins, repeat, turns = self._boundary, self._repeat, self._turns
         if begins and repeat is not None and len(data) == repeat.size and data.startswith(repeat.head):
-            turns.left -= len(repeat.head)
+            turns.left -= len(repeat.head) // SMALL
             if not self._rest and (turns.left >= 0 or not turns.spent(self._budget)):
                 # Between requests llhttp holds nothing: the same bytes mean what they meant, and it need not see them.
                 exchange = Exchange(self, repeat.method, repeat.target, repeat.headers, False, False)
@@ -148,7 +148,7 @@ class RequestReader:
                     self._refuse(self._too_much())
                 return
         elif len(data) <= STEP:
-            turns.left -= len(data)
+            turns.left -= len(data) // SMALL
             if turns.left >= 0 and not self._rest:
                 self._parse(data)
                 recognised, self._recognised = self._recognised, None
@@ -189,7 +189,7 @@ class RequestReader:
         self._parsing = True
         try:
             while self._rest and self._has_room():
-                if self._turns.left < 0 and self._turns.spent(self._budget):
+                if self._turns.left <= 0 and self._turns.spent(self._budget):
                     self._waits = True
                     break
                 self._parse_piece()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, cast
 from container.http2 import frames
 from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
 from container.http2.header_blocks import LARGEST, LARGEST_READ, OVERSIZED, HeaderBlocks
-from container.turn_budget import BODY, TurnBudget
+from container.turn_budget import BODY, SMALL, STEP, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -399,6 +399,7 @@ class Connection(asyncio.Protocol):
     def _read(self, data: bytes, at: int) -> int:
         """Take whole frames; returns how far. Further ones wait where `_waits` says so."""
         size, turns = len(data), self.turns
+        part = SMALL if size <= STEP else 1
         if not self._greeted:
             at = self._greet(data)
             if not at:
@@ -415,7 +416,7 @@ class Connection(asyncio.Protocol):
             at = start + length
             kind = data[start - 6]
             self._take(kind, data[start - 5], stream, data[start:at])
-            turns.left -= frames.HEAD + (length // BODY if kind == frames.DATA else length)
+            turns.left -= (frames.HEAD + (length // BODY if kind == frames.DATA else length)) // part
             if turns.left < 0 and turns.spent(self.budget):
                 self._waits = True
                 return at
