@@ -6,8 +6,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 from container.settings.kinds import SettingsError, Share, to_text
-from model_handlers import devices
+from model_handlers import control_groups, devices
 from model_handlers.base import Footprint, by_device
+from model_handlers.threads import processors
 
 if TYPE_CHECKING:
     from container.settings import MemoryBudget, Settings
@@ -16,6 +17,8 @@ _HOST_SHARE = 0.8  # of the host's memory, when no budget is set: the rest is fo
 _DEVICE_SHARE = 0.9
 _REQUESTS_PART = 8  # of the memory budget, for requests on the way
 _LEAST_FOR_REQUESTS = 256 << 20
+_THREADS_EACH = 4  # of frameworks, a processor
+_LEAST_THREADS = 64
 
 
 def memory_budget(settings: Settings) -> Footprint:
@@ -47,6 +50,15 @@ def request_memory(settings: Settings) -> int:
             "or lower MME_MAX_BODY"
         )
     return settings.request_memory
+
+
+def framework_threads(settings: Settings) -> int:
+    """Threads that frameworks may have in the serving process: by the processors, and by what the system allows."""
+    if settings.framework_threads is not None:
+        return settings.framework_threads
+    usual = max(_THREADS_EACH * processors(), _LEAST_THREADS)
+    free = control_groups.free_tasks()
+    return usual if free is None else min(usual, free // 2)
 
 
 def disk_budget(settings: Settings) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from container.bare import bare_source
-from container.budgets import disk_budget, memory_budget, request_memory
+from container.budgets import disk_budget, framework_threads, memory_budget, request_memory
 from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
 from container.emf import EmfReporter
@@ -287,6 +287,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         control=settings.model_control_mode,
         scripts=settings.scripts,
         load_threads=settings.load_threads,
+        framework_threads=framework_threads(settings),
         load_patience=settings.load_timeout,
         drain_patience=settings.drain_seconds,
         inline_ns=settings.inline_microseconds * 1000,

@@ -57,6 +57,12 @@ def processors() -> float | None:
     return min((share for folder in own_folders("cpu") if (share := _processors_of(folder)) is not None), default=None)
 
 
+def free_tasks() -> int | None:
+    """How many more threads and processes the groups may have; None without a limit."""
+    limits = [(_number(folder, ("pids.max",)), _number(folder, ("pids.current",))) for folder in own_folders("pids")]
+    return min((max(most - now, 0) for most, now in limits if most is not None and now is not None), default=None)
+
+
 def _processors_of(folder: Path) -> float | None:
     told = _text(folder / "cpu.max").split() or [  # version 2 has both in one file
         _text(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")

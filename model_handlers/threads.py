@@ -1,17 +1,25 @@
-"""How many threads a model computes on where its configuration does not say.
+"""How many threads models compute on: where a configuration does not say, and all of them together.
 
-Pure but for a look at the file's size, the processors and the control groups.
+Frameworks start a pool of threads for each model, or for each thread that executes one. On many processors that is
+thousands of them with a few dozen models, which share the same processors. So the models of the serving process take
+theirs from one `ThreadBudget`: the first get one a processor, later ones half of what is left, and then none but the
+one that executes them.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import threading
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from model_handlers import control_groups
+from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _SMALL_MODEL = 1 << 20  # bytes of the model file
@@ -31,3 +39,89 @@ def processors() -> int:
     granted = control_groups.processors()
     bound = len(os.sched_getaffinity(0))
     return bound if granted is None else max(min(bound, math.ceil(granted)), 1)
+
+
+class Threads:
+    """Threads that a model may compute on.
+
+    Attributes:
+        count: how many, the one that executes it among them.
+    """
+
+    def __init__(self, count: int, budget: ThreadBudget | None = None, taken: int = 0) -> None:
+        self.count = count
+        self._budget = budget
+        self._taken = taken
+
+    def give_back(self) -> None:
+        """The model has ended its own. Once more does nothing."""
+        taken, self._taken = self._taken, 0
+        if self._budget is not None:
+            self._budget.give_back(taken)
+
+
+class ThreadBudget:
+    """Threads of frameworks in one process, beside those that execute models. On any thread.
+
+    Attributes:
+        limit: how many there may be.
+        taken: how many there are.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<ThreadBudget: {self.taken} of {self.limit} threads>"
+
+    def take(self, wanted: int, model: str, parameter: str, teams: int) -> Threads:
+        """See `take_threads`."""
+        with self._lock:
+            free = max(self.limit - self.taken, 0)
+            count = wanted if parameter else min(wanted, 1 + free // 2 // teams)
+            more = (count - 1) * teams
+            if more > free:
+                raise MmeError(
+                    Kind.UNAVAILABLE,
+                    f"model '{model}': parameter '{parameter}' asks for {more} threads, but {self.taken} of the "
+                    f"{self.limit} that frameworks may have in the server's process are taken: ask for fewer, unload a "
+                    "model, or raise MME_FRAMEWORK_THREADS",
+                )
+            self.taken += more
+        return Threads(count, self, more)
+
+    def give_back(self, count: int) -> None:
+        """So many have ended."""
+        with self._lock:
+            self.taken -= count
+
+
+_budget: ContextVar[ThreadBudget | None] = ContextVar("whose threads models take that are loaded here", default=None)
+
+
+@contextmanager
+def within(budget: ThreadBudget | None) -> Iterator[None]:
+    """Models that are loaded inside take their threads from this; from none, as many as they want."""
+    token = _budget.set(budget)
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def take_threads(wanted: int, model: str, parameter: str = "", teams: int = 1) -> Threads:
+    """Threads for a model that is loaded here; to be given back when it is closed.
+
+    Args:
+        wanted: how many it computes on; fewer where they are not free, unless its configuration asks for them.
+        model: its name.
+        parameter: that of its configuration which asks; "" where none does.
+        teams: how many such pools there are going to be.
+
+    Raises:
+        MmeError: UNAVAILABLE where those that its configuration asks for are not free.
+    """
+    budget = _budget.get()
+    return Threads(wanted) if budget is None else budget.take(wanted, model, parameter, teams)

@@ -23,6 +23,7 @@ from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.listener import LISTENER
 from model_handlers.priority import lower_priority
+from model_handlers.threads import ThreadBudget
 from serve.admission import Admission
 from serve.cache import footprints
 from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
@@ -118,7 +119,7 @@ class Engine:
         self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
         loader = self._loader(known)
         self.cache = self._cache(loader)
-        self._tiering = Tiering(self._store, self.cache, loader.scales, loop, lower_priority)
+        self._tiering = Tiering(self._store, self.cache, loader.scales, loader.threads, loop, lower_priority)
         self._upkeep = Upkeep(self.cache, loop, lower_priority, self._has_grown)
         self._meter = Meter(
             self.cache,
@@ -169,6 +170,7 @@ class Engine:
             under_way=options.under_way,
             host=options.budget.host,
             larger=self._executes_more,
+            threads=ThreadBudget(options.framework_threads) if options.framework_threads else None,
         )
 
     def _batch_verdicts(self) -> BatchVerdicts:

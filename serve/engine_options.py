@@ -44,6 +44,7 @@ class EngineOptions:
         folders: models that requests may name, by their own folders.
         scripts: what is the same for all inference scripts.
         load_threads: environments made at a time, loads at a time.
+        framework_threads: threads that models' frameworks may have in this process; 0 for any number.
         load_patience: seconds that a load may take, and anybody waits for one.
         unload_patience: seconds that anybody waits for an unload.
         drain_patience: seconds that an unload waits for requests under way.
@@ -75,6 +76,7 @@ class EngineOptions:
     folders: Mapping[str, Path] = field(default_factory=dict)
     scripts: Scripts = DEFAULT_SCRIPTS
     load_threads: int = 2
+    framework_threads: int = 0
     load_patience: float = 350.0
     unload_patience: float = 350.0
     drain_patience: float = 25.0

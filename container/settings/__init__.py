@@ -94,6 +94,7 @@ class Settings:
         grpc_port, metrics_port: None for nowhere.
         memory_budget, gpu_memory_budget, disk_budget: bytes (int), a share of what there is (float), a share less a
             reserve (`Share`), or None for as much as the host, each GPU or the file system leaves.
+        framework_threads: None for what processors, and the limit of processes, allow.
         request_memory, max_connections: None for what the memory budget and the limit of open files leave.
         rate_limit_resources: () for as much as the neediest instance wants.
         response_cache_bytes: 0 for none.
@@ -151,6 +152,7 @@ class Settings:
     disk_budget: MemoryBudget = None
     max_archive_files: int = 20_000
     load_threads: int = 2
+    framework_threads: int | None = None
     load_timeout: float = 350.0
     max_body_bytes: int = DEFAULT_MAX_BODY
     request_memory: int | None = None

@@ -191,6 +191,12 @@ MME_VARIABLES = (
     ours("MME_MAX_ARCHIVE_FILES", v.integer(1, 1_000_000), "Files and folders that an archive may hold."),
     ours("MME_LOAD_THREADS", v.integer(1, 64), "Models that may load at once."),
     ours(
+        "MME_FRAMEWORK_THREADS",
+        v.integer(1, 1 << 16),
+        "Threads that frameworks may have in the server's process for all models, beside one an instance.",
+        default="4 a processor, at least 64; no more than half of what the container's limit of processes leaves",
+    ),
+    ours(
         "MME_LOAD_TIMEOUT",
         v.seconds(1, 86_400),
         "Seconds for one load, download included; less than 360 where SageMaker loads, which gives up then.",

@@ -68,9 +68,9 @@ def refine(config: ModelConfig, form: Path, draft: Draft) -> bytes:
     return take_weights_out(optimised, draft)
 
 
-def load(config: ModelConfig, form: Path, *, refined: bool, packed: bool) -> Any:
+def load(config: ModelConfig, form: Path, threads: int, *, refined: bool, packed: bool) -> Any:
     """A session over a form."""
-    options = session_options(config, processors())
+    options = session_options(config, threads)
     if refined:
         options.graph_optimization_level = onnx_runtime().GraphOptimizationLevel.ORT_DISABLE_ALL
     if not packed:
@@ -92,7 +92,7 @@ def _try(config: ModelConfig, form: Path, *, packed: bool) -> tuple[list[Array],
     """What it answers to zeros, its private bytes, the shortest execution in ns, and the names of what it maps."""
     heap.trim()
     before = devices.private_memory()
-    session = load(config, form, refined=True, packed=packed)
+    session = load(config, form, processors(), refined=True, packed=packed)
     zeros = _zeros(session, config.name)
     took: list[int] = []
     while len(took) <= _RUNS and sum(took) < _ENOUGH_NS:

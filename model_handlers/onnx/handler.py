@@ -21,7 +21,7 @@ from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
 from model_handlers.onnx.arena import share_arena, trim_arena
 from model_handlers.onnx.external import take_weights_out
-from model_handlers.onnx.options import register_operations, run_options, session_options
+from model_handlers.onnx.options import register_operations, run_options, session_options, session_threads
 from model_handlers.onnx.providers import TENSORRT_PROVIDER, check_available, check_providers, providers
 from model_handlers.onnx.runtime import (
     CUDA_PROVIDER,
@@ -36,7 +36,7 @@ from model_handlers.onnx.runtime import (
 from model_handlers.onnx.signature import firsts, signature
 from model_handlers.sequence_config import all_inputs, all_outputs
 from model_handlers.tensor import BYTES
-from model_handlers.threads import default_threads
+from model_handlers.threads import Threads, default_threads, processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,8 @@ class OnnxHandler(MappedHandler):
     inline: ClassVar[bool] = True
     custom_operations: ClassVar[bool] = True
 
-    def __init__(self, session: Any, config: ModelConfig) -> None:
+    def __init__(self, session: Any, config: ModelConfig, threads: Threads) -> None:
+        self._threads = threads
         super().__init__(complete(config, *signature(session, config.name), firsts=firsts(session)))
         self._session = session
         self._run = _runner(session, run_options(config))
@@ -99,7 +100,16 @@ class OnnxHandler(MappedHandler):
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> OnnxHandler:  # noqa: ARG003 - shared by lanes
         """Create the session; parameters are named as Triton's ONNX Runtime backend names them."""
-        options = session_options(config, default_threads(model_file))
+        threads = session_threads(config, default_threads(model_file))
+        try:
+            return cls._loaded(config, model_file, device, threads)
+        except BaseException:
+            threads.give_back()
+            raise
+
+    @classmethod
+    def _loaded(cls, config: ModelConfig, model_file: Path, device: Device, threads: Threads) -> OnnxHandler:
+        options = session_options(config, threads.count)
         register_operations(options, config, model_file)
         wanted = providers(config, device)
         runtime = onnx_runtime()
@@ -113,7 +123,7 @@ class OnnxHandler(MappedHandler):
         except MmeError as error:
             raise (error if device.kind == "cpu" else lost(error, device.index)) from error.__cause__
         check_providers(wanted, session.get_providers(), config.name, device, unloadable)
-        return cls(session, config) if device.kind == "cpu" else OnGpu(session, config, device.index)
+        return cls(session, config, threads) if device.kind == "cpu" else OnGpu(session, config, threads, device.index)
 
     @classmethod
     def refinement(cls, config: ModelConfig) -> str:
@@ -138,7 +148,12 @@ class OnnxHandler(MappedHandler):
     @classmethod
     def load_form(cls, config: ModelConfig, form: Path, *, refined: bool, packed: bool) -> OnnxHandler:
         """See `MappedHandler`."""
-        return cls(forms.load(config, form, refined=refined, packed=packed), config)
+        threads = session_threads(config, processors())
+        try:
+            return cls(forms.load(config, form, threads.count, refined=refined, packed=packed), config, threads)
+        except BaseException:
+            threads.give_back()
+            raise
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run the session once. Elements of BYTES must be UTF-8, as strings in ONNX are."""
@@ -158,6 +173,7 @@ class OnnxHandler(MappedHandler):
         """Drop the session: ONNX Runtime frees weights and arena in its destructor."""
         del self._run
         del self._session
+        self._threads.give_back()
         self.mappings = 0
 
 
@@ -171,8 +187,8 @@ class OnGpu(OnnxHandler):
     inline: ClassVar[bool] = False
     warms: ClassVar[bool] = True
 
-    def __init__(self, session: Any, config: ModelConfig, gpu: int) -> None:
-        super().__init__(session, config)
+    def __init__(self, session: Any, config: ModelConfig, threads: Threads, gpu: int) -> None:
+        super().__init__(session, config, threads)
         self._gpu = gpu
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:

@@ -13,22 +13,22 @@ from model_handlers.onnx.arena import SHRINKAGE, USES_SHARED
 from model_handlers.onnx.providers import CUDA_PARAMETERS
 from model_handlers.onnx.runtime import FATAL, onnx_runtime
 from model_handlers.parameters import integer, warn_of_unknown
-from model_handlers.threads import processors
+from model_handlers.threads import processors, take_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.config import ModelConfig
+    from model_handlers.threads import Threads
 
 # optimization.graph.level and the parameter `level` use the same numbers.
 _GRAPH_LEVELS = {-1: "ORT_DISABLE_ALL", 1: "ORT_ENABLE_BASIC", 2: "ORT_ENABLE_EXTENDED", 0: "ORT_ENABLE_ALL"}
+_THREADS = _WITHIN, _BETWEEN, _MODE = ("intra_op_thread_count", "inter_op_thread_count", "execution_mode")
 _SHOWN = 200  # characters of a file name in a message
 _BESIDE = "put the library beside the model or its config.pbtxt, and name it by its file name"
 _PARAMETERS = frozenset(
     (
-        "intra_op_thread_count",
-        "inter_op_thread_count",
-        "execution_mode",
+        *_THREADS,
         "level",
         "enable_mem_arena",
         "enable_mem_pattern",
@@ -36,6 +36,24 @@ _PARAMETERS = frozenset(
         *CUDA_PARAMETERS,
     )
 )
+
+
+def session_threads(config: ModelConfig, threads: int) -> Threads:
+    """Threads for a session that computes on so many, or as its configuration says.
+
+    Raises:
+        MmeError: INVALID_MODEL for a parameter that is no such number, UNAVAILABLE where there are not so many.
+    """
+    parameter = next((name for name in _THREADS if integer(config, name, 0, range(1025))), "")
+    within = integer(config, _WITHIN, 0, range(1025)) or threads
+    return take_threads(within + (_between(config) - 1 if parameter else 0), config.name, parameter)
+
+
+def _between(config: ModelConfig) -> int:
+    """On how many threads operators are executed side by side."""
+    # With one thread between operators ONNX Runtime would run them one after the other, whatever the mode.
+    usual = processors() if integer(config, _MODE, 0, range(2)) else 1
+    return integer(config, _BETWEEN, 0, range(1025)) or usual
 
 
 def session_options(config: ModelConfig, threads: int) -> Any:
@@ -50,12 +68,9 @@ def session_options(config: ModelConfig, threads: int) -> Any:
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    options.intra_op_num_threads = integer(config, "intra_op_thread_count", 0, range(1025)) or threads
-    parallel = bool(integer(config, "execution_mode", 0, range(2)))
-    # With one thread between operators ONNX Runtime would run them one after the other, whatever the mode.
-    default_between = processors() if parallel else 1
-    options.inter_op_num_threads = integer(config, "inter_op_thread_count", 0, range(1025)) or default_between
-    if parallel:
+    options.intra_op_num_threads = integer(config, _WITHIN, 0, range(1025)) or threads
+    options.inter_op_num_threads = _between(config)
+    if integer(config, _MODE, 0, range(2)):
         options.execution_mode = runtime.ExecutionMode.ORT_PARALLEL
     options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, graph_level(config))
     options.enable_cpu_mem_arena = bool(integer(config, "enable_mem_arena", 1, range(2)))

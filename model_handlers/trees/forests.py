@@ -22,7 +22,7 @@ import numpy as np
 from model_handlers.errors import MmeError, invalid_model, out_of_memory
 from model_handlers.importing import is_installed
 from model_handlers.parameters import integer, switch
-from model_handlers.threads import default_threads
+from model_handlers.threads import Threads, default_threads, take_threads
 from model_handlers.trees.files import FileKind, checkpoint_version, kind_of, lightgbm_version, xgboost_version
 from model_handlers.trees.libraries import imported, words
 from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
 _LIGHTGBM_VERSIONS = ("v2", "v3", "v4")
+_THREADS = "cpu_nthread"
 _END_OF_TREES = "\nend of trees"
 
 
@@ -70,8 +71,10 @@ def library_of(kind: FileKind) -> str:
     return "treelite"
 
 
-def open_forest(config: ModelConfig, model_file: Path, *, on_trial: bool = False) -> Forest:
-    """Read a file. On trial its trees are looked through as well, before anything is computed: see `soundness`.
+def open_forest(config: ModelConfig, model_file: Path, threads: int = 1, *, on_trial: bool = False) -> Forest:
+    """Read a file, to be computed on so many threads.
+
+    On trial its trees are looked through as well, before anything is computed: see `soundness`.
 
     Raises:
         MmeError: INVALID_MODEL when it is not what it should be, UNSUPPORTED when no library reads it here,
@@ -82,10 +85,10 @@ def open_forest(config: ModelConfig, model_file: Path, *, on_trial: bool = False
     imported(name)
     try:
         if name == "xgboost":
-            return XgboostForest(config, model_file, kind, on_trial=on_trial)
+            return XgboostForest(config, model_file, kind, threads, on_trial=on_trial)
         if name == "lightgbm":
-            return LightgbmForest(config, model_file, on_trial=on_trial)
-        return TreeliteForest(config, model_file, kind, on_trial=on_trial)
+            return LightgbmForest(config, model_file, threads, on_trial=on_trial)
+        return TreeliteForest(config, model_file, kind, threads, on_trial=on_trial)
     except MmeError:
         raise
     except MemoryError as error:
@@ -96,9 +99,15 @@ def open_forest(config: ModelConfig, model_file: Path, *, on_trial: bool = False
         ) from error
 
 
-def threads_of(config: ModelConfig, model_file: Path) -> int:
-    """How many threads one execution may take."""
-    return integer(config, "cpu_nthread", 0, range(1025)) or default_threads(model_file)
+def threads_of(config: ModelConfig, model_file: Path) -> Threads:
+    """Threads that one execution may take: OpenMP has a team of them for each thread that executes.
+
+    Raises:
+        MmeError: INVALID_MODEL for a parameter that is no such number, UNAVAILABLE where there are not so many.
+    """
+    asked = integer(config, _THREADS, 0, range(1025))
+    lanes = sum(group.count for group in config.instance_groups) or 1
+    return take_threads(asked or default_threads(model_file), config.name, _THREADS if asked else "", lanes)
 
 
 class XgboostForest:
@@ -106,7 +115,7 @@ class XgboostForest:
 
     explains = True
 
-    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, *, on_trial: bool) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, threads: int, *, on_trial: bool) -> None:
         xgboost = imported("xgboost")
         wrote = xgboost_version(kind, model_file)
         if kind is FileKind.XGBOOST_UBJ and not wrote:  # which XGBoost might read for ever
@@ -114,7 +123,7 @@ class XgboostForest:
         _not_newer(config, model_file, "XGBoost", wrote, xgboost.__version__)
         self._matrix = xgboost.DMatrix
         self._lock = threading.Lock()
-        self._booster = booster = xgboost.Booster({"nthread": threads_of(config, model_file)})
+        self._booster = booster = xgboost.Booster({"nthread": threads})
         with xgboost.config_context(verbosity=0):
             booster.load_model(model_file)
         learner = json.loads(booster.save_config())["learner"]
@@ -152,14 +161,14 @@ class LightgbmForest:
     explains = True
     labels = False
 
-    def __init__(self, config: ModelConfig, model_file: Path, *, on_trial: bool) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, threads: int, *, on_trial: bool) -> None:
         version = lightgbm_version(model_file)
         if version and version not in _LIGHTGBM_VERSIONS:
             raise invalid_model(
                 f"model '{config.name}': '{model_file.name}' is in version {version} of LightGBM's text format; "
                 f"those that are read here are {', '.join(_LIGHTGBM_VERSIONS)}"
             )
-        self._threads = threads_of(config, model_file)
+        self._threads = threads
         text = _trees_text(config, model_file)
         if on_trial:
             check_lightgbm(text)
@@ -185,10 +194,10 @@ class TreeliteForest:
     explains = False
     labels = False
 
-    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, *, on_trial: bool) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, threads: int, *, on_trial: bool) -> None:
         treelite = imported("treelite")
         self._predict = treelite.gtil.predict
-        self._threads = threads_of(config, model_file)
+        self._threads = threads
         self._model = _read_by_treelite(treelite, config, model_file, kind)
         header = self._model.get_header_accessor()
         self.features = self._model.num_feature

@@ -22,8 +22,9 @@ from model_handlers.config import Guess
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.parameters import warn_of_unknown
 from model_handlers.tensor import FP32
+from model_handlers.threads import Threads
 from model_handlers.trees.files import kind_of
-from model_handlers.trees.forests import library_of, open_forest
+from model_handlers.trees.forests import library_of, open_forest, threads_of
 from model_handlers.trees.libraries import PRELOAD, imported, words
 from model_handlers.trees.outcome import outcome_of
 
@@ -71,7 +72,8 @@ class TreesHandler(Handler):
     preload: ClassVar[str] = PRELOAD
     tried_first: ClassVar[bool] = True
 
-    def __init__(self, forest: Forest, config: ModelConfig) -> None:
+    def __init__(self, forest: Forest, config: ModelConfig, threads: Threads) -> None:
+        self._threads = threads
         self._outcome = outcome_of(config, forest)
         super().__init__(_complete(config, forest, self._outcome.columns))
         self._forest = forest
@@ -84,6 +86,7 @@ class TreesHandler(Handler):
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Features and classes, as the file tells them."""
+        threads_of(config, model_file).give_back()  # it refuses a parameter
         forest = open_forest(config, model_file)
         return _complete(config, forest, outcome_of(config, forest).columns)
 
@@ -91,7 +94,12 @@ class TreesHandler(Handler):
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> TreesHandler:  # noqa: ARG003 - the CPU's, shared by lanes
         """Read the file; parameters are named as FIL names them."""
         warn_of_unknown(config, _PARAMETERS, "models of trees", "mme.trees", _HARMLESS)
-        return cls(open_forest(config, model_file), config)
+        threads = threads_of(config, model_file)
+        try:
+            return cls(open_forest(config, model_file, threads.count), config, threads)
+        except BaseException:
+            threads.give_back()
+            raise
 
     @classmethod
     def reader(cls, config: ModelConfig, model_file: Path) -> str:
@@ -102,9 +110,8 @@ class TreesHandler(Handler):
     @classmethod
     def try_load(cls, config: ModelConfig, model_file: Path) -> None:
         """Read the file, look through its trees, and send a few rows through them."""
-        config = replace(config, parameters={**config.parameters, "cpu_nthread": "1"})
         try:
-            handler = cls(open_forest(config, model_file, on_trial=True), config)
+            handler = cls(open_forest(config, model_file, on_trial=True), config, Threads(1))
             rows = np.outer(_ROWS_ON_TRIAL, np.ones(handler.config.inputs[0].dims[-1])).astype(np.float32)
             handler.execute({INPUT: rows}, [spec.name for spec in handler.config.outputs])
         except MmeError as error:
@@ -136,6 +143,7 @@ class TreesHandler(Handler):
     def close(self) -> None:
         """Drop the trees: each library frees them in its destructor."""
         del self._forest
+        self._threads.give_back()
 
 
 def _complete(config: ModelConfig, forest: Forest, columns: int) -> ModelConfig:

@@ -18,6 +18,7 @@ from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.gpus import uuid_of
 from model_handlers.outside import offering
+from model_handlers.threads import within
 from serve.cache.footprints import Footprints
 from serve.latencies import DEFAULT_LATENCIES
 from serve.models.dispatches import Dispatches
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from model_handlers.environments.cache import Environments
+    from model_handlers.threads import ThreadBudget
     from serve.latencies import Latencies
     from serve.models.batch_proof import BatchProof
     from serve.models.labels import Labels
@@ -83,6 +85,7 @@ class ModelLoader:
         under_way: told which are being loaded.
         host: bytes of the host that all models together may take; 0 for no such bound.
         larger: see `Model`.
+        threads: those that frameworks may have in this process; None for any number.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class ModelLoader:
         under_way: UnderWay | None = None,
         host: int = 0,
         larger: Callable[[], None] | None = None,
+        threads: ThreadBudget | None = None,
     ) -> None:
         self.scales = Scales()
         self._loop = loop
@@ -137,6 +141,7 @@ class ModelLoader:
         self._poll = poll
         self._started = started
         self._larger = larger
+        self.threads = threads
         self._under_way = under_way or UnderWay()
 
     def overrule(self) -> None:
@@ -169,6 +174,7 @@ class ModelLoader:
                 still_there(prepared.target, prepared.folders()),
                 made_of_parts(prepared.directory.config),
                 allowing(allowance),
+                within(self.threads),
             ):
                 for member in in_order(prepared):
                     with _blamed(member, prepared):

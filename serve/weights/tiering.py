@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from model_handlers import heap
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
+from model_handlers.threads import within
 from serve.cache.room import megabytes
 from serve.models.model import Model
 from serve.threads import SteadyPool
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from model_handlers.base import Handler
+    from model_handlers.threads import ThreadBudget
     from serve.cache.model_cache import ModelCache
     from serve.models.instance import Retired
     from serve.targets.measuring import Scales
@@ -94,6 +96,7 @@ class Tiering:
         store: where forms are kept.
         cache: who is in memory.
         scales: weigh what is loaded.
+        threads: those of frameworks, None for any number.
         loop: the event loop.
         lower_priority: called on every thread that is started here.
     """
@@ -103,6 +106,7 @@ class Tiering:
         store: WeightStore,
         cache: ModelCache[PreparedTarget, Target],
         scales: Scales,
+        threads: ThreadBudget | None,
         loop: asyncio.AbstractEventLoop,
         lower_priority: Callable[[], None],
     ) -> None:
@@ -110,6 +114,7 @@ class Tiering:
         self._store = store
         self._cache = cache
         self._scales = scales
+        self._threads = threads
         self._refiner = Refiner(store)
         # Two threads: packing must not wait for a disk, or for a large model that is refined.
         self._changing = SteadyPool(1, "weights", lower_priority)
@@ -211,9 +216,14 @@ class Tiering:
         """Have a target's lanes execute in another tier, or from better forms."""
         target, forms = watched.target, watched.forms
         before = forms.tier
+
+        def turned() -> dict[int, Handler]:
+            with within(self._threads):
+                return forms.turned(tier)
+
         self._changes += 1
         try:
-            loaded = await self._aside(self._changing, self._scales.weigh, lambda: forms.turned(tier))
+            loaded = await self._aside(self._changing, self._scales.weigh, turned)
             handlers: dict[int, Handler] = loaded[0]
             if not self._serves(watched):
                 await self._aside(self._changing, _close_all, list(handlers.values()))

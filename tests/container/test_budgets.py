@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from container.budgets import disk_budget, memory_budget
+from container import budgets
+from container.budgets import disk_budget, framework_threads, memory_budget
 from container.settings import Settings, SettingsError
 from container.settings.kinds import Share
 from model_handlers import devices
@@ -70,3 +71,22 @@ def test_a_disk_budget_is_bytes_or_a_share_of_the_file_system(tmp_path):
     assert disk_budget(Settings(cache_dir=cache, disk_budget=Share(1.0, 1000))) == total - 1000
     with pytest.raises(SettingsError, match="MME_DISK_BUDGET"):
         disk_budget(Settings(cache_dir=cache, disk_budget=Share(1.0, 10**18)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "processors", "free", "expected"),
+    [
+        ({}, 2, None, 64),
+        ({}, 64, None, 256),
+        ({}, 64, 400, 200),
+        ({}, 64, 4000, 256),
+        ({"framework_threads": 1000}, 2, 400, 1000),
+    ],
+)
+def test_threads_of_frameworks_follow_processors_and_the_limit_of_processes(
+    monkeypatch, settings, processors, free, expected
+):
+    """Four a processor, 64 at least, half of what is left at most; the operator's word is the last."""
+    monkeypatch.setattr(budgets, "processors", lambda: processors)
+    monkeypatch.setattr(budgets.control_groups, "free_tasks", lambda: free)
+    assert framework_threads(Settings(**settings)) == expected

@@ -138,6 +138,22 @@ print(processors())
 """
 
 
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/", {}, None),
+        ("0::/", {"pids.max": "max\n", "pids.current": "30\n"}, None),
+        ("0::/a", {"a/pids.max": "400\n", "a/pids.current": "30\n", "pids.max": "500", "pids.current": "450\n"}, 50),
+        ("4:pids:/a", {"pids/a/pids.max": "400\n", "pids/a/pids.current": "30\n"}, 370),
+        ("0::/", {"pids.max": "20\n", "pids.current": "30\n"}, 0),
+    ],
+)
+def test_the_least_tasks_that_are_free_are_free(groups, membership, files, expected):
+    """Of all levels; None without a limit."""
+    groups(membership, **files)
+    assert control_groups.free_tasks() == expected
+
+
 def test_a_real_group_tells_of_its_time():
     """As Kubernetes' `limits.cpu: 750m` makes it."""
     with little_time(75_000) as folder:

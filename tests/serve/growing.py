@@ -17,11 +17,11 @@ _CONFIG = """
 backend: "onnxruntime"
 input {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] }}
 output {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }}
-parameters {{ key: "enable_mem_arena" value {{ string_value: "{arena}" }} }}
+parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}
 """
 
 
-def write_growing(repository, name, *, arena=1):
+def write_growing(repository, name, *, threads=0):
     """A model that adds the product of sine and cosine: three arrays of the input's size at a time."""
     x, y = (helper.make_tensor_value_info(each, TensorProto.FLOAT, ["n"]) for each in "xy")
     nodes = [
@@ -35,7 +35,7 @@ def write_growing(repository, name, *, arena=1):
     version = repository / name / "1"
     version.mkdir(parents=True)
     (version / "model.onnx").write_bytes(model.SerializeToString())
-    (version.parent / "config.pbtxt").write_text(_CONFIG.format(arena=arena))
+    (version.parent / "config.pbtxt").write_text(_CONFIG.format(threads=threads))
 
 
 def engine_of(folder, megabytes, **options):

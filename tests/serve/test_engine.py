@@ -18,6 +18,7 @@ from serve.cache.cache_entry import Failure
 from serve.cache.eviction import Rules
 from serve.cache.lifecycle import State
 from serve.control import Control
+from tests.serve import growing
 from tests.serve.engines import PLENTY, answered, ask, engine_of
 from tests.serve.inside import (
     admits_nothing,
@@ -1088,3 +1089,17 @@ async def test_of_a_store_too_only_what_was_loaded_may_be_served(toys, tmp_path,
         await engine.unload("a.tar.gz")
         with pytest.raises(MmeError):
             await answered(engine, toys, "a.tar.gz")
+
+
+async def test_a_load_that_asks_for_too_many_threads_is_refused_at_once(tmp_path):
+    """503, and nobody is evicted; once another model has gone, its threads are free."""
+    for name in "ab":
+        growing.write_growing(tmp_path / "models", name, threads=4)
+    async with growing.engine_of(tmp_path, 700, framework_threads=5) as engine:
+        await engine.load("a")
+        with pytest.raises(MmeError, match="MME_FRAMEWORK_THREADS") as caught:
+            await engine.load("b")
+        assert failure(caught) is Kind.UNAVAILABLE
+        await growing.ask(engine, "a", 40)
+        await engine.unload("a")
+        await growing.ask(engine, "b", 40)
