@@ -100,6 +100,7 @@ class Settings:
         response_cache_bytes: 0 for none.
         cloud_credentials: None for what boto3 finds.
         booster_accept: `default_accept` of models that are a file of SageMaker's XGBoost and no script.
+        script_output: what answers of such a model hold for each row, () for its prediction.
         script_directory: a folder, an archive's URL, or "".
         trace_url, trace_file: one of them, or neither.
         trace_count: -1 for all.
@@ -178,6 +179,7 @@ class Settings:
     script_workers: int = 1
     script_task: str = ""
     script_saved_model: str = ""
+    script_output: tuple[str, ...] = ()
     inference_type: InferenceType = InferenceType.INFER
     shared_memory_bytes: int = 64 << 10
     shared_memory_growth_bytes: int = 0
@@ -233,6 +235,7 @@ class Settings:
             self.script_saved_model,
             self.allow_pickle,
             self.literal_json,
+            self.script_output,
         )
 
     @classmethod

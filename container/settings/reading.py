@@ -23,6 +23,9 @@ _STRICT_PREFIXES = ("MME_", "SAGEMAKER_TRITON_")
 _LOOSE_PREFIX = "SAGEMAKER_"
 _MISTYPED = 0.9  # how alike names are, of which one is likely meant for the other
 
+# What Amazon's containers hand on to their model servers by these beginnings, and what has no row in the table.
+_OF_CONTAINERS = ("MMS_", "TS_", "SAGEMAKER_GUNICORN_", "SAGEMAKER_MMS_", "SAGEMAKER_TFS_", "SAGEMAKER_TS_")
+
 # Kubernetes describes every Service of the namespace to every container; one called "mme" (or "mme-…") makes
 # MME_PORT=tcp://10.0.0.1:8080, MME_SERVICE_HOST and MME_PORT_8080_TCP_ADDR, none of which is meant for us.
 _SERVICE_LINK = re.compile(
@@ -67,6 +70,8 @@ class Reading:
                 self.problems.append(_unknown(name))
             elif name.startswith(_LOOSE_PREFIX) and (meant := _nearest(name, _LOOSE_PREFIX, _MISTYPED)):
                 self.notices.append(f"{name} means nothing to the server; did you mean {meant}?")
+            elif name.startswith(_OF_CONTAINERS):
+                self.notices.append(f"{name} has no effect: it is of a model server of Amazon's containers")
 
     def parse(self) -> None:
         """Parse what is given, in the table's order."""
@@ -109,7 +114,7 @@ def _unknown(name: str) -> str:
 
 
 def _nearest(name: str, begins: str, cutoff: float) -> str | None:
-    """The variable that is most like it behind what it begins with, if any is as much as `cutoff`."""
-    known = {each.removeprefix(begins): each for each in BY_NAME}
+    """The variable with an effect that is most like it behind what it begins with, if any is as much as `cutoff`."""
+    known = {each.removeprefix(begins): each for each, variable in BY_NAME.items() if not variable.has_notice}
     nearest = difflib.get_close_matches(name.removeprefix(begins), known, n=1, cutoff=cutoff)
     return known[nearest[0]] if nearest else None

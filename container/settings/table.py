@@ -11,6 +11,7 @@ from __future__ import annotations
 from container.settings import values as v
 from container.settings.azureml import AZUREML_VARIABLES
 from container.settings.kinds import LogFormat, PingMode, RateLimit, ours
+from container.settings.table_containers import CONTAINER_VARIABLES
 from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from model_handlers.batch_guess import BatchGuess
@@ -348,5 +349,5 @@ MME_VARIABLES = (
     *PROTOCOL_VARIABLES,
 )
 
-VARIABLES = MME_VARIABLES + TRITON_VARIABLES + SAGEMAKER_VARIABLES + AZUREML_VARIABLES
+VARIABLES = MME_VARIABLES + TRITON_VARIABLES + SAGEMAKER_VARIABLES + CONTAINER_VARIABLES + AZUREML_VARIABLES
 BY_NAME = {variable.name: variable for variable in VARIABLES}

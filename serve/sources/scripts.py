@@ -21,6 +21,7 @@ from model_handlers.python.script.no_script import (
     DEFAULT,
     FOLDER,
     LINES,
+    SELECTED,
     TASK,
     boosters_in,
     is_pickle,
@@ -52,6 +53,7 @@ class Scripts:
         saved_model: which of several SavedModels in an archive is meant where a client names none, "" for the first.
         allow_pickle: whether boosters that are pickles are loaded, which may run any code of their author's.
         literal_json: whether JSON says NaN and Infinity in place of null.
+        output: what an answer of a booster without a script holds for each row, () for its prediction.
     """
 
     program: str = "inference.py"
@@ -67,6 +69,7 @@ class Scripts:
     saved_model: str = ""
     allow_pickle: bool = False
     literal_json: bool = False
+    output: tuple[str, ...] = ()
 
     def own(self, path: Path) -> str:
         """The script that a model's directory holds, relative to it; "" for none."""
@@ -90,6 +93,7 @@ class Scripts:
         accept = self.booster_accept if built_in == BOOSTER else self.default_accept
         said = {} if accept == DEFAULT_TYPE else {DEFAULT_ACCEPT: accept}
         said |= {LINES: "true"} if self.lines and built_in == BOOSTER else {}
+        said |= {SELECTED: ",".join(self.output)} if self.output and built_in == BOOSTER else {}
         said |= {NONFINITE: LITERAL} if self.literal_json else {}
         said |= {name: text for name, text in ((TASK, self.task), (DEFAULT, self.saved_model)) if text}
         if not own and (self.shared or built_in):

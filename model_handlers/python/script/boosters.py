@@ -53,8 +53,12 @@ class Folds:
 
     def __init__(self, boosters: Sequence[Any]) -> None:
         self._boosters = boosters
-        objective = json.loads(boosters[0].save_config())["learner"]["objective"]["name"]
-        self._votes = objective in _OF_CLASSES
+        self._votes = objective_of(boosters[0])[0] in _OF_CLASSES
+
+    def save_config(self) -> str:
+        """The configuration of each of them, as XGBoost writes it."""
+        config: str = self._boosters[0].save_config()
+        return config
 
     def num_features(self) -> int:
         """How many features a row has."""
@@ -87,6 +91,12 @@ def _loaded(file: Path) -> Any:
     booster = _xgboost().Booster()
     booster.load_model(bytearray(content))  # a path it would judge by its suffix, and there is none
     return booster
+
+
+def objective_of(booster: Any) -> tuple[str, int]:
+    """What a booster was trained for, and how many classes that tells apart; 0 for no such number."""
+    learner = json.loads(booster.save_config())["learner"]
+    return learner["objective"]["name"], int(learner["learner_model_param"].get("num_class") or 0)
 
 
 def is_booster(model: Any) -> bool:

@@ -34,7 +34,15 @@ from model_handlers.python.script.formats import (
     media_type,
     place,
 )
-from model_handlers.python.script.no_script import DEFAULT, TASK, boosters_in, is_saved_pipeline, saved_models_in
+from model_handlers.python.script.no_script import (
+    DEFAULT,
+    SELECTED,
+    TASK,
+    boosters_in,
+    is_saved_pipeline,
+    saved_models_in,
+)
+from model_handlers.python.script.selection import Selection
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
@@ -119,7 +127,11 @@ class Defaults:
             with torch.inference_mode():
                 return model.to(self._device).eval()(data)
         if boosters.is_booster(model):
-            return boosters.predict(model, data)
+            predicted = boosters.predict(model, data)
+            chosen = self._context.parameters.get(SELECTED)
+            return (
+                predicted if chosen is None else Selection(predicted, chosen.split(","), *boosters.objective_of(model))
+            )
         if isinstance(model, saved_models.SavedModels):
             return model.predict(data, saved_models.said_by(self._context))
         if isinstance(data, dict) and "inputs" in data and callable(model):

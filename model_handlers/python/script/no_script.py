@@ -13,6 +13,16 @@ BOOSTER = "booster.py"
 PIPELINE = "pipeline.py"
 SAVED_MODEL = "saved_model.py"
 LINES = "SAGEMAKER_BATCH"  # a parameter of models whose answers are put together line by line
+SELECTED = "SAGEMAKER_INFERENCE_OUTPUT"  # another, by the variable of Amazon's container: what an answer holds
+SELECTABLE = (
+    "predicted_label",
+    "labels",
+    "probability",
+    "probabilities",
+    "raw_score",
+    "raw_scores",
+    "predicted_score",
+)  # what it may be
 TASK = "HF_TASK"  # a parameter of models, by the variable that Amazon's container has for it
 DEFAULT = "SAGEMAKER_TFS_DEFAULT_MODEL_NAME"  # the same
 

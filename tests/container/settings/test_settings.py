@@ -26,8 +26,11 @@ from container.settings import (
 )
 from container.settings import values as v
 from container.settings.kinds import Share, to_text
-from container.settings.table import VARIABLES
+from container.settings.table import BY_NAME, VARIABLES
+from container.settings.table_containers import CONTAINER_VARIABLES
 from container.targets import InferenceType
+from model_handlers.config import ModelConfig
+from model_handlers.python.script.no_script import SELECTED
 from serve.control import Control
 from serve.sources.scripts import Scripts
 
@@ -724,8 +727,7 @@ def test_gpu_load_limit_is_a_share_of_each_gpu():
 @pytest.mark.parametrize("name", [row.name for row in VARIABLES if row.has_notice])
 def test_variables_without_effect_are_accepted_and_logged_once(name):
     """A variable that changes nothing starts the server, and one notice names it and the reason."""
-    text = "2" if name != "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING" else "true"
-    settings = Settings.from_environ({name: text})
+    settings = Settings.from_environ({name: TOLD.get(name, "2")})
 
     (notice,) = settings.notices
     assert notice.startswith(f"{name} has no effect: ")
@@ -1259,3 +1261,82 @@ def test_archives_that_can_be_unpacked_nowhere_refuse_to_start(tmp_path):
     with pytest.raises(SettingsError, match=r"MME_CACHE_DIR='.*/file/cache': models are unpacked there, and it can't"):
         Settings.from_environ(where).check_paths()
     Settings.from_environ({**where, "MME_CACHE_DIR": str(tmp_path / "cache")}).check_paths()
+
+
+# -- variables of Amazon's containers ----------------------------------------------------------------------------------
+
+HONOURED = {
+    "SAGEMAKER_INFERENCE_OUTPUT": (
+        "predicted_label, Probabilities",
+        "script_output",
+        ("predicted_label", "probabilities"),
+    ),
+    "MAX_CONTENT_LENGTH": ("20000000", "max_body_bytes", 20_000_000),
+    "SAGEMAKER_MAX_REQUEST_SIZE": ("6291456", "max_body_bytes", 6_291_456),
+    "TS_MAX_REQUEST_SIZE": ("655350000", "max_body_bytes", 655_350_000),
+    "MMS_MAX_REQUEST_SIZE": ("655350000", "max_body_bytes", 655_350_000),
+    "SAGEMAKER_NUM_MODEL_WORKERS": ("3", "script_workers", 3),
+    "SAGEMAKER_TS_MIN_WORKERS": ("3", "script_workers", 3),
+    "TS_DEFAULT_WORKERS_PER_MODEL": ("3", "script_workers", 3),
+    "MMS_DEFAULT_WORKERS_PER_MODEL": ("3", "script_workers", 3),
+    "SAGEMAKER_TS_RESPONSE_TIMEOUT": ("90", "request_timeout", 90.0),
+    "TS_DEFAULT_RESPONSE_TIMEOUT": ("90", "request_timeout", 90.0),
+    "MMS_DEFAULT_RESPONSE_TIMEOUT": ("90", "request_timeout", 90.0),
+    "SAGEMAKER_GUNICORN_TIMEOUT_SECONDS": ("90", "request_timeout", 90.0),
+    "SAGEMAKER_NGINX_PROXY_READ_TIMEOUT_SECONDS": ("90", "request_timeout", 90.0),
+}
+TOLD = {  # a value that changes nothing, where "2" is none
+    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING": "true",
+    "SAGEMAKER_HANDLER": "sagemaker_pytorch_serving_container.handler_service",
+    "SAGEMAKER_BASE_DIR": "/opt/ml",
+    "SAGEMAKER_MODEL_PATH": "/opt/ml/model/",
+    "SM_MODEL_DIR": "/opt/ml/model",
+}
+REFUSED = {
+    "SAGEMAKER_INFERENCE_OUTPUT": ("probability,explanation", "one or several of predicted_label, labels,"),
+    "SAGEMAKER_HANDLER": ("my_service:handle", "put what this one does into code/inference.py"),
+    "SAGEMAKER_BASE_DIR": ("/data", "name their place by MME_MODEL_DIR"),
+    "SAGEMAKER_MODEL_PATH": ("/data/model", "name their place by MME_MODEL_DIR"),
+    "SM_MODEL_DIR": ("/data/model", "name their place by MME_MODEL_DIR"),
+    "SAGEMAKER_MULTI_MODEL_UNIVERSAL_BUCKET": ("b", "name their archive by SAGEMAKER_SUBMIT_DIRECTORY"),
+    "SAGEMAKER_MULTI_MODEL_UNIVERSAL_PREFIX": ("code/", "name their archive by SAGEMAKER_SUBMIT_DIRECTORY"),
+}
+
+
+@pytest.mark.parametrize("name", [variable.name for variable in CONTAINER_VARIABLES])
+def test_no_variable_of_amazons_containers_is_ignored_in_silence(name):
+    """Each is done as there, said to have no effect, or refused."""
+    if name in HONOURED:
+        text, field, value = HONOURED[name]
+        assert getattr(Settings.from_environ({name: text}), field) == value
+        assert getattr(Settings(), field) != value
+    else:
+        assert name in REFUSED or BY_NAME[name].has_notice
+    if name in REFUSED:
+        text, words = REFUSED[name]
+        with pytest.raises(SettingsError, match=re.escape(words)):
+            Settings.from_environ({name: text})
+
+
+def test_our_own_variables_count_before_those_of_amazons_containers():
+    """And SageMaker's toolkits' before those of model servers."""
+    both = {"MME_REQUEST_TIMEOUT": "5", "SAGEMAKER_TS_RESPONSE_TIMEOUT": "90"}
+    assert Settings.from_environ(both).request_timeout == 5
+    both = {"SAGEMAKER_MODEL_SERVER_TIMEOUT": "5", "TS_DEFAULT_RESPONSE_TIMEOUT": "90"}
+    assert Settings.from_environ(both).request_timeout == 5
+
+
+@pytest.mark.parametrize("name", ["MMS_NUMBER_OF_NETTY_THREADS", "TS_JOB_QUEUE_SIZE", "SAGEMAKER_TFS_NOVELTY"])
+def test_a_setting_of_a_model_server_that_has_no_row_is_told(name):
+    """Whatever a model server would make of it."""
+    (notice,) = Settings.from_environ({name: "7"}).notices
+    assert notice == f"{name} has no effect: it is of a model server of Amazon's containers"
+
+
+def test_what_answers_hold_is_said_to_boosters_without_a_script(tmp_path):
+    """By a parameter of the model, and to no other."""
+    scripts = Settings.from_environ({"SAGEMAKER_INFERENCE_OUTPUT": "labels,probability"}).scripts
+    (tmp_path / "xgboost-model").touch()
+    assert scripts.completed(ModelConfig("m"), tmp_path).parameters[SELECTED] == "labels,probability"
+    (tmp_path / "inference.py").touch()
+    assert SELECTED not in scripts.completed(ModelConfig("m"), tmp_path).parameters

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.python.script import boosters
 from model_handlers.python.script.no_script import LINES
+from model_handlers.python.script.selection import Selection
 
 if TYPE_CHECKING:
     from model_handlers.python.script.context import Context
 
 
 def output_fn(prediction: Any, accept: str, context: Context) -> tuple[str | memoryview, str]:
-    """The predictions, in CSV between commas, or each on a line of its own for a batch transform."""
+    """The predictions, in CSV between commas, or each on a line for a batch transform; or what was chosen of them."""
+    if isinstance(prediction, Selection):
+        return prediction.answer(accept, lines=LINES in context.parameters, literal=context.literal)
     return boosters.answer(prediction, accept, lines=LINES in context.parameters, literal=context.literal)

@@ -289,6 +289,34 @@ def test_boosters_of_a_cross_validation_are_one_model(scripts, objective):
     np.testing.assert_allclose(loaded.told(as_csv(ROWS), CSV), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("folds", [1, 3])
+def test_answers_hold_what_was_chosen(scripts, request, folds):
+    """For a model that is its file alone, or that of each fold."""
+    settings = {"max_depth": 2, "objective": "multi:softprob", "num_class": 3}
+    made = [
+        xgboost.train(settings, xgboost.DMatrix(ROWS[at:], (ROWS[at:, 0] * 3).astype(int)), 2) for at in range(folds)
+    ]
+    directory = scripts.root / "chosen"
+    directory.mkdir()
+    for at, booster in enumerate(made):
+        (directory / f"xgboost-model-{at}").write_bytes(bytes(booster.save_raw("ubj")))
+    parameters = {
+        "SAGEMAKER_SUBMIT_DIRECTORY": str(FOLDER),
+        "SAGEMAKER_INFERENCE_OUTPUT": "labels,predicted_label,probabilities",
+    }
+    config = ModelConfig("m", "sagemaker", default_model_filename="booster.py", parameters=parameters)
+    handler = ScriptHandler.load(config, directory / "booster.py", CPU, "m_0_0")
+    request.addfinalizer(handler.close)
+    expected = np.mean([booster.predict(xgboost.DMatrix(ROWS[:4])) for booster in made], axis=0)
+
+    rows = Loaded(handler).told(as_csv(ROWS[:4]), CSV)["predictions"]
+    np.testing.assert_allclose([row["probabilities"] for row in rows], expected, rtol=1e-6)
+    assert [row["predicted_label"] for row in rows] == expected.argmax(1).tolist()
+    assert all(row["labels"] == [0, 1, 2] for row in rows)
+    lines = Loaded(handler).body(as_csv(ROWS[:4]), CSV, "text/csv").decode().split("\n")
+    assert [line.split('",')[0] for line in lines] == ['"[0, 1, 2]'] * 4
+
+
 def test_a_script_of_the_xgboost_container_runs_as_it_is(scripts):
     """Its encoder is there without the package, and what trains in the same file is imported, too."""
     loaded = scripts.load(
