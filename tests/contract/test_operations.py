@@ -127,19 +127,21 @@ class Fake:
 
     def __init__(self, answers):
         self.asked = []
+        self.paths = []
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self):
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 fake.asked.append(self.command)
+                fake.paths.append(self.path)
                 status, body = answers(self.command)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body if self.command != "HEAD" else b"")
 
-            do_HEAD = do_GET = do_POST = answer  # noqa: N815 - its base's names
+            do_HEAD = do_GET = do_POST = do_CONNECT = answer  # noqa: N815 - its base's names
 
             def log_message(self, *_):
                 pass
@@ -160,7 +162,7 @@ class Fake:
 def plain(monkeypatch, tmp_path):
     """An environment in which boto3 finds nothing of this machine."""
     for name in list(os.environ):
-        if name.startswith("AWS_"):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -279,6 +281,87 @@ def test_a_redirect_without_an_end_is_named(plain):
     body = b"<Error><Code>TemporaryRedirect</Code><Message>m</Message></Error>"
     with Fake(lambda _: (307, body)) as s3, pytest.raises(UntoldError, match="S3 sends the requests for"):
         S3Store("bucket", endpoint=s3.url, attempts=1).stat("a.tar.gz")
+
+
+@pytest.mark.parametrize("status", [407, 403])
+def test_a_proxy_that_refuses_is_named(status, plain):
+    """It, and not S3, with what it answered; its password is told to nobody."""
+    key(plain)
+    with Fake(lambda _: (status, b"")) as proxy:
+        plain.setenv("HTTPS_PROXY", proxy.url.replace("//", "//user:sesame@"))
+        with pytest.raises(UnreachableError) as caught:
+            S3Store("bucket", attempts=1).stat("a.tar.gz")
+
+    assert caught.value.message.startswith(
+        "the proxy for s3://bucket/ does not let it be reached, check HTTPS_PROXY and"
+    )
+    assert f"Tunnel connection failed: {status}" in caught.value.message
+    assert "sesame" not in caught.value.message
+    assert proxy.paths == ["bucket.s3.amazonaws.com:443"]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(407, "wants to know who asks"), (403, "no x-amz-request-id: a proxy may have given it")],
+)
+def test_a_proxys_answer_in_place_of_s3s_is_told_as_such(status, words, plain):
+    """Without TLS a proxy answers itself; what it is can be told by its status, or by what it lacks."""
+    key(plain)
+    with Fake(lambda _: (status, b"")) as proxy:
+        plain.setenv("HTTP_PROXY", proxy.url)
+        with pytest.raises(UntoldError, match=words):
+            S3Store("bucket", endpoint="http://s3.internal:9000", attempts=1).stat("a.tar.gz")
+
+    assert proxy.paths[0] == "http://s3.internal:9000/bucket/a.tar.gz"
+
+
+def test_hosts_of_no_proxy_are_asked_without_one(plain):
+    """By the variable that every other program heeds."""
+    key(plain)
+    plain.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    plain.setenv("NO_PROXY", "127.0.0.1")
+    with Fake(lambda _: (404, b"")) as s3, pytest.raises(MmeError) as caught:
+        S3Store("bucket", endpoint=s3.url, attempts=1).stat("a.tar.gz")
+
+    assert "does not exist" in caught.value.message
+    assert s3.asked != []
+
+
+@pytest.mark.parametrize(
+    ("bucket", "style", "host"),
+    [
+        ("bucket", "auto", "bucket.s3.amazonaws.com"),
+        ("bucket", "path", "s3.amazonaws.com"),
+        ("my.bucket.name", "auto", "s3.amazonaws.com"),  # whose certificate names no such host
+        ("my.bucket.name", "virtual", "s3.amazonaws.com"),
+        ("models--use1-az4--x-s3", "auto", "models--use1-az4--x-s3.s3express-use1-az4.us-east-1.amazonaws.com"),
+    ],
+)
+def test_each_bucket_is_asked_where_it_is(bucket, style, host, plain, tmp_path):
+    """As boto3 finds it: by a host of its own, by a path where its name has dots, by its zone for S3 Express."""
+    key(plain)
+    (tmp_path / "config").write_text(f"[default]\ns3 =\n  addressing_style = {style}\n")
+    with Fake(lambda _: (502, b"")) as proxy:
+        plain.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(UnreachableError):
+            S3Store(bucket, attempts=1).stat("a.tar.gz")
+
+    assert proxy.paths == [f"{host}:443"]
+
+
+def test_s3_express_opens_a_session(plain):
+    """Which it may be denied: that is another action than those of other buckets."""
+    key(plain)
+    said = (
+        b"<Error><Code>AccessDenied</Code><Message>not authorized to perform: s3express:CreateSession</Message></Error>"
+    )
+    with (
+        Fake(lambda _: (403, said)) as s3,
+        pytest.raises(UntoldError, match="allow s3express:CreateSession on the dire"),
+    ):
+        S3Store("models--use1-az4--x-s3", endpoint=s3.url, attempts=1).stat("a.tar.gz")
+
+    assert s3.paths == ["/models--use1-az4--x-s3?session"]
 
 
 # -- downloads that stall ----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ speaks of decides among them; the message itself is always told, since only that
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _TOPICS = (
     (re.compile(r"explicit deny"), "ExplicitDeny"),
     (re.compile(r"\bkms:", re.IGNORECASE), "KeyDenied"),
     (re.compile(r"requester pays", re.IGNORECASE), "RequesterPays"),
+    (re.compile(r"\bs3express:"), "SessionDenied"),
 )
 
 _KEYS = (
@@ -70,6 +72,14 @@ _SENTENCES: Mapping[tuple[str, str], str] = {
     (S3, "ExplicitDeny"): (
         "a policy denies {uri}{name} to this role explicitly, which no allowance outweighs: change the policy that the "
         "message names"
+    ),
+    (S3, "SessionDenied"): (
+        "S3 Express does not let this role open a session for {uri}: allow s3express:CreateSession on the directory "
+        "bucket"
+    ),
+    (S3, "407"): (
+        "the proxy between this process and {uri} wants to know who asks: name the user and the password in HTTP_PROXY "
+        "or HTTPS_PROXY, or the host in NO_PROXY"
     ),
     (S3, "RequesterPays"): (
         "whoever asks for {uri}{name} has to pay for it (requester pays), which this server does not: copy the models "
@@ -142,6 +152,17 @@ def sentence(service: str, error: Mapping[str, Any], uri: str, name: str) -> str
     return found.format(uri=uri, name=name, code=code) + told(service, said)
 
 
+def by_another(error: Mapping[str, Any]) -> str:
+    """The end of a sentence about an answer without a body, where something between S3 and here may have given it."""
+    code, metadata = str(error.get("Error", {}).get("Code", "")), error.get("ResponseMetadata", {})
+    names = metadata.get("RequestId") or metadata.get("HTTPHeaders", {}).get("x-amz-request-id")
+    return (
+        ""
+        if names or not code.isdigit() or code == "407"
+        else "; the answer has no x-amz-request-id: a proxy may have given it"
+    )
+
+
 def message(error: Mapping[str, Any]) -> str:
     """What the service says, on one line and not longer than it need be; "" for HEAD's, which has no body."""
     said = _SPACES.sub(" ", str(error.get("Message", ""))).strip()
@@ -153,4 +174,4 @@ def told(service: str, said: str) -> str:
     return f"; {service} says '{said}'" if said and said not in _SAID_BY_STATUS else ""
 
 
-_SAID_BY_STATUS = {"Forbidden", "Bad Request", "Not Found", "Moved Permanently", "Temporary Redirect"}  # of HEAD
+_SAID_BY_STATUS = {status.phrase for status in HTTPStatus}  # of HEAD, as if it were a message

@@ -24,13 +24,14 @@ from botocore.exceptions import (
     ParamValidationError,
     PartialCredentialsError,
     ProfileNotFound,
+    ProxyConnectionError,
 )
 from botocore.exceptions import ConnectionError as NoConnectionError
 
 from model_handlers.errors import DamagedError, Kind, MmeError, invalid_argument
 from serve.sources.s3.credentials import NO_CREDENTIALS
 from serve.sources.s3.ranged_download import RangedDownload
-from serve.sources.s3.refusals import S3, message, sentence, service_of, told
+from serve.sources.s3.refusals import S3, by_another, message, sentence, service_of, told
 from serve.sources.s3.retries import BUSY, Retries, asked_pause
 from serve.sources.store import (
     ARCHIVE_SUFFIX,
@@ -206,6 +207,9 @@ class S3Store:
         except (ValueError, ParamValidationError) as error:
             reason = f"what boto3 is told of {self.uri} is not understood, check endpoint and credentials: {error}"
             raise UntoldError(reason) from error
+        except ProxyConnectionError as error:
+            reason = f"the proxy for {self.uri} does not let it be reached, check HTTPS_PROXY and NO_PROXY: {error}"
+            raise UnreachableError(f"{reason}: {_root_of(error.kwargs.get('error'))}") from error
         except BotoCoreError as error:
             reason = f"the store {self.uri} cannot be reached, check network, endpoint and region: {error}"
             raise UnreachableError(reason, whole=isinstance(error, NoConnectionError)) from error
@@ -229,7 +233,7 @@ class S3Store:
             reason = f"the bucket of {self.uri} does not exist: create it, or name another"
         else:
             if reason := sentence(service, answer, self.uri, name):
-                return UntoldError(reason)
+                return UntoldError(reason + by_another(error.response))
             reason = f"{service} answered {code or 'an error'} for {self.uri}{name}: try again"
             reason += told(service, message(answer))
             metadata = error.response.get("ResponseMetadata", {})
@@ -270,6 +274,13 @@ def _check_bundle(path: str | None) -> None:
     """Refuse one that is not there, of which requests would say nothing but that S3 can't be reached."""
     if path and not os.path.exists(path):  # noqa: PTH110 - a text of boto3's
         raise invalid_argument(f"the CA bundle '{path}' is not there: mount it, or unset AWS_CA_BUNDLE (ca_bundle)")
+
+
+def _root_of(error: Any) -> str:
+    """What urllib3 says of a proxy, without what it says about that."""
+    while getattr(error, "original_error", None) is not None:
+        error = error.original_error
+    return str(error)
 
 
 class _Body:

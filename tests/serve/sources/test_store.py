@@ -312,6 +312,24 @@ def test_connection_that_always_breaks(wire, s3_environment):
     assert len(wire.requests) == 4
 
 
+@pytest.mark.parametrize("status", [b"301 Moved Permanently", b"307 Temporary Redirect"])
+def test_a_redirect_to_another_region_is_followed(wire, s3_environment, status):
+    """Where S3 tells the bucket's region, it is asked there, and from then on."""
+
+    def answer(request):
+        if b"/us-east-1/s3/" in request:
+            return b"HTTP/1.1 " + status + b"\r\nx-amz-bucket-region: eu-west-1\r\nContent-Length: 0\r\n\r\n"
+        return b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 5\r\n\r\n'
+
+    wire.answers(answer)
+    store = S3Store("bucket", attempts=1)
+
+    assert store.stat("a.tar.gz") == StoredObject("a.tar.gz", 5, "e")
+    asked = len(wire.requests)
+    assert store.stat("b.tar.gz").size == 5
+    assert len(wire.requests) == asked + 1
+
+
 def test_an_object_that_is_shorter_than_announced_is_told_by_its_first_part(wire, s3_environment):
     """Not by the last one, when all others have come."""
     head = b"HTTP/1.1 206 X\r\nContent-Length: 50\r\nContent-Range: bytes 0-49/60\r\n\r\n"
