@@ -46,6 +46,7 @@ _FAILED = "ModelLoadFailure"
 _UNITS = {
     "LoadedModelCount": "None",
     "ModelCacheHit": "None",
+    "MemoryUsed": "Bytes",
     **dict.fromkeys(_MICROSECONDS, "Microseconds"),
     _FAILED: "Count",
 }
@@ -127,7 +128,14 @@ class EmfReporter:
         loaded = _Values()
         loaded.add(self._engine.cache.resident_count)
         hits, misses = (sum(counts[which] for counts in found.values()) for which in (0, 1))
-        metrics = {"LoadedModelCount": loaded, "ModelCacheHit": _hits(hits, misses), **self._heard}
+        used = _Values()
+        used.add(self._engine.cache.room.used().host + self._engine.on_the_way())
+        metrics = {
+            "LoadedModelCount": loaded,
+            "ModelCacheHit": _hits(hits, misses),
+            "MemoryUsed": used,
+            **self._heard,
+        }
         documents = [self._document(timestamp, metrics, {})]
         top = heapq.nlargest(self._settings.emf_top_models, found.items(), key=lambda item: sum(item[1]))
         for name, (hits, misses) in top:

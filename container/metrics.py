@@ -263,10 +263,23 @@ class _Collector:
                 on = {number: uuid for number, uuid in uuids.items() if entry.footprint.on({number}).devices}
                 _add_memory(model, entry.footprint, on, model=entry.name)
         yield model
-        for what, footprint in (("budget", cache.room.budget), ("used", cache.room.used())):
-            family = GaugeMetricFamily(f"mme_memory_{what}_bytes", f"Bytes of memory for models: {what}")
+        used, grown = cache.room.used(), self._engine.grown()
+        reserved = cache.room.reserved
+        for what, footprint, text in (
+            ("budget", cache.room.budget, "Bytes of memory for models: budget"),
+            ("used", used, "Bytes of memory for models: used"),
+            ("loaded", used - grown - reserved, "Bytes of those used that models took when they were loaded"),
+            ("grown", grown, "Bytes of those used that executions took since"),
+            ("reserved", reserved, "Bytes of those used that are promised to loads"),
+        ):
+            family = GaugeMetricFamily(f"mme_memory_{what}_bytes", text)
             _add_memory(family, footprint, uuids)
             yield family
+        yield GaugeMetricFamily(
+            "mme_memory_in_flight_bytes",
+            "Bytes of requests and responses on the way, which no budget for models counts",
+            self._engine.on_the_way(),
+        )
         disk = self._engine.disk_room
         if disk is not None:
             yield GaugeMetricFamily("mme_disk_budget_bytes", "Bytes of disk for archives and weights", disk.budget)

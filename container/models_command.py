@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Row = Mapping[str, Any]
 
-_TITLES = ("MODEL", "VERSION", "STATE", "MEMORY", "LAST USE", "HITS", "MISSES", "WAITING")
+_TITLES = ("MODEL", "VERSION", "STATE", "MEMORY", "GROWN", "LAST USE", "HITS", "MISSES", "WAITING")
 _STATS_TITLES = ("REQUESTS", "FAILED", "BATCH", "QUEUE", "COMPUTE")
 _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H\x1b[?25l", "\x1b[K", "\x1b[J\x1b[?25h"
 
@@ -122,6 +122,7 @@ def _cells(name: str, rows: Sequence[Row], now: datetime) -> tuple[str, ...]:
         versions,
         state,
         _memory(cache),
+        f"{cache['grown_bytes'] / 1e6:.1f} MB" if "grown_bytes" in cache else "",
         _last_use(cache, now),
         *(str(cache[key]) if key in cache else "" for key in ("hits", "misses")),
         str(queued) if any("queued" in row for row in rows) else "",

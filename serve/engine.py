@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, total
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
@@ -89,6 +89,7 @@ class Engine:
         register: which names mean what.
         responses: those that are kept for requests that come again.
         body_takers, decoupled: see `Register`.
+        on_the_way: bytes of requests and responses in this process.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Engine:
         """
         self.options = options
         self.stats: dict[tuple[str, int], ModelStats] = {}
+        self.on_the_way = on_the_way
         self._loop = loop
         self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
         self._script = SharedScript(options.scripts, options.cache_directory)
@@ -198,6 +200,11 @@ class Engine:
     def disk_room(self) -> DiskRoom | None:
         """What downloaded models take of the disk; None where there are none."""
         return self._origins.room
+
+    def grown(self) -> Footprint:
+        """Bytes that executions took beyond what models took when they were loaded, whoever is charged for them."""
+        residents = (entry.resident for entry in self.cache.all_entries())
+        return total((each.growth() for each in residents if each is not None), self.cache.room.grown)
 
     def _disk_has_room(self, size: int) -> bool:
         return self.disk_room is None or self.disk_room.has(size)

@@ -78,7 +78,10 @@ def _rows_of(entry: Entry[Target], before: Sequence[int]) -> Iterator[dict[str, 
 
 
 def _cached(entry: Entry[Target]) -> dict[str, Any]:
-    """Bytes, counters, and times in RFC 3339: of the last use, if there was one, and of the beginning of a load."""
+    """Bytes, counters, and times in RFC 3339: of the last use, if there was one, and of the beginning of a load.
+
+    Of the host's bytes `grown_bytes` are those that executions took, if they took any.
+    """
     cached = {
         "host_bytes": entry.footprint.host,
         "device_bytes": entry.footprint.device,
@@ -87,6 +90,8 @@ def _cached(entry: Entry[Target]) -> dict[str, Any]:
         "pinned": entry.pinned and entry.resident is not None,
         **_counted(entry.stats),
     }
+    if entry.resident is not None and (growth := entry.resident.growth().host):
+        cached["grown_bytes"] = growth
     if entry.last_used:
         cached["last_used"] = rfc3339(_CLOCK + entry.last_used)
     loading = entry.successor or entry

@@ -111,6 +111,9 @@ class Documents:
             "budget": budget,
             "held": held,
             "reserved": _sizes(self._engine.cache.room.reserved).get(kind, 0),
+            "grown": _sizes(self._engine.grown()).get(kind, 0),
+            "uncharged": _sizes(self._engine.cache.room.grown).get(kind, 0),
+            "in_flight": self._engine.on_the_way() if kind == "host" else 0,
             "bars": [{**_bar(entry, now), "bytes": size} for size, entry in bars],
             "rest": {"models": len(holding) - len(bars), "bytes": held - sum(size for size, _ in bars)},
         }

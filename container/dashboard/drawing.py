@@ -94,12 +94,14 @@ def label(name: str, share: float) -> str:
 
 
 def segments(memory: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The pieces of a budget's bar from left to right: models, the rest of them, and what loads were promised."""
-    whole = max(memory["budget"], memory["held"] + memory["reserved"])
+    """The pieces of a budget's bar, from left to right: models, the rest, executions, and what loads were promised."""
+    whole = max(memory["budget"], memory["held"] + memory["uncharged"] + memory["reserved"])
     pieces = [{**bar, "kind": "model", "heat": heat(bar["idle"])} for bar in memory["bars"]]
     rest = memory["rest"]
     if rest["models"]:
         pieces.append({"kind": "rest", "name": f"{rest['models']} more", "bytes": rest["bytes"]})
+    if memory["uncharged"]:
+        pieces.append({"kind": "rest", "name": "executions", "bytes": memory["uncharged"]})
     if memory["reserved"]:
         pieces.append({"kind": "reserved", "name": "loading", "bytes": memory["reserved"]})
     at = 0
@@ -185,8 +187,13 @@ def place(kind: str) -> str:
 
 def held(memory: Mapping[str, Any]) -> str:
     """A budget in words."""
-    loading = f", {size(memory['reserved'])} promised to loads" if memory["reserved"] else ""
-    return f"{size(memory['held'])} of {size(memory['budget'])} held by models{loading}"
+    parts = {
+        "grown": "of it taken by executions",
+        "reserved": "promised to loads",
+        "in_flight": "of requests and responses on the way",
+    }
+    more = "".join(f", {size(memory[key])} {words}" for key, words in parts.items() if memory[key])
+    return f"{size(memory['held'] + memory['uncharged'])} of {size(memory['budget'])} held by models{more}"
 
 
 def on_disk(disk: Mapping[str, int]) -> str:

@@ -101,6 +101,11 @@ class Target:
             [Footprint(0 if part.apart else part.footprint.host, part.footprint.devices) for part in self.parts()]
         )
 
+    def growth(self) -> Footprint:
+        """What it takes with its members beyond what they took when they were loaded."""
+        own = sum(max(part.footprint.host - part.at_load.host, 0) for part in self.parts() if part.apart)
+        return self.grown + Footprint(own)
+
     def input_bytes(self) -> int:
         """Bytes of all inputs that it and its members have executed."""
         return sum([model.input_bytes for model in self.models()])

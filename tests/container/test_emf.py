@@ -17,6 +17,7 @@ from tests.waiting import eventually
 
 UNITS = {
     "LoadedModelCount": "None",
+    "MemoryUsed": "Bytes",
     "ModelCacheHit": "None",
     "ModelLoadingWaitTime": "Microseconds",
     "ModelLoadingTime": "Microseconds",
@@ -127,6 +128,8 @@ def test_a_period_tells_what_the_cache_did_under_sagemakers_names(served):
     assert dimensions == {"EndpointName": "ep", "VariantName": "blue"}
     assert set(metrics) == set(UNITS) - {"ModelLoadFailure"}
     assert metrics["LoadedModelCount"] == [1]
+    used = metric(running, "mme_memory_used_bytes") + metric(running, "mme_memory_in_flight_bytes")
+    assert metrics["MemoryUsed"] == [used] != [0]
     assert sorted(metrics["ModelCacheHit"]) == [0, 0, 1, 1]
     counted = {name: samples(target) for name, target in metrics.items()}
     for name, kind, count in (
@@ -148,10 +151,12 @@ def test_each_period_begins_anew(served):
     ask(running, "a", 2)
     period(running)
 
-    assert period(running) == [({"EndpointName": "ep", "VariantName": "blue"}, {"LoadedModelCount": [1]})]
+    ((dimensions, metrics),) = period(running)
+    assert dimensions == {"EndpointName": "ep", "VariantName": "blue"}
+    assert (metrics["LoadedModelCount"], set(metrics)) == ([1], {"LoadedModelCount", "MemoryUsed"})
     ask(running, "a")
     [(_, metrics)] = period(running)
-    assert metrics == {"LoadedModelCount": [1], "ModelCacheHit": [1]}
+    assert metrics == {"LoadedModelCount": [1], "ModelCacheHit": [1], "MemoryUsed": metrics["MemoryUsed"]}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,7 @@ def test_a_load_that_fails_is_told(served, store):
 
     assert metrics["ModelLoadFailure"] == bad["ModelLoadFailure"] == [1, 1]
     assert dimensions["TargetModel"] == "bad.tar.gz"
-    assert [set(metrics) for _, metrics in period(running)] == [{"LoadedModelCount"}]
+    assert [set(metrics) for _, metrics in period(running)] == [{"LoadedModelCount", "MemoryUsed"}]
 
 
 def test_memory_that_a_platform_makes_room_in_is_no_failure(start, tmp_path):

@@ -158,6 +158,9 @@ def test_the_cache_counts_hits_misses_loads_and_bytes(own, json_inputs):
     )
     assert held == of(samples, "mme_memory_used_bytes", kind="host") > 0
     assert of(samples, "mme_memory_budget_bytes", kind="host") == 1 << 30
+    parts = [of(samples, f"mme_memory_{part}_bytes", kind="host") for part in ("loaded", "grown", "reserved")]
+    assert sum(parts) == held
+    assert of(samples, "mme_memory_in_flight_bytes") >= 0
 
 
 def test_times_of_the_cache_are_histograms_of_all_models_together(own, json_inputs):

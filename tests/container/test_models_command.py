@@ -18,6 +18,7 @@ import pytest
 from container import cli
 from container.models_command import _span
 from container.settings import Mode
+from model_handlers.base import Footprint
 from tests.http_server import Handler, answering
 
 # What Triton answers: no fields of ours, no Date.
@@ -109,6 +110,16 @@ def test_a_table_of_what_the_cache_knows(own, capsys, json_inputs):
     refused = with_stats[0].index("FAILED") - 4  # no memory, last use, waiting or requests
     assert with_stats[2][:2] == bad[:2]
     assert with_stats[2][refused] == "1"
+
+
+def test_what_executions_took_is_shown_apart(own, capsys, json_inputs):
+    """A column that is there only while a model has grown."""
+    own.infer("twice", {"inputs": json_inputs(X=[1, 2, 3, 4])})
+    own.engine.cache.entries["twice"].resident.grown = Footprint(12_300_000)
+
+    titles, twice, *_ = models(capsys, f"http://127.0.0.1:{own.port}")
+
+    assert twice[titles.index("GROWN")] == "12.3 MB"
 
 
 def test_a_server_without_models_says_so(start, tmp_path, capsys):

@@ -69,7 +69,7 @@ def test_inside_sagemaker_metrics_are_printed_by_themselves(serve, tmp_path):
             {
                 "Namespace": "mme",
                 "Dimensions": [["EndpointName", "VariantName"]],
-                "Metrics": [{"Name": "LoadedModelCount", "Unit": "None"}],
+                "Metrics": [{"Name": "LoadedModelCount", "Unit": "None"}, {"Name": "MemoryUsed", "Unit": "Bytes"}],
             }
         ]
     )

@@ -46,13 +46,34 @@ def test_a_last_use_is_told_and_coloured(seconds, text, heat):
     assert drawing.heat(seconds) == heat
 
 
-def memory(*sizes, budget=1000, rest=(0, 0), reserved=0):
+def memory(*sizes, budget=1000, rest=(0, 0), reserved=0, grown=0, uncharged=0, in_flight=0):
     """A budget with models of those sizes."""
     bars = [
         {"name": f"m{number}.tar.gz", "state": "READY", "idle": 0.0, "bytes": size} for number, size in enumerate(sizes)
     ]
     return {"kind": "host", "budget": budget, "held": sum(sizes) + rest[1], "reserved": reserved, "bars": bars,
-            "rest": {"models": rest[0], "bytes": rest[1]}}  # fmt: skip
+            "rest": {"models": rest[0], "bytes": rest[1]}, "grown": grown + uncharged, "uncharged": uncharged,
+            "in_flight": in_flight}  # fmt: skip
+
+
+def test_executions_have_a_piece_where_no_model_is_charged_for_them():
+    """Between the models and what loads were promised."""
+    pieces = drawing.segments(memory(300, uncharged=100, reserved=50))
+    assert [(piece["name"], piece["x"], piece["width"]) for piece in pieces] == [
+        ("m0.tar.gz", "0", "30"),
+        ("executions", "30", "10"),
+        ("loading", "40", "5"),
+    ]
+
+
+def test_a_budget_in_words_tells_apart_what_was_loaded_has_grown_and_is_on_the_way():
+    """Nothing is said of what there is none of."""
+    words = drawing.held(memory(300, grown=20, uncharged=100, reserved=50, in_flight=7)).replace(SPACE, " ")
+    assert words == (
+        "400 B of 1.00 kB held by models, 120 B of it taken by executions, 50 B promised to loads, "
+        "7 B of requests and responses on the way"
+    )
+    assert drawing.held(memory(300)).replace(SPACE, " ") == "300 B of 1.00 kB held by models"
 
 
 def test_pieces_of_a_bar_are_as_wide_as_their_bytes():

@@ -86,6 +86,9 @@ async def test_growth_is_charged_to_the_models_that_executed(tmp_path):
             await until(measure(engine))
         a, b, c = (engine.cache.entries[name].resident.grown.host for name in "abc")
         assert a + b > 50 * MB
+        told = {row["name"]: row["cache"].get("grown_bytes") for row in engine.index()}
+        assert told == {"a": a, "b": b, "c": None}
+        assert engine.grown().host - a - b < MB
         assert round(a / b) == 4
         assert c == 0
         del kept
