@@ -111,12 +111,12 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         settings = Settings.from_environ(os.environ)
         try:
             service = Service(settings, loop, life_of(self.ppid), self.words)
+            front = _Front(service, loop)
         except MmeError as error:
             _give_up(error)
         turns = Turns(loop.call_soon)
         cap = ConnectionCap(settings.max_connections or most_connections())
         grpc = await _grpc_server(service, turns, cap)
-        front = _Front(service, loop)
         tls = _tls(settings)
         options = {} if tls is None else tls.options
         metrics = await _metrics_port(service, front, loop, options)

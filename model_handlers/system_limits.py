@@ -34,4 +34,9 @@ def start_thread(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        raise MmeError(Kind.UNAVAILABLE, f"thread '{thread.name}' can't be started: {_NO_TASKS}") from error
+        raise no_room_for(thread.name) from error
+
+
+def no_room_for(thread: str) -> MmeError:
+    """As many threads and processes are there as may be. Kind UNAVAILABLE."""
+    return MmeError(Kind.UNAVAILABLE, f"thread '{thread}' can't be started: {_NO_TASKS}")

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, cast
 
 from model_handlers.errors import MmeError
-from model_handlers.system_limits import start_thread
+from model_handlers.system_limits import no_room_for, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,6 +142,9 @@ class SteadyPool(ThreadPoolExecutor):
         threads: so many at most.
         name: what they are called, with a number behind it.
         initializer: called on each first.
+
+    Raises:
+        MmeError: UNAVAILABLE, there is no room for the first one.
     """
 
     def __init__(self, threads: int, name: str, initializer: Callable[[], None] = _nothing) -> None:
@@ -154,9 +157,9 @@ class SteadyPool(ThreadPoolExecutor):
             self._behind -= 1
         try:
             super()._adjust_thread_count()
-        except RuntimeError:  # the work is queued by now
+        except RuntimeError as error:  # the work is queued by now
             if not self._threads:
-                raise
+                raise no_room_for(f"{self._thread_name_prefix}_0") from error
             self._behind += 1
 
 

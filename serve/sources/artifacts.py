@@ -186,7 +186,7 @@ class Artifacts:
         hold.release()
         with staging_directory(self.directory) as staging, disk_errors(f"{path} cannot be removed"):
             if self.room.remove(path, staging):
-                _log.warning("the copy on disk is damaged, and is downloaded again: %s", damage, extra=_of(name))
+                _log.warning("what is on disk is not used, and downloaded again: %s", damage, extra=_of(name))
                 return None
         if not is_known:  # an older version wrote it, and uses it
             return self.room.hold(path)

@@ -83,7 +83,7 @@ class CopySums:
                 return ""
             sums = self._noted(path.name)
             if sums is None:
-                return "its checksums can't be read"
+                return "it has no checksums, as an older version left it"
             for name, expected in sums.items():
                 if wrong := _wrong(path / name, expected, cancelled):
                     return f"{name} {wrong}"

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.priority import lower_priority_for_good
+from model_handlers.system_limits import advised
 from serve.sources.disk import remove_staging
 from serve.weights.store import Form, WeightStore
 
@@ -127,13 +128,17 @@ class _Process:
         self.tasks = 0
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         program = f"import sys; sys.path[:] = {sys.path!r}; from serve.weights.refining import main; main()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program, _NAME, str(os.getpid()), str(store.directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words,
-            start_new_session=True,  # Ctrl-C at the terminal is not for it
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program, _NAME, str(os.getpid()), str(store.directory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                start_new_session=True,  # Ctrl-C at the terminal is not for it
+            )
+        except OSError as error:
+            self._words.close()
+            raise MmeError(Kind.UNAVAILABLE, f"no process to refine weights in: {advised(error)}") from error
 
     def ask(self, task: dict[str, Any]) -> bool:
         """Have one form refined. Raises MmeError as `Refiner.refine`; it is good for nothing then."""

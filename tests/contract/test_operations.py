@@ -18,6 +18,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.s3.store import S3Store
 from serve.sources.store import UnreachableError, UntoldError
+from tests.cgroups import few_tasks
 from tests.contract import models
 from tests.contract.server import SCRIPTS, clean_environment, eventually, kill
 from tests.contract.test_ensembles import PYTHON, python_model
@@ -53,6 +54,48 @@ def test_a_start_that_can_not_succeed_ends_with_one_sentence(environ, words, tmp
     assert ended.returncode == 3, log
     assert "Traceback" not in log
     assert sum(words in line for line in log.splitlines()) == 1, log
+
+
+def test_a_start_without_room_for_its_threads_ends_with_one_sentence(tmp_path):
+    """The limit is named that is to be raised; another worker would not have more room."""
+    with few_tasks(4) as group:
+        ended = subprocess.run(
+            [SCRIPTS / "serve"],
+            env=clean_environment(
+                tmp_path, **LOOPBACK, MME_CACHE_DIR=str(tmp_path / "cache"), MME_MODEL_STORE=str(tmp_path)
+            ),
+            preexec_fn=lambda: (group / "cgroup.procs").write_text("0"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    assert ended.returncode == 3
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("can't be started: raise the limit of processes and threads (ulimit -u") == 1
+
+
+def test_clocks_that_jump_change_no_answer(serve, tmp_path):
+    """By a day and by years, ahead and back: what is in memory answers, other models come, the worker is the same."""
+    models.pack(models.lay_out(tmp_path / "a", models.plus(1)), tmp_path / "store" / "a.tar.gz")
+    jump, patched = tmp_path / "jump", tmp_path / "patched"
+    patched.mkdir()
+    (patched / "sitecustomize.py").write_text(
+        f"import pathlib, time\nreal, jump = time.time, pathlib.Path({str(jump)!r})\n"
+        "time.time = lambda: real() + float(jump.read_text())\n"
+        "time.time_ns = lambda: int(time.time() * 1e9)\n"
+    )
+    jump.write_text("0")
+    server = serve({"MME_MODEL_STORE": str(tmp_path / "store"), "PYTHONPATH": str(patched)})
+    worker = server.worker
+    for number, seconds in enumerate((0, 86_400, -86_400, 3e8, 0)):
+        jump.write_text(str(seconds))
+        (tmp_path / "store" / f"{number}.tar.gz").hardlink_to(tmp_path / "store" / "a.tar.gz")
+        for name in ("a", str(number)):
+            asked = server.ask("POST", "/invocations", models.ONE, X_Amzn_SageMaker_Target_Model=f"{name}.tar.gz")
+            assert asked.status == 200
+        assert server.ask("GET", "/ping").status == 200
+    assert server.worker == worker
 
 
 def test_five_workers_that_never_served_end_the_server(tmp_path):
@@ -452,20 +495,20 @@ def test_a_full_log_pipe_stops_no_request(tmp_path):
         )
         server = http.client.HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE)
         eventually(lambda: answer(server, "GET", "/ping")[0] == 200, "a healthy ping")
-        path = f"/v2/repository/models/{'no_such_model' * 60}/load"
-        assert {answer(server, "POST", path)[0] for _ in range(700)} == {500}  # as Triton has it
+        path = f"/v2/repository/models/{'x' * 1000}/load"
+        assert {answer(server, "POST", path)[0] for _ in range(550)} == {500}  # as Triton has it
         status, metrics = answer(server, "GET", "/metrics")
         (dropped,) = re.findall(r"^mme_log_lines_dropped_total (\S+)", metrics, re.MULTILINE)
         assert status == 200
         assert float(dropped) > 0
         server.close()
         process.terminate()
-        said = process.stderr.read().decode()
+        log = process.stderr.read().decode()
     finally:
         process.kill()
         process.stderr.close()
     assert process.wait() == 0
-    told = re.findall(r"(\d+) lines of the log were dropped here, since nothing read it", said)
+    told = re.findall(r"(\d+) lines of the log were dropped here, since nothing read it", log)
     assert sum(map(int, told)) == float(dropped)
 
 

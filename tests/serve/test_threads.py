@@ -178,7 +178,7 @@ def test_a_pool_does_its_work_though_the_system_has_no_room_for_threads(monkeypa
         full.setattr(threading.Thread, "start", refused)
         for future in [pool.submit(done.append, number) for number in range(5)]:
             future.result(PATIENCE)
-        with pytest.raises(RuntimeError, match="new thread"):
+        with pytest.raises(MmeError, match="thread 'unload_0' can't be started"):
             SteadyPool(3, "unload")
     assert done == [0, 1, 2, 3, 4]
     gate = threading.Barrier(3)
