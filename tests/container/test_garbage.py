@@ -31,7 +31,7 @@ print("there" if circle() else "gone", gc.get_freeze_count() > 0)
 
 @pytest.mark.parametrize(
     ("young", "used", "found"),
-    [(9, 0.05, "there"), (10, 0.05, "gone"), (99, 0.5, "there"), (100, 0.5, "gone")],
+    [(9, 0.05, "there"), (10, 0.05, "gone"), (999, 0.5, "there"), (1000, 0.5, "gone")],
     ids=["little and quiet", "quiet", "busy", "overdue"],
 )
 def test_all_garbage_is_collected_when_it_is_quiet(young, used, found):
