@@ -2,7 +2,7 @@
 # ARGS go to the command behind a target: make test ARGS="-k batch", make demo ARGS="--rounds 1".
 
 .DEFAULT_GOAL := help
-.PHONY: help install frameworks compiled demo test test-long fuzz golden test-gpu lint bench proto clean
+.PHONY: help install frameworks compiled demo test test-long test-compiled fuzz golden test-gpu lint bench proto clean
 
 # The first that runs: the pins are for 3.11, newer versions may work.
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
@@ -42,9 +42,15 @@ demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks f
 test: install ## all tests but what test-long adds
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-# Other versions of Python, and of each property twenty times as many examples.
+# Other versions of Python, of each property twenty times as many examples, and the images' compiled wheel.
 test-long: install ## what tests leave out that run at each change
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or hypothesis" --hypothesis-profile=long $(ARGS)
+	MME_COMPILE=1 $(BIN)/python -m pytest tests/test_image.py
+
+# A class of a test that is made of a compiled one can't be: these go through sockets alone.
+test-compiled: compiled ## the tests of both protocols with what make compiled made
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/contract/test_kserve.py tests/contract/test_streams.py \
+		tests/contract/test_wire.py $(ARGS)
 
 # Findings are written to tests/fuzz/corpus, as small as they get: commit each with what mends it. All flags: ARGS=--help
 fuzz: install ## try inputs that were never seen: make fuzz ARGS="--minutes 10 --only http1 http2"

@@ -12,11 +12,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-COMPILES = bool(shutil.which("cc")) and Path(sysconfig.get_path("include"), "Python.h").exists()
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMPILES = os.environ.get("MME_COMPILE") == "1"  # as images do, which takes minutes
 _OUTSIDE = ("pip_", "ssl_", "http", "no_proxy")  # variables that say how this machine reaches packages
 
 

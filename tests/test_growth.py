@@ -22,7 +22,7 @@ def test_a_slope_is_the_exponent_of_growth():
     assert slope({10: 3.0}) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parts_measured_one_after_another_are_saved_together(tmp_path):
     """Two runs of a part each leave one file, with a value for each size of each curve."""
     file = tmp_path / "growth.json"

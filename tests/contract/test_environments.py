@@ -215,7 +215,7 @@ def test_an_install_that_takes_too_long_fails_the_load(server, tmp_path):
     assert sleepers(server) == []
 
 
-@pytest.mark.parametrize("end", ["server", "worker"])
+@pytest.mark.parametrize("end", ["server", pytest.param("worker", marks=pytest.mark.long)])
 def test_what_runs_in_an_environment_ends_with_the_server(tmp_path, archive, end):
     """Killed, so that it can't say good-bye: interpreters and installers are gone within moments.
 

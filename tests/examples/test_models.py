@@ -153,6 +153,7 @@ def test_a_built_model_is_a_triton_repository_and_an_archive(small_world):
     assert (layout.model("iris") / "labels.txt").read_text().split() == ["setosa", "versicolor", "virginica"]
 
 
+@pytest.mark.long
 def test_what_is_unchanged_is_not_built_again(small_world):
     """A second run leaves the archive's very inode alone; a stale stamp or a missing archive builds it anew."""
     _, build = small_world

@@ -89,7 +89,7 @@ class Life:
                     child.kill()
 
 
-@pytest.mark.parametrize("evicts", [True, False])
+@pytest.mark.parametrize("evicts", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_any_sequence_keeps_the_books(tmp_path, evicts, seed):
     """After each step they add up; in the end nothing is promised, and what is counted is what processes take."""

@@ -77,6 +77,7 @@ def test_a_model_in_use_was_used_now(served):
     assert (row["idle"], row["leases"]) == (0, 1)
 
 
+@pytest.mark.long
 def test_many_models_are_bars_and_rows_up_to_a_number_and_a_sum(served):
     """The largest have their own; the rest are counted and summed, and a filter finds them."""
     sizes = {f"m{number:03d}": 200 - number for number in range(BARS + 5)}

@@ -128,7 +128,8 @@ def test_a_model_finds_its_environment_and_none_of_our_packages(load, tmp_path, 
     assert got["arguments"] == 1
 
 
-@pytest.mark.parametrize("which", ["newest", pytest.param("oldest", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["newest", "oldest"])
 def test_another_version_of_python_serves(load, tmp_path, which):
     """Batches, strings and parameters cross to an interpreter that is not ours."""
     python = another_interpreter(which)
@@ -224,6 +225,7 @@ def test_a_script_serves_there(start, tmp_path, prefix):
     assert json.loads(answer.outputs["BODY"].tobytes()) == [str(prefix), [1, 2.5]]
 
 
+@pytest.mark.long
 def test_a_python_that_is_too_old_is_refused_by_both_versions(load, tmp_path):
     """The sentence names the environment, its version, the least one and ours."""
     environment = too_old(tmp_path / "old")

@@ -351,6 +351,7 @@ def _write(store, path, step):
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_at_any_step_leaves_nothing_wrong(store, model):
     """Killed before any write, link, rename or flush: what is found is whole, and what is not found is swept."""
     path = model()

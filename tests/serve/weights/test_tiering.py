@@ -540,6 +540,7 @@ async def test_one_process_refines_many_and_ends_when_there_are_no_more(serving,
         await until(lambda: [process.returncode for process in processes] == [-signal.SIGKILL])
 
 
+@pytest.mark.long
 async def test_a_process_refines_so_many_and_no_more(serving, write, monkeypatch, processes):
     """What a framework keeps of each adds up."""
     monkeypatch.setattr(refining, "_MOST_TASKS", 2)
