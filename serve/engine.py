@@ -126,7 +126,6 @@ class Engine:
         self._meter = Meter(
             self.cache,
             loop,
-            lower_priority,
             lambda: loader.scales.common + on_the_way() + self.responses.used,
             self._has_grown,
         )

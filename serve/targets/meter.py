@@ -6,7 +6,7 @@ tells; but the process as a whole can be measured. What it takes beyond all that
 
 The process is looked at every ten seconds while anything executes, and at most once a second after a batch with more
 input bytes than any before of its model. Nothing here is on the way of a request. On the event loop; what takes time
-is done on a thread of low priority.
+is done on a thread, of the usual priority: while it shrinks an arena or a heap, it has locks that executions want.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ class _Executing:
         inputs: bytes of what it executed since the look before the last one.
         idle: whether it executed nothing since the last look.
         owes: whether it has executed since it was last asked to give back.
+        kinds: the handlers that execute it in this process.
     """
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self.kinds = {type(each) for model in target.models() if not model.apart for each in model.handlers()}
         self.inputs = 0
         self.idle = True
         self.owes = False
@@ -72,7 +74,6 @@ class Meter:
     Args:
         cache: who is in memory.
         loop: the event loop.
-        lower_priority: called on the thread that looks.
         passing: bytes of the process that are no model's, and come and go: those of frameworks, requests, responses.
         counted: told of targets whose growth has changed.
     """
@@ -81,13 +82,12 @@ class Meter:
         self,
         cache: ModelCache[PreparedTarget, Target],
         loop: asyncio.AbstractEventLoop,
-        lower_priority: Callable[[], None],
         passing: Callable[[], int],
         counted: Callable[[Target], None],
     ) -> None:
         self._cache = cache
         self._loop = loop
-        self._thread = SteadyPool(1, "meter", lower_priority)
+        self._thread = SteadyPool(1, "meter")
         self._passing = passing
         self._counted = counted
         heap.trim()
@@ -154,18 +154,19 @@ class Meter:
             _log.exception("what executions take could not be looked at")
         finally:
             self._looking = None
-            if self._executing and not self._closed:
+            if (self._executing or any(growth.counted for growth in self._growths)) and not self._closed:
                 soon = self._soon or any(growth.pending for growth in self._growths)
                 self._look_in(_SOON_SECONDS if soon else _SECONDS)
 
     async def _measure(self) -> None:
-        self._executing = [each for each in self._executing if not each.target.closed]
         for each in self._executing:
             each.advance()
+        looked_at = self._executing  # those that have left, too: what they share with others may have to be given back
+        self._executing = [each for each in looked_at if not each.target.closed]
         known, room = self._known(), self._cache.room
         counted = known + Footprint(self._host.counted)
         most = counted + (room.budget - room.used()).beyond(Footprint())
-        look = functools.partial(_measured, list(self._executing), counted.host, most.host)
+        look = functools.partial(_measured, looked_at, counted.host, most.host)
         taken = await self._loop.run_in_executor(self._thread, look)
         if self._closed:
             return
@@ -229,15 +230,15 @@ def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footp
     taken = _taken()
     if taken.host <= counted - _NOTABLE:
         return taken
-    resting = [each for each in executing if each.owes and (each.idle or taken.host > most)]
+    resting = [each for each in executing if each.owes and (each.idle or each.target.closed or taken.host > most)]
     if taken.host <= counted + _NOTABLE and not resting:
         return taken
-    models = [model for each in resting for model in each.target.models() if not model.apart]
-    for model in models:
-        model.give_back(idle=True)
-    for handler in {type(handler) for model in models for handler in model.handlers()}:
-        handler.trim()
     for each in resting:
+        for model in each.target.models():
+            if not model.apart:
+                model.give_back(idle=True)
         each.owes = False
+    for handler in {kind for each in resting for kind in each.kinds}:
+        handler.trim()
     heap.trim()
     return _taken()

@@ -7,11 +7,13 @@ import json
 import numpy as np
 import pytest
 
+from model_handlers import devices
+from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from serve.cache.lifecycle import State
 from serve.targets import meter
-from tests.serve import hungry
+from tests.serve import engines, hungry
 from tests.serve.growing import MB, ask, engine_of, private, write_growing
 from tests.serve.inside import measure
 from tests.waiting import until
@@ -163,3 +165,36 @@ async def test_what_executions_took_is_remembered_over_restarts(tmp_path):
     (row,) = json.loads((tmp_path / "cache" / "footprints.json").read_text())["seen"].values()
     assert 95 * MB < row["host"] < 110 * MB
     del kept
+
+
+async def test_what_a_model_left_in_the_arena_goes_with_it(tmp_path):
+    """At the next look, though no other model executes; nothing counts then."""
+    write_growing(tmp_path / "models", "m")
+    async with engine_of(tmp_path, 700) as engine:
+        await ask(engine, "m", 24 * MB)
+        assert await counted(engine, "m") > 40 * MB
+        await ask(engine, "m", 4)
+        await engine.unload("m")
+        await until(measure(engine))
+        assert engine.cache.room.used().host < 16 * MB
+
+
+async def test_growth_on_a_gpu_is_charged_to_the_models_that_are_on_it(tmp_path, monkeypatch):
+    """As the driver counts it; what was taken at the start is nobody's here."""
+    taken = [10 * MB, 10 * MB]
+    monkeypatch.setattr(devices, "gpu_uuids", lambda: {0: "GPU-a", 1: "GPU-b"})
+    monkeypatch.setattr(devices, "device_memory_used", lambda: tuple(taken))
+    for name in "ab":
+        write_growing(tmp_path / "models", name)
+    budget = Footprint(700 * MB, (100 * MB, 100 * MB))
+    async with engines.engine_of(tmp_path, budget, repository=tmp_path / "models") as engine:
+        await asyncio.gather(engine.load("a"), engine.load("b"))
+        engine.cache.entries["a"].resident.footprint = Footprint(0, (0, 20 * MB))
+        taken[1] += 50 * MB
+        await ask(engine, "b", 4)
+        await counted(engine, "a")
+        assert engine.cache.entries["a"].footprint.devices == (0, 50 * MB)
+        assert engine.cache.entries["b"].footprint.devices == ()
+        taken[1] -= 30 * MB
+        await until(measure(engine))
+        assert engine.cache.entries["a"].footprint.devices == (0, 20 * MB)
