@@ -3,8 +3,8 @@
     .sums/<name of the copy>     JSON: "files", path → bytes and CRC-32
 
 Checksums are taken of the bytes on their way to the disk and kept before the copy appears, so that a copy without them
-is an older version's. A copy is read and compared when this process looks at it for the first time, 20 ms for 90 MB,
-and again when the status of any of its files has changed. A CRC finds what disks, crashes and hands do by accident;
+is an older version's. A copy is read and compared when this process looks at it for the first time, 20 to 70 ms for 90
+MB, and again when the status of any of its files has changed. A CRC finds what disks, crashes and hands do by accident;
 intent is kept away by the directory's permissions. Thread-safe; runs on load threads.
 """
 

@@ -162,9 +162,12 @@ def test_the_dashboard_belongs_to_no_installation():
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "alert" in rule], ids=lambda rule: rule["alert"])
 def test_an_alert_says_what_is_wrong_and_what_to_do(rule):
-    """A severity, a summary, a description; and docs/watching.md has a line on it."""
+    """A severity, a summary, a description, a section of docs/operations.md; and docs/watching.md has a line on it."""
     assert rule["labels"]["severity"] in {"warning", "critical"}
-    assert {"summary", "description"} == set(rule["annotations"])
+    assert {"summary", "description", "runbook_url"} == set(rule["annotations"])
+    page, _, section = rule["annotations"]["runbook_url"].partition("#")
+    headings = re.findall(r"^## (.+)$", (DEPLOY.parent / page).read_text(), re.MULTILINE)
+    assert section in {heading.lower().replace(" ", "-") for heading in headings}
     assert f"`{rule['alert']}`" in (DEPLOY.parent / "docs" / "watching.md").read_text()
 
 
