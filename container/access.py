@@ -1,4 +1,4 @@
-"""Which requests are let in by the host that they ask, and by the page that sends them. PURE.
+"""Which requests are let in by the host that they ask, and by the page that sends them.
 
 A browser sends requests for any page that it shows, and reaches servers that nothing else from outside reaches. Its
 headers tell:
@@ -56,6 +56,7 @@ class Access:
         self._names = frozenset(name for name in allowed if not name.startswith("*"))
         self._suffixes = tuple(name[1:] for name in allowed if name.startswith("*"))
         self._local = local
+        self._answered = ""  # the last host that was not refused, as clients repeat theirs
 
     def refusal(self, method: str, target: bytes, headers: Mapping[str, str], host: str | None) -> Refusal | None:
         """Return what is answered to a request that is not let in; None for one that is.
@@ -76,10 +77,11 @@ class Access:
 
     def unknown_host(self, host: str) -> str:
         """Return why a host is not answered to, "" where it is."""
-        if not self._local:
+        if not self._local or host == self._answered:
             return ""
         name = host_of(host)
         if _LOCAL.fullmatch(name) or self._is_allowed(name):
+            self._answered = host
             return ""
         return (
             f"Host '{host[:_SHOWN]}' is not answered: the server listens on this machine alone, and answers to "

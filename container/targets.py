@@ -124,7 +124,10 @@ def path_of(target: bytes) -> bytes:
     A route is matched against this path, and the names in it are decoded afterwards: `/models/a%2Fb` names `a/b`, and
     `/v2%2Fmodels/m` is no route.
     """
-    return _FRONT.sub(b"/", _ESCAPE.sub(_decoded, target.partition(b"?")[0]))
+    path = target.partition(b"?")[0]
+    if b"%" in path:
+        path = _ESCAPE.sub(_decoded, path)
+    return _FRONT.sub(b"/", path) if path.startswith(b"//") else path
 
 
 def _decoded(escape: re.Match[bytes]) -> bytes:

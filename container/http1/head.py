@@ -100,6 +100,8 @@ def origin_form(target: bytes) -> bytes:
 
 def asked_host(target: bytes, headers: Mapping[str, str]) -> str | None:
     """The host and port that a request asks: of `http://host/path` those (RFC 9112, 3.2.2), else its Host, if any."""
+    if target.startswith(b"/"):
+        return headers.get("host")
     scheme, separator, rest = target.partition(b"://")
     if not separator or b"/" in scheme or b"?" in scheme:
         return headers.get("host")
