@@ -56,7 +56,7 @@ class Access:
         self._names = frozenset(name for name in allowed if not name.startswith("*"))
         self._suffixes = tuple(name[1:] for name in allowed if name.startswith("*"))
         self._local = local
-        self._answered = ""  # the last host that was not refused, as clients repeat theirs
+        self._answered: str | None = None  # the last host that was not refused, as clients repeat theirs
 
     def refusal(self, method: str, target: bytes, headers: Mapping[str, str], host: str | None) -> Refusal | None:
         """Return what is answered to a request that is not let in; None for one that is.
