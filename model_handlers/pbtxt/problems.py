@@ -194,17 +194,27 @@ def _take_out_excesses(message: pb.ModelConfig, problems: list[Finding]) -> None
     """Name what lies beyond its bound, and judge the rest without the field of the message that holds it."""
     for excess in tuple(excesses(message)):
         problems.append(Finding(excess.path, excess.sentence, "mme config bounds lists what each field may hold"))
-        _clear(message, re.split(r"[.\[]", excess.path)[0])
+        _clear(message, _top(excess.path))
+
+
+def _top(path: str) -> str:
+    """The field of the message that a path leads through first."""
+    return re.split(r"[.\[]", path)[0]
 
 
 def _judge_fields(message: pb.ModelConfig, model: str, problems: list[Finding]) -> Iterator[Finding]:
-    """What is refused becomes a problem, what is harmless a note."""
+    """What is refused becomes a problem, what is harmless a note; the rest is judged without enums of no meaning."""
+    unknown = []
     for path, field, value, rule in set_fields(message):
         error = field_error(path, field, value, rule, model)
         if error is not None:
             problems.append(Finding(path, _bare(error, model), "remove it" if rule.fate is Fate.REFUSED else ""))
+            if rule.fate is not Fate.REFUSED:
+                unknown.append(path)
         elif rule.fate is Fate.HARMLESS:
             yield Finding(path, f"is ignored: {rule.reason}")
+    for path in unknown:
+        _clear(message, _top(path))
 
 
 def _complete_tensors(message: pb.ModelConfig, model: str, problems: list[Finding]) -> None:
