@@ -255,7 +255,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 def main() -> int:
     """Trace, say what was seen, and draw it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--models", type=int, default=60)
     parser.add_argument("--budget-mib", type=int, default=1024)
