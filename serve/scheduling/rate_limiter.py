@@ -1,48 +1,98 @@
-"""Who may execute next where instances share resources. PURE: asks and returns in, grants out.
+"""Which instance executes next where instances share resources. PURE: asks and returns in, grants out.
 
 A resource is a number that means nothing here: so many instances of so much each may execute at a time. It belongs to
 each device, or to the server as a whole (global). Where nobody limits it, there is as much of it as the neediest
 instance wants. An instance asks before each execution, gets all that it needs or waits, and returns it afterwards.
 
-Who has executed least, in proportion to its priority, goes first: one of priority 2 has half the turns of one of
-priority 1. What the first in line lacks is kept for it, so that nobody small passes it for ever; who needs none of
-that may go. Whoever holds something finishes without asking for more: nobody waits for ever.
+The instance that has executed least, in proportion to its priority, goes first: one of priority 2 has half the turns of
+one of priority 1. What the first in line lacks is kept for it, so that small ones do not pass it for ever; an instance
+that needs none of that may go. One that holds something finishes without asking for more: none waits for ever.
+
+Instances that need the same pools wait in one queue: where its first can't go none of it can, so that a grant looks at
+the first of each queue, however many instances there are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from bisect import bisect_left, insort
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Mapping
 
     # A resource's name in lower case and the device that it belongs to, "" for the server.
     Pool = tuple[str, str]
 
 GLOBAL = ""
 T = TypeVar("T", bound="Hashable")
+# What an instance has been served, a number that no other place has, and the instance: lists of these are sorted.
+_Place = tuple[int, int, T]
 
 
-@dataclass(slots=True)
-class _Member:
+class _Stock:
+    """What there is of a pool.
+
+    Attributes:
+        limit: None for as much as the neediest instance wants.
+        needs: how many instances need each amount.
+        capacity: all that there is.
+        used: what instances that execute hold of it.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.needs: Counter[int] = Counter()
+        self.capacity = limit or 0
+        self.used = 0
+
+    def join(self, count: int) -> None:
+        self.needs[count] += 1
+        if self.limit is None:
+            self.capacity = max(self.capacity, count)
+
+    def leave(self, count: int) -> None:
+        self.needs[count] -= 1
+        if not self.needs[count]:
+            del self.needs[count]
+            if self.limit is None and count == self.capacity:
+                self.capacity = max(self.needs, default=0)
+
+
+@dataclass(slots=True, eq=False)
+class _Member(Generic[T]):
     """An instance: what each execution needs, and how many it has had.
 
     Attributes:
-        since: when it began to wait, by the number of the ask; 0 when it does not.
+        served: its executions, each of which counts as much as its priority.
+        listed: its place among all instances, by what it had been served when it was put there.
+        waits: its place in its queue; None while it does not wait.
     """
 
-    needs: Mapping[Pool, int]
+    needs: dict[_Stock, int]
+    pools: frozenset[Pool]
     priority: int
-    turns: float = 0
-    since: int = 0
+    served: int
+    listed: _Place[T] = field(init=False)
+    waits: _Place[T] | None = None
     holds: bool = False
 
-    @property
-    def rank(self) -> tuple[float, int]:
-        return self.turns * self.priority, self.since
+    def fits(self) -> bool:
+        return all(stock.used + count <= stock.capacity for stock, count in self.needs.items())
+
+    def take(self) -> None:
+        self.holds = True
+        for stock, count in self.needs.items():
+            stock.used += count
+
+    def put_back(self) -> None:
+        self.holds = False
+        for stock, count in self.needs.items():
+            stock.used -= count
 
 
 class RateLimiter(Generic[T]):
@@ -55,20 +105,22 @@ class RateLimiter(Generic[T]):
 
     def __init__(self, limits: Mapping[Pool, int] | None = None) -> None:
         self._limits = limits or {}
-        self._members: dict[T, _Member] = {}
-        self._used: dict[Pool, int] = {}
-        self._asks = 0
+        self._stocks: dict[str, dict[str, _Stock]] = {}  # by name and device; only of pools that instances need
+        self._members: dict[T, _Member[T]] = {}
+        self._queues: dict[frozenset[Pool], list[_Place[T]]] = {}  # by the pools that are needed; none is empty
+        self._listed: list[_Place[T]] = []  # one place for each instance, brought up to date once it is the first
+        self._numbers = 0
 
     def __repr__(self) -> str:
-        waiting = sum(member.since > 0 for member in self._members.values())
+        waiting = sum(map(len, self._queues.values()))
         holding = sum(member.holds for member in self._members.values())
         return f"<RateLimiter: {holding} of {len(self._members)} instances execute, {waiting} wait>"
 
     def capacity(self, pool: Pool) -> int:
         """What there is of a resource."""
-        limit = self._limit(pool)
-        needs = (member.needs.get(pool, 0) for member in self._members.values())
-        return max(needs, default=0) if limit is None else limit
+        name, device = pool
+        stock = self._stocks.get(name, {}).get(device)
+        return stock.capacity if stock else self._limit(pool) or 0
 
     def _limit(self, pool: Pool) -> int | None:
         name, device = pool
@@ -86,19 +138,21 @@ class RateLimiter(Generic[T]):
         for pool, count in needs.items():
             self._check_kind(pool, needs)
             self._check_count(pool, count)
-        share = min((member.turns * member.priority for member in self._members.values()), default=0)
-        weight = max(priority, 1)
-        self._members[instance] = _Member(needs, weight, turns=share / weight)  # nobody catches up with the past
+        stocks = {self._stock(pool): count for pool, count in needs.items()}
+        for stock, count in stocks.items():
+            stock.join(count)
+        served = self._least_served()  # an instance does not catch up with the past
+        self._members[instance] = _Member(stocks, frozenset(needs), max(priority, 1), served)
+        self._list(instance)
         return self._grant()
 
     def _check_kind(self, pool: Pool, needs: Mapping[Pool, int]) -> None:
-        name, device = pool
-        for known in (needs, *(member.needs for member in self._members.values())):
-            if any(other == name and (at == GLOBAL) != (device == GLOBAL) for other, at in known):
-                raise invalid_model(
-                    f'Resource "{name}" is present as both global and device-specific resource in the model '
-                    "configuration."
-                )
+        name = pool[0]
+        devices = self._stocks.get(name, {}).keys() | {at for other, at in needs if other == name}
+        if GLOBAL in devices and len(devices) > 1:
+            raise invalid_model(
+                f'Resource "{name}" is present as both global and device-specific resource in the model configuration.'
+            )
 
     def _check_count(self, pool: Pool, count: int) -> None:
         name, limit = pool[0], self._limit(pool)
@@ -108,21 +162,68 @@ class RateLimiter(Generic[T]):
                 f"instances, the minimum required count is {count}"
             )
 
+    def _stock(self, pool: Pool) -> _Stock:
+        name, device = pool
+        devices = self._stocks.setdefault(name, {})
+        return devices.get(device) or devices.setdefault(device, _Stock(self._limit(pool)))
+
+    def _least_served(self) -> int:
+        listed = self._listed
+        while listed:
+            served, _, instance = listed[0]
+            if served == self._members[instance].served:
+                return served
+            del listed[0]  # it has executed since
+            self._list(instance)
+        return 0
+
+    def _list(self, instance: T) -> None:
+        member = self._members[instance]
+        member.listed = self._place(instance)
+        insort(self._listed, member.listed)
+
+    def _place(self, instance: T) -> _Place[T]:
+        self._numbers += 1
+        return self._members[instance].served, self._numbers, instance
+
     def leave(self, instance: T) -> list[T]:
         """Let an instance go, with what it holds; whom that gives a turn."""
-        self._put_back(self._members[instance])
-        del self._members[instance]
+        member = self._members.pop(instance)
+        self._stop_waiting(member)
+        if member.holds:
+            member.put_back()
+        _remove(self._listed, member.listed)
+        for name, device in member.pools:
+            self._leave_stock(member, name, device)
         return self._grant()
+
+    def _leave_stock(self, member: _Member[T], name: str, device: str) -> None:
+        devices = self._stocks[name]
+        stock = devices[device]
+        stock.leave(member.needs[stock])
+        if not stock.needs:
+            del devices[device]
+        if not devices:
+            del self._stocks[name]
 
     def ask(self, instance: T) -> list[T]:
         """An instance wants to execute: it waits from now on, if it does not already; whose turn it is."""
-        self._wait(self._members[instance])
+        self._wait(instance)
         return self._grant()
 
-    def _wait(self, member: _Member) -> None:
-        if not member.holds and not member.since:
-            self._asks += 1
-            member.since = self._asks
+    def _wait(self, instance: T) -> None:
+        member = self._members[instance]
+        if not member.holds and member.waits is None:
+            member.waits = self._place(instance)
+            insort(self._queues.setdefault(member.pools, []), member.waits)
+
+    def _stop_waiting(self, member: _Member[T]) -> None:
+        if member.waits is not None:
+            queue = self._queues[member.pools]
+            _remove(queue, member.waits)
+            member.waits = None
+            if not queue:
+                del self._queues[member.pools]
 
     def holds(self, instance: T) -> bool:
         """Whether it is an instance's turn, which it has not returned."""
@@ -132,39 +233,39 @@ class RateLimiter(Generic[T]):
     def withdraw(self, instance: T) -> list[T]:
         """An instance does not want to execute any more: it waits for nothing, and a turn it has not used is none."""
         member = self._members[instance]
-        member.since = 0
+        self._stop_waiting(member)
         if member.holds:
-            member.turns -= 1
-            self._put_back(member)
+            member.put_back()
         return self._grant()
 
     def done(self, instance: T, *, again: bool = False) -> list[T]:
         """An instance has executed, and wants to `again` or not; whose turn it is, which may be its own."""
         member = self._members[instance]
-        self._put_back(member)
+        if member.holds:
+            member.put_back()
+            member.served += member.priority
         if again:
-            self._wait(member)
+            self._wait(instance)
         return self._grant()
 
-    def _put_back(self, member: _Member) -> None:
-        if member.holds:
-            member.holds = False
-            for pool, count in member.needs.items():
-                self._used[pool] -= count
-
     def _grant(self) -> list[T]:
-        waiting = [(instance, member) for instance, member in self._members.items() if member.since]
-        kept: set[Pool] = set()
+        kept: set[_Stock] = set()
         granted = []
-        for instance, member in sorted(waiting, key=lambda each: each[1].rank):
-            if kept.isdisjoint(member.needs) and self._fits(member.needs.items()):
-                for pool, count in member.needs.items():
-                    self._used[pool] = self._used.get(pool, 0) + count
-                member.holds, member.since, member.turns = True, 0, member.turns + 1
-                granted.append(instance)
-            else:
-                kept |= member.needs.keys()
+        first = [queue[0] for queue in self._queues.values()]
+        heapq.heapify(first)
+        while first:
+            _, _, instance = heapq.heappop(first)
+            member = self._members[instance]
+            if not kept.isdisjoint(member.needs) or not member.fits():
+                kept |= member.needs.keys()  # and so the rest of its queue can't go either
+                continue
+            self._stop_waiting(member)
+            member.take()
+            granted.append(instance)
+            if queue := self._queues.get(member.pools):
+                heapq.heappush(first, queue[0])
         return granted
 
-    def _fits(self, needs: Iterable[tuple[Pool, int]]) -> bool:
-        return all(self._used.get(pool, 0) + count <= self.capacity(pool) for pool, count in needs)
+
+def _remove(places: list[_Place[T]], place: _Place[T]) -> None:
+    del places[bisect_left(places, place)]

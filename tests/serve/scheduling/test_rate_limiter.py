@@ -1,5 +1,6 @@
 """Nobody takes more than there is, nobody waits for ever, and turns are had in proportion."""
 
+import sys
 from collections import Counter
 
 import pytest
@@ -19,6 +20,16 @@ def limiter(limits=None, /, **needs):
     for name, count in needs.items():
         made.join(name, {R: count})
     return made
+
+
+def turns(shared, count, *names):
+    """How many of so many turns each of these has, which always want one."""
+    had, running = Counter(), [granted for name in names for granted in shared.ask(name)]
+    for _ in range(count):
+        (now,) = running
+        had[now] += 1
+        running = shared.done(now, again=True)
+    return had
 
 
 def test_there_is_as_much_as_the_neediest_wants():
@@ -56,13 +67,8 @@ def test_priorities_are_shares():
     shared = RateLimiter({R: 1})
     shared.join("often", {R: 1}, 1)
     shared.join("seldom", {R: 1}, 2)
-    turns, running = Counter(), shared.ask("often") + shared.ask("seldom")
-    for _ in range(300):
-        (now,) = running
-        turns[now] += 1
-        running = shared.done(now, again=True)
 
-    assert (turns["often"], turns["seldom"]) == (200, 100)
+    assert turns(shared, 300, "often", "seldom") == {"often": 200, "seldom": 100}
 
 
 def test_a_newcomer_does_not_catch_up_with_the_past():
@@ -72,13 +78,8 @@ def test_a_newcomer_does_not_catch_up_with_the_past():
         shared.ask("old")
         shared.done("old")
     shared.join("new", {R: 1})
-    order, running = [], shared.ask("new") + shared.ask("old")
-    for _ in range(6):
-        (now,) = running
-        order.append(now)
-        running = shared.done(now, again=True)
 
-    assert Counter(order) == {"new": 3, "old": 3}
+    assert turns(shared, 6, "new", "old") == {"new": 3, "old": 3}
 
 
 def test_a_turn_that_is_not_used_is_none():
@@ -135,6 +136,58 @@ def test_a_name_is_of_the_devices_or_of_the_server(needs):
         shared.join("other", needs)
 
     assert shared.ask("one") == ["one"]
+
+
+def test_what_there_is_follows_who_is_there():
+    """The neediest leaves: there is as much as the next one wants, and once none is left its name means nothing."""
+    shared = limiter(large=4, other=4, small=2)
+    seen = []
+    for name in ("large", "other", "small"):
+        shared.leave(name)
+        seen.append(shared.capacity(R))
+    shared.join("global", {("r", GLOBAL): 1})
+
+    assert seen == [4, 2, 0]
+    assert shared.ask("global") == ["global"]
+
+
+def test_an_instance_that_leaves_is_not_waited_for_by_newcomers():
+    """Newcomers begin where the least served of those that are there is."""
+    shared = limiter({R: 1}, idle=1, old=1)
+    for _ in range(10):
+        shared.ask("old")
+        shared.done("old")
+    shared.leave("idle")
+    shared.join("new", {R: 1})
+
+    assert turns(shared, 4, "new", "old") == {"new": 2, "old": 2}
+
+
+def calls_of(deed):
+    """How many functions were called, and generators resumed, meanwhile."""
+    calls = Counter()
+    sys.setprofile(lambda _frame, event, _called: calls.update([event]))
+    try:
+        deed()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("all_wait", [False, True])
+def test_a_turn_costs_the_same_however_many_instances_there_are(all_wait):
+    """While the others are idle, and while all of them wait for it."""
+
+    def calls(instances):
+        shared = RateLimiter({R: 1})
+        for instance in range(instances):
+            shared.join(instance, {R: 1})
+        shared.ask(0)
+        for instance in range(1, instances if all_wait else 2):
+            shared.ask(instance)
+        return calls_of(lambda: shared.done(0, again=True)) + calls_of(lambda: shared.join("new", {R: 1}))
+
+    assert calls(300) == calls(3)
 
 
 POOLS = [("a", "0"), ("a", "1"), ("g", GLOBAL)]
