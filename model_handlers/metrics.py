@@ -46,6 +46,7 @@ class Metric:
         buckets: a histogram's upper bounds, ascending; () for others.
         counts: observations up to each bound and over the one before it; the last is of those over all.
         value: where a counter or gauge stands; the sum of a histogram's observations.
+        owners: a gauge's, which goes with the last of them.
     """
 
     def __init__(self, metrics: Metrics, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
@@ -55,6 +56,7 @@ class Metric:
         self.buckets = tuple(buckets)
         self.counts = [0] * (len(self.buckets) + 1)
         self.value = 0.0
+        self.owners: set[object] = set()
         self._number = 0  # what the other side calls it, 0 while it does not know it
         self._set = False  # a gauge, since the last change was told
         self._added = 0.0
@@ -81,6 +83,7 @@ class Metric:
     def release(self, owner: object) -> None:
         """An owner has ended: what it raised a gauge by goes with it."""
         with self._metrics.lock:
+            self.owners.discard(owner)
             self.value -= self._shares.pop(owner, 0.0)
 
     def observe(self, value: float) -> None:
@@ -159,7 +162,7 @@ class Metrics:
         self._dirty: dict[Metric, None] = {}
         self._numbers = self._tellings = 0
         self._when_dirty: Callable[[], None] | None = None
-        self._gauges: dict[object, dict[Metric, None]] = {}
+        self._gauges: dict[object, set[Metric]] = {}
 
     def family(self, name: str, description: str, kind: MetricKind) -> Family:
         """The family of a name, a new one if there is none.
@@ -212,7 +215,8 @@ class Metrics:
                 metric = family.metrics[key] = Metric(self, family, labels, buckets)
                 self._count += 1
             if owner is not None and family.kind is MetricKind.GAUGE:
-                self._gauges.setdefault(owner, {})[metric] = None
+                self._gauges.setdefault(owner, set()).add(metric)
+                metric.owners.add(owner)
         if metric.buckets != tuple(buckets):
             raise invalid_argument(f"metric '{family.name}' has buckets {list(metric.buckets)} already")
         return metric
@@ -226,10 +230,10 @@ class Metrics:
     def release(self, owner: object) -> None:
         """Whoever told about gauges has ended: those go that nobody else tells about."""
         with self.lock:
-            gone = self._gauges.pop(owner, {})
+            gone = self._gauges.pop(owner, ())
             for metric in gone:
                 metric.release(owner)
-                if not any(metric in others for others in self._gauges.values()):
+                if not metric.owners:
                     del metric.family.metrics[_key(metric.labels)]
                     self._dirty.pop(metric, None)  # nobody asks for changes where metrics of others come together
                     self._count -= 1

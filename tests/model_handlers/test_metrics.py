@@ -10,6 +10,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.counted import Counted
 from model_handlers.metric_checks import MetricKind
 from model_handlers.metrics import Metrics
+from tests.calls import calls_of
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
@@ -336,6 +337,19 @@ def test_gauges_that_are_gone_are_kept_nowhere():
 
     assert standing(server) == {("hits",): 3}
     assert list(server._dirty) == [counter(server)]
+
+
+def test_the_end_of_a_process_costs_the_same_however_many_others_have_gauges():
+    """Only its own gauges are looked at."""
+
+    def calls(processes):
+        server = Metrics()
+        for number in range(processes):
+            gauge(server, owner=number, n=str(number)).set(1)
+        gauge(server, owner="last", n="last").set(1)
+        return calls_of(lambda: server.release("last"))
+
+    assert calls(300) == calls(3)
 
 
 def test_metrics_that_the_server_refuses_are_not_shown(caplog):

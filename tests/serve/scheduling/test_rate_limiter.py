@@ -1,6 +1,5 @@
 """Nobody takes more than there is, nobody waits for ever, and turns are had in proportion."""
 
-import sys
 from collections import Counter
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from model_handlers.errors import Kind, MmeError
 from serve.scheduling.rate_limiter import GLOBAL, RateLimiter
+from tests.calls import calls_of
 
 R, S = ("r", "0"), ("s", GLOBAL)
 
@@ -161,17 +161,6 @@ def test_an_instance_that_leaves_is_not_waited_for_by_newcomers():
     shared.join("new", {R: 1})
 
     assert turns(shared, 4, "new", "old") == {"new": 2, "old": 2}
-
-
-def calls_of(deed):
-    """How many functions were called, and generators resumed, meanwhile."""
-    calls = Counter()
-    sys.setprofile(lambda _frame, event, _called: calls.update([event]))
-    try:
-        deed()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 @pytest.mark.parametrize("all_wait", [False, True])
