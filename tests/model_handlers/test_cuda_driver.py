@@ -10,6 +10,7 @@ from model_handlers import cuda_driver, lost
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.onnx.handler import OnGpu
+from model_handlers.threads import Threads
 
 ILLEGAL_ADDRESS, OUT_OF_MEMORY, IN_CAPTURE = 700, 2, 900
 
@@ -145,5 +146,5 @@ def test_an_onnx_model_asks_after_each_failure(driver):
     driver(ILLEGAL_ADDRESS)
     for gpu, kind in ((1, LostProcessError), (0, MmeError)):
         with pytest.raises(MmeError, match="failed while running model 'm': CUDA failure 700") as caught:
-            OnGpu(Session(), ModelConfig("m"), gpu).execute({"x": np.ones(1)}, ["y"])
+            OnGpu(Session(), ModelConfig("m"), Threads(1), gpu).execute({"x": np.ones(1)}, ["y"])
         assert type(caught.value) is kind

@@ -21,6 +21,7 @@ from model_handlers.onnx.handler import OnGpu
 from model_handlers.onnx.providers import check_providers, providers
 from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure, translated, unloadable
 from model_handlers.tensorflow.options import check as check_tensorflow
+from model_handlers.threads import Threads
 
 TOO_OLD = """/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc:63 static \
 onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::FromProviderOptions(const \
@@ -288,7 +289,7 @@ def test_a_models_own_limit_is_no_want_of_memory(doubler):
 
 def test_a_session_on_a_gpu_has_its_thread_wait(doubler):
     """It never executes on the loop, may be warmed up, and answers what was asked for, in that order. On the CPU."""
-    handler = OnGpu(create_session(doubler, None, "m"), ModelConfig("m"), 1)
+    handler = OnGpu(create_session(doubler, None, "m"), ModelConfig("m"), Threads(1), 1)
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
 
     shape, doubled = handler.execute({"x": rows}, ["shape", "y"])
