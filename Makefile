@@ -2,7 +2,7 @@
 # ARGS go to the command behind a target: make test ARGS="-k batch", make demo ARGS="--rounds 1".
 
 .DEFAULT_GOAL := help
-.PHONY: help install frameworks compiled demo test test-long test-compiled fuzz golden test-gpu lint bench proto clean
+.PHONY: help install frameworks compiled demo test test-long test-compiled fuzz golden test-gpu gpu-report wheels lint bench proto clean
 
 # The first that runs: the pins are for 3.11, newer versions may work.
 PYTHON ?= $(or $(shell for python in python3.11 python3; do \
@@ -63,6 +63,21 @@ golden: install ## record what the server and its commands say, after a change t
 # An environment of its own: ONNX Runtime for GPUs and the one for CPUs install into the same folder.
 test-gpu: $(GPU_INSTALLED) ## the tests that need a GPU, the memory of a real one among them
 	.venv-gpu/bin/python -m pytest -m gpu tests/gpu $(ARGS)
+
+# By the environment of WHEELS, which is made on the spot; without, by that of make test-gpu, else by .venv. All flags:
+# ARGS=--help; without a GPU: ARGS=--rehearse.
+gpu-report: ## what mme does on a GPU, in parts that go on where they stopped: make gpu-report OUT=DIR [WHEELS=DIR] [PART=n]
+	@test -n "$(OUT)" || { echo "name a folder for the report: make gpu-report OUT=DIR" >&2; exit 1; }
+	$(if $(WHEELS),python3 -m benchmarks.gpu_wheels install "$(WHEELS)" .venv-gpu)
+	@for python in .venv-gpu/bin/python $(BIN)/python python3; do command -v $$python >/dev/null && break; done; \
+	    $$python -m benchmarks.gpu_report --out "$(OUT)" $(if $(PART),--part $(PART)) $(ARGS)
+
+# Of a Python 3.12, as machines with GPUs have it: make wheels PYTHON312=/path/to/python3.12
+PYTHON312 ?= python3.12
+wheels: ## collect in WHEELS=DIR what that needs where there is PyTorch and no network, in folders of 48 MiB at most
+	@test -n "$(WHEELS)" || { echo "name a new folder for them: make wheels WHEELS=DIR" >&2; exit 1; }
+	@$(PYTHON312) -c '' || { echo "a Python 3.12 is needed: make wheels PYTHON312=/path/to/python3.12" >&2; exit 1; }
+	$(PYTHON312) -m benchmarks.gpu_wheels collect "$(WHEELS)" $(ARGS)
 
 lint: install ## style, types, and who may import whom
 	$(BIN)/ruff check .

