@@ -112,14 +112,14 @@ class Notes:
 
 def _needs_gpu(notes: Notes) -> None:
     if not notes.rehearse and not gpus.gpus():
-        raise Missing(f"a GPU: {gpus.complaint() or 'NVML shows none'}")
+        raise Missing(f"there is no GPU: {gpus.complaint() or 'NVML shows none'}")
 
 
 def _onnx_for_gpus(notes: Notes) -> None:
     from model_handlers.onnx import OnnxHandler  # noqa: PLC0415 - what it needs may be missing, which is then told
 
     if not notes.rehearse and not OnnxHandler.gpu_capable():
-        raise Missing("onnxruntime-gpu: the installed ONNX Runtime has no CUDA provider")
+        raise Missing("the installed ONNX Runtime has no CUDA provider: onnxruntime-gpu has it")
 
 
 def _torch(notes: Notes) -> Any:
@@ -138,7 +138,7 @@ def _smi(*words: str) -> str:
     try:
         done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=60, check=True)
     except FileNotFoundError:
-        raise Missing("nvidia-smi") from None
+        raise Missing("the command is not there") from None
     return done.stdout.strip()
 
 

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 _MANIFEST = "wheels.json"
 _PIECE = ".piece-"
 _MIB = 1 << 20
+_COMPILER = ("mypy", "types-cachetools", "types-protobuf", "types-psutil")  # as for the images
 # What the report and the tests that need a GPU import. Without its extras ONNX Runtime brings no library of CUDA's:
 # PyTorch's are loaded.
 _WANTED = (
@@ -37,24 +38,29 @@ _WANTED = (
 def collect(folder: Path, most: int, *, compiled: bool) -> None:
     """Fill a folder that is new or empty; `most` is the bytes of each folder in it."""
     with tempfile.TemporaryDirectory() as scratch:
-        wheels = Path(scratch)
+        wheels, tools = Path(scratch, "wheels"), Path(scratch, "tools")
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
         constraints = ["-c", str(ROOT / "constraints.txt")]
-        build = [*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(ROOT)]
-        tools = Path(scratch, "tools")
-        needs = [
-            "setuptools",
-            "wheel",
-            *(["mypy", "types-psutil", "types-protobuf", "types-cachetools"] if compiled else []),
-        ]
-        subprocess.run([*pip, "install", "--quiet", *constraints, "--target", str(tools), *needs], check=True)
-        environ = {**os.environ, "PYTHONPATH": str(tools), "MME_COMPILE": "1" if compiled else "0"}
-        subprocess.run([*build, "--no-build-isolation"], check=True, env=environ)
-        shutil.rmtree(tools)
-        (own,) = wheels.glob("mme-*.whl")
-        download = [*pip, "download", "--quiet", "--only-binary=:all:", *constraints, "--dest", scratch]
+        beside = [*pip, "install", "--quiet", "--target", str(tools)]
+        subprocess.run([*beside, *constraints, "setuptools", "wheel", *(_COMPILER if compiled else ())], check=True)
+        own = _built(pip, wheels, tools, compiled=False)  # the others are what it asks for
+        download = [*pip, "download", "--quiet", "--only-binary=:all:", *constraints, "--dest", str(wheels)]
         subprocess.run([*download, str(own), *_WANTED], check=True)
+        if compiled:  # which reads the types of what is installed
+            own.unlink()
+            others = [str(wheel) for wheel in wheels.glob("*.whl")]
+            subprocess.run([*beside, "--upgrade", "--no-index", "--no-deps", "--no-compile", *others], check=True)
+            _built(pip, wheels, tools, compiled=True)
         divide(sorted(wheels.glob("*.whl")), folder, most)
+
+
+def _built(pip: list[str], wheels: Path, tools: Path, *, compiled: bool) -> Path:
+    """The wheel of this checkout, made by the tools in a folder."""
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]
+    environ = {**os.environ, "PYTHONPATH": str(tools), "MME_COMPILE": str(int(compiled))}
+    subprocess.run(build, check=True, env=environ, cwd=ROOT)
+    (own,) = wheels.glob("mme-*.whl")
+    return own
 
 
 def divide(wheels: list[Path], folder: Path, most: int) -> None:
@@ -122,14 +128,8 @@ def install(folder: Path, environment: Path) -> None:
             libraries = Path(path, "nvidia")
             if libraries.is_dir() and not (packages / "nvidia").exists():
                 (packages / "nvidia").symlink_to(libraries)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(environment / "bin" / "python"),
-            "--disable-pip-version-check",
-        ]
+        python = environment / "bin" / "python"
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
         offline = ["install", "--quiet", "--no-index", "--no-deps", "--ignore-installed", "--no-compile"]
         subprocess.run([*pip, *offline, *map(str, wheels)], check=True)
         shutil.copy(manifest, mark)
