@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from model_handlers.disk import identity_of
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from model_handlers.disk import FileIdentity
 
 _log = logging.getLogger("mme.access")
 
@@ -49,13 +52,12 @@ class Followed:
         _log.info("%s: read again, and in force", self._what)
         return True
 
-    def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def _signature(self) -> tuple[FileIdentity | None, ...]:
         return tuple(_signature(path) for path in self._paths)
 
 
-def _signature(path: Path) -> tuple[int, int, int] | None:
+def _signature(path: Path) -> FileIdentity | None:
     try:
-        found = path.stat()
+        return identity_of(path.stat())
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
+# What is another when a file is: device, inode, size, time of the last change in nanoseconds.
+FileIdentity = tuple[int, ...]
+
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 
@@ -58,6 +61,16 @@ def sync_disk_of(directory: Path) -> None:
             raise OSError(number, os.strerror(number))
     finally:
         os.close(fd)
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    """What to remember a file by; links to it and permissions may change."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def state_of(status: os.stat_result) -> FileIdentity:
+    """The same, and another after everything that is done to the file: a write shows whatever times were set."""
+    return *identity_of(status), status.st_ctime_ns
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from model_handlers.disk import identity_of
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 # Bytes read at a time. Below it system calls count; from a megabyte on, the C library asks the system for every buffer
 # anew (see `heap.return_large_blocks`), which then costs more than what is read into it.
 PIECE = 1 << 19
-
-# What changes when a file does: device, inode, size, time of the last change in nanoseconds.
-FileIdentity = tuple[int, int, int, int]
 
 
 class SourceFile:
@@ -111,8 +109,3 @@ class Span:
             if ours != theirs:
                 return False
         return True
-
-
-def identity_of(status: os.stat_result) -> FileIdentity:
-    """What to remember a file by."""
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

@@ -6,9 +6,13 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
+from model_handlers.disk import state_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from model_handlers.disk import FileIdentity
 
 DIGITS = 32  # of a digest, where it names a folder
 _CHUNK = 1 << 20
@@ -18,7 +22,7 @@ class Digests:
     """Digests of the files that were asked for."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[tuple[int, ...], str]] = {}  # single operations of a dict need no lock
+        self._known: dict[Path, tuple[FileIdentity, str]] = {}  # single operations of a dict need no lock
 
     def of(self, path: Path, check: Callable[[], None]) -> str:
         """The SHA-256 of a file, in hexadecimal. What `check`, called while it is read, raises ends that.
@@ -27,17 +31,13 @@ class Digests:
             OSError: the file can't be read.
         """
         with path.open("rb") as file:
-            signature = _signature(os.fstat(file.fileno()))
+            state = state_of(os.fstat(file.fileno()))
             known = self._known.get(path)
-            if known is not None and known[0] == signature:
+            if known is not None and known[0] == state:
                 return known[1]
             digest = hashlib.sha256()
             while chunk := file.read(_CHUNK):
                 check()
                 digest.update(chunk)
-        self._known[path] = signature, digest.hexdigest()
+        self._known[path] = state, digest.hexdigest()
         return digest.hexdigest()
-
-
-def _signature(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+from model_handlers.disk import identity_of
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pytorch.archive import Format
 from model_handlers.pytorch.code import Code
@@ -72,8 +73,7 @@ _sharing = Lock()
 
 def shared_program(path: Path, form: Format, device: Any, model: str) -> Program:
     """The same, once for all in this process that ask for this very file on this device while anybody holds it."""
-    facts = path.stat()
-    key = (str(path), facts.st_ino, facts.st_mtime_ns, facts.st_size, str(device))
+    key = (str(path), identity_of(path.stat()), str(device))
     with _sharing:
         program = _shared.get(key)
         if program is None:

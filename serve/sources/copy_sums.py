@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.disk import disk_errors, own_directory, replacing
+from model_handlers.disk import disk_errors, own_directory, replacing, state_of
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -143,5 +143,5 @@ def _look_of(path: Path) -> int:
         folders.sort()
         for file in sorted(files):
             status = os.stat(os.path.join(base, file), follow_symlinks=False)  # noqa: PTH116, PTH118
-            looks.append((base, file, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            looks.append((base, file, *state_of(status)))
     return hash(tuple(looks))

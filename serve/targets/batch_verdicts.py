@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from model_handlers.batch_guess import BatchGuess
+from model_handlers.disk import state_of
 from serve.models.batch_proof import Batching, BatchProof
 
 if TYPE_CHECKING:
@@ -133,9 +134,7 @@ def _status(model_file: Path, reader: str) -> str:
     """Changes with the files, as far as their status tells."""
     status = hashlib.sha256(reader.encode())
     for file in _files(model_file):
-        found = file.stat()
-        facts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        status.update(f"{file.name} {facts} ".encode())
+        status.update(f"{file.name} {state_of(file.stat())} ".encode())
     return status.hexdigest()
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from cachetools import LRUCache
 
-from model_handlers.disk import disk_errors
+from model_handlers.disk import disk_errors, state_of
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.isolation.trial import try_file
 
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Handler
     from model_handlers.config import ModelConfig
+    from model_handlers.disk import FileIdentity
     from serve.state_file import StateFile
-
-    Status = tuple[int, ...]
 
 FORM = "mme proofs 1"
 _MOST = 10_000  # one more forgets the one unused for longest
@@ -51,7 +50,7 @@ class Proofs:
         self._file = file
         self._lock = threading.Lock()
         self._proven: LRUCache[str, bool] = LRUCache(_MOST)
-        self._seen: LRUCache[tuple[Path, str], Status] = LRUCache(_MOST)
+        self._seen: LRUCache[tuple[Path, str], FileIdentity] = LRUCache(_MOST)
         proven = file.read().get("proven") if file is not None else None
         found = proven if isinstance(proven, list) else ()
         self._proven.update({proof: True for proof in found if isinstance(proof, str)})
@@ -67,14 +66,14 @@ class Proofs:
         """
         with disk_errors(f"model '{config.name}' cannot be read from {model_file}"):
             reader = _reader(handler, config, model_file)
-            status = _status(model_file)
+            status = state_of(model_file.stat())
             if self._is_seen(model_file, reader, status):
                 return
             with model_file.open("rb") as stream:
                 proof = f"{hashlib.file_digest(stream, 'sha256').hexdigest()} {reader}"
             if not self._has(proof):
                 try_file(handler, config, model_file)
-            if _status(model_file) != status:
+            if state_of(model_file.stat()) != status:
                 raise _written(config, model_file)
         self._keep(proof, model_file, reader, status)
 
@@ -85,10 +84,10 @@ class Proofs:
             MmeError: INVALID_MODEL.
         """
         with disk_errors(f"model '{config.name}' cannot be read from {model_file}"):
-            if not self._is_seen(model_file, _reader(handler, config, model_file), _status(model_file)):
+            if not self._is_seen(model_file, _reader(handler, config, model_file), state_of(model_file.stat())):
                 raise _written(config, model_file)
 
-    def _is_seen(self, model_file: Path, reader: str, status: Status) -> bool:
+    def _is_seen(self, model_file: Path, reader: str, status: FileIdentity) -> bool:
         with self._lock:
             return self._seen.get((model_file, reader)) == status
 
@@ -96,7 +95,7 @@ class Proofs:
         with self._lock:
             return proof in self._proven
 
-    def _keep(self, proof: str, model_file: Path, reader: str, status: Status) -> None:
+    def _keep(self, proof: str, model_file: Path, reader: str, status: FileIdentity) -> None:
         with self._lock:
             self._seen[model_file, reader] = status
             new = self._proven.pop(proof, None) is None
@@ -109,11 +108,6 @@ def _reader(handler: type[Handler], config: ModelConfig, model_file: Path) -> st
     """What reads the file, and how it is told to: the file's name and the parameters say of what kind it is."""
     told = repr((model_file.name, sorted(config.parameters.items())))
     return f"{handler.reader(config, model_file)} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
-
-
-def _status(model_file: Path) -> Status:
-    status = model_file.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _written(config: ModelConfig, model_file: Path) -> MmeError:

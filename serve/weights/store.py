@@ -38,9 +38,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from model_handlers.disk import fsync_directory, own_directory
+from model_handlers.disk import fsync_directory, identity_of, own_directory
 from model_handlers.errors import Kind, MmeError
-from model_handlers.file_span import identity_of
 from model_handlers.mapped import Trial
 from serve.sources.copy_sums import crc_of
 from serve.sources.disk import remove_staging, staging_directory
@@ -49,7 +48,7 @@ from serve.weights.draft import Draft, appear, checksum_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from model_handlers.file_span import FileIdentity
+    from model_handlers.disk import FileIdentity
     from model_handlers.mapped import MappedHandler
 
 _log = logging.getLogger("mme.weights")
