@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError
 
 from container.ship.aws import Aws, aws_errors, split_uri
 from container.ship.progress import progress
+from model_handlers.digests import file_digest
 from model_handlers.errors import invalid_argument
 from serve.sources.store import ARCHIVE_SUFFIX, validate_name
 
@@ -110,8 +111,7 @@ def _key(prefix: str, file: Path) -> str:
 
 def _planned(s3: Any, file: Path, bucket: str, key: str) -> Upload:
     """What is at the archive's place now."""
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    digest = file_digest(file).hex()
     head = _head(s3, bucket, key)
     if head is None:
         return Upload(file, bucket, key, digest)

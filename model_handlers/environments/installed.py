@@ -11,7 +11,6 @@ Runs on load threads; venv and pip are processes of their own.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.environments.digests import DIGITS
+from model_handlers.digests import DIGITS, text_digest
 from model_handlers.environments.environment import NICENESS
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.isolation import command
@@ -35,7 +34,7 @@ from model_handlers.isolation.program import Program
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from model_handlers.environments.digests import Digests
+    from model_handlers.digests import Digests
     from model_handlers.environments.environment import Environment
     from model_handlers.environments.patience import Patience
     from model_handlers.environments.wanted import Requirements
@@ -69,7 +68,7 @@ def name_of(wanted: Requirements, digests: Digests, patience: Patience) -> str:
         [(wheel.name, digests.of(wheel, patience.check)) for wheel in wheels],
         wanted.wheels is None,
     ]
-    return f"installed-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:DIGITS]}"
+    return f"installed-{text_digest(json.dumps(asked), DIGITS)}"
 
 
 def make(environment: Environment, wanted: Requirements, patience: Patience) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_handlers.environments.digests import DIGITS
+from model_handlers.digests import DIGITS
 from model_handlers.environments.environment import NICENESS, check_interpreter
 from model_handlers.environments.unpacking import unpack
 from model_handlers.errors import MmeError
 from model_handlers.isolation import command
 
 if TYPE_CHECKING:
-    from model_handlers.environments.digests import Digests
+    from model_handlers.digests import Digests
     from model_handlers.environments.environment import Environment
     from model_handlers.environments.patience import Patience
     from model_handlers.environments.wanted import Given

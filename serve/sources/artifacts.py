@@ -12,7 +12,6 @@ Synchronous and thread-safe; runs on load threads, which wait for each other onl
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from cachetools import TTLCache
 
+from model_handlers.digests import text_digest
 from model_handlers.disk import disk_errors, is_disk_full, own_directory
 from model_handlers.errors import DamagedError, Kind, MmeError
 from serve.progress import watched
@@ -339,7 +339,7 @@ class Artifacts:
         return [path for _, path in sorted(found)]
 
     def _path(self, name: str, etag: str) -> Path:
-        return self.directory / f"{self._key(name)}-{_digest(etag, 16)}"
+        return self.directory / f"{self._key(name)}-{text_digest(etag, 16)}"
 
     def _key(self, name: str) -> str:
         return key_of(self.store.uri, name)
@@ -367,12 +367,8 @@ class Artifacts:
 
 def key_of(place: str, name: str) -> str:
     """What the directories begin with of whatever is called like that in a place."""
-    return _digest(f"{place}\0{name}", 24)
+    return text_digest(f"{place}\0{name}", 24)
 
 
 def _of(name: str) -> dict[str, str]:
     return {"target_model": name}
-
-
-def _digest(text: str, length: int) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -7,10 +7,9 @@ Runs on load threads, before anything is read of the files but their bytes.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from typing import TYPE_CHECKING
 
+from model_handlers.digests import file_digest
 from model_handlers.disk import disk_errors
 from model_handlers.errors import invalid_model
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
     from model_handlers.config import ModelConfig
     from model_handlers.errors import MmeError
-
-_md5 = functools.partial(hashlib.md5, usedforsecurity=False)
 
 
 def checksum_errors(config: ModelConfig, directory: Path) -> Iterator[MmeError]:
@@ -38,7 +35,7 @@ def checksum_errors(config: ModelConfig, directory: Path) -> Iterator[MmeError]:
             if not file.is_file():
                 yield invalid_model(f"{whose}: there is no such file in the model's directory")
                 continue
-            with disk_errors(whose), file.open("rb") as stream:
-                actual = hashlib.file_digest(stream, _md5).hexdigest()
+            with disk_errors(whose):
+                actual = file_digest(file, "md5").hex()
             if actual != expected.strip().lower():
                 yield invalid_model(f"{whose}: mismatched MD5 hash, expected {expected.strip()}, got {actual}")

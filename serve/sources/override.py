@@ -22,6 +22,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers.digests import file_digest, text_digest
 from model_handlers.disk import disk_errors
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
 from serve.life import goes_on, life_of
@@ -83,7 +84,7 @@ def check_override(override: Override) -> dict[str, bytes]:
 
 def digest_of(config: str) -> str:
     """What an overridden configuration adds to the name of a model's content; nothing if there is none."""
-    return f"+{hashlib.sha256(config.encode()).hexdigest()[:16]}" if config else ""
+    return f"+{text_digest(config, 16)}" if config else ""
 
 
 class OverrideFolder:
@@ -110,9 +111,7 @@ class OverrideFolder:
         digest = hashlib.sha256()
         with disk_errors(f"files in {self.path} cannot be read"):
             for file in sorted(path for path in self.path.rglob("*") if path.is_file()):
-                with file.open("rb") as opened:
-                    content = hashlib.file_digest(opened, "sha256").hexdigest()
-                digest.update(f"{file.relative_to(self.path)}\0{content}\0".encode())
+                digest.update(f"{file.relative_to(self.path)}\0{file_digest(file).hex()}\0".encode())
         return digest.hexdigest()
 
     def leave(self) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from model_handlers.batch_guess import BatchGuess
+from model_handlers.digests import file_digest
 from model_handlers.disk import state_of
 from serve.models.batch_proof import Batching, BatchProof
 
@@ -142,7 +143,5 @@ def _key(model_file: Path, reader: str) -> str:
     """What is in the files, and what executes it."""
     content = hashlib.sha256()
     for file in _files(model_file):
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").digest()
-        content.update(f"{file.name if model_file.is_dir() else ''} ".encode() + digest)
+        content.update(f"{file.name if model_file.is_dir() else ''} ".encode() + file_digest(file))
     return f"{_size(model_file)} {content.hexdigest()} {reader}"

@@ -17,12 +17,12 @@ Thread-safety: called on load threads.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from typing import TYPE_CHECKING
 
 from cachetools import LRUCache
 
+from model_handlers.digests import file_digest, text_digest
 from model_handlers.disk import disk_errors, state_of
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.isolation.trial import try_file
@@ -69,8 +69,7 @@ class Proofs:
             status = state_of(model_file.stat())
             if self._is_seen(model_file, reader, status):
                 return
-            with model_file.open("rb") as stream:
-                proof = f"{hashlib.file_digest(stream, 'sha256').hexdigest()} {reader}"
+            proof = f"{file_digest(model_file).hex()} {reader}"
             if not self._has(proof):
                 try_file(handler, config, model_file)
             if state_of(model_file.stat()) != status:
@@ -107,7 +106,7 @@ class Proofs:
 def _reader(handler: type[Handler], config: ModelConfig, model_file: Path) -> str:
     """What reads the file, and how it is told to: the file's name and the parameters say of what kind it is."""
     told = repr((model_file.name, sorted(config.parameters.items())))
-    return f"{handler.reader(config, model_file)} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    return f"{handler.reader(config, model_file)} {text_digest(told, 16)}"
 
 
 def _written(config: ModelConfig, model_file: Path) -> MmeError:

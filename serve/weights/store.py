@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from model_handlers.digests import text_digest
 from model_handlers.disk import fsync_directory, identity_of, own_directory
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import Trial
@@ -312,7 +313,7 @@ class WeightStore:
         fsync_directory(path.parent)
 
     def _ref(self, model_file: Path) -> Path:
-        return self._refs / _digest(str(model_file), 32)
+        return self._refs / text_digest(str(model_file), 32)
 
 
 def reference_to(draft: Draft, key: str) -> Reference:
@@ -376,8 +377,4 @@ def _mapping_limit() -> int:
 
 
 def _refined(key: str, refinement: str) -> str:
-    return f"{key}-{_digest(refinement, 12)}"
-
-
-def _digest(text: str, length: int) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
+    return f"{key}-{text_digest(refinement, 12)}"

@@ -1,4 +1,4 @@
-"""What files contain, as digests: worked out once for as long as a file stays the same. Thread-safe."""
+"""What texts and files contain, as digests. Thread-safe."""
 
 from __future__ import annotations
 
@@ -18,8 +18,23 @@ DIGITS = 32  # of a digest, where it names a folder
 _CHUNK = 1 << 20
 
 
+def text_digest(text: str, length: int) -> str:
+    """The first digits of a text's SHA-256, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def file_digest(path: Path, kind: str = "sha256") -> bytes:
+    """The digest of a file, of one of the kinds of `hashlib`.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).digest()
+
+
 class Digests:
-    """Digests of the files that were asked for."""
+    """SHA-256s of files, worked out once for as long as a file stays the same."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[FileIdentity, str]] = {}  # single operations of a dict need no lock
