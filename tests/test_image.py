@@ -178,7 +178,7 @@ def wheel_of(build):
     return wheel
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_wheel_carries_every_module_and_no_test(build):
     """All of the three packages, what they read and that they are typed; nothing beside them but what is compiled."""
     carried = {name for name in zipfile.ZipFile(wheel_of(build)).namelist() if ".dist-info/" not in name}
@@ -198,7 +198,7 @@ def test_the_wheel_carries_every_module_and_no_test(build):
     assert {"model_handlers/proto/model_config.proto", *(f"{package}/py.typed" for package in PACKAGES)} <= wanted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_image_holds_what_mme_needs_in_the_pinned_versions(build):
     """mme, what it depends on and ONNX Runtime, each as constraints.txt says; no test or build tool came along."""
     listed = subprocess.run(
@@ -214,7 +214,7 @@ def test_the_image_holds_what_mme_needs_in_the_pinned_versions(build):
     assert not {"pytest", "onnx", "moto", "mypy", "grpcio-tools"} & set(installed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_image_serves_and_ends_on_sigterm(build, tmp_path):
     """Started as SageMaker does, in an empty folder: healthy, without models, loads and runs one, ends with 0."""
     port = _free_port()

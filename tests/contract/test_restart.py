@@ -94,6 +94,7 @@ def test_a_platforms_models_survive_their_worker(serve, tmp_path):
     assert len(list((tmp_path / "cache").glob("journal-*"))) <= 1
 
 
+@pytest.mark.long
 def test_what_is_answered_is_kept(serve, tmp_path):
     """A worker killed the moment that a load or an unload was answered has done it for good."""
     server = serve({"SAGEMAKER_MULTI_MODEL": "true"})

@@ -76,6 +76,7 @@ def test_packages_are_installed_in_front_of_the_servers(folder, want, patience):
     assert not (environment.prefix / "tmp").exists()
 
 
+@pytest.mark.long
 def test_a_package_that_the_server_has_is_installed_in_another_version(folder, want, wheels, patience):
     """The model finds the version that it asked for; the server's stays what it is."""
     ours = importlib.metadata.version("iniconfig")
@@ -88,6 +89,7 @@ def test_a_package_that_the_server_has_is_installed_in_another_version(folder, w
     assert told(other, "import iniconfig; print(iniconfig.__file__)").startswith(str(Path(np.__file__).parents[1]))
 
 
+@pytest.mark.long
 def test_a_package_that_the_server_has_is_not_installed_again(folder, want, patience):
     """A requirement that it meets costs nothing: no wheel of it is looked for."""
     environment = Environments(folder).provide(want("numpy\niniconfig\n"), patience)
