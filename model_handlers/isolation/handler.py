@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
 _log = logging.getLogger("mme.isolation")
+_OVERRAN = "took longer than MME_EXECUTION_TIMEOUT or the limit of a request too often"
 NONSENSE = (ProtocolError, LookupError, TypeError, ValueError, AttributeError, OverflowError)  # of an answer's form
 _LOADING = "while it loaded the model"
 EXECUTING = "while it executed a batch"
@@ -113,10 +114,9 @@ class IsolatedHandler(Handler):
         self._lane = lane
         self.deadlines = Deadlines.of(config)
         self._restarts = RestartBudget()
-        self._overruns = RestartBudget(OVERRUN_WINDOW, delay=0.0)  # of processes that were ended for their time
-        self._overran = False  # whether the last one was
-        self._outgrowths = RestartBudget(OUTGROWN_WINDOW, 0.0, OUTGROWN_LIMIT)  # of those ended for their memory
-        self._outgrew = False  # whether the last one was
+        self._overruns = RestartBudget(OVERRUN_WINDOW, delay=0.0, why=_OVERRAN)
+        self._outgrowths = RestartBudget(OUTGROWN_WINDOW, 0.0, OUTGROWN_LIMIT, "took too much memory too often")
+        self._budget = self._restarts  # that counts, by how the last process ended
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._segments = SegmentPool()
@@ -294,13 +294,6 @@ class IsolatedHandler(Handler):
         """Seconds that a batch may take."""
         return self.deadlines.load if self.warming else self.deadlines.execution
 
-    @property
-    def _budget(self) -> RestartBudget:
-        """The restarts that count after an end such as the last one."""
-        if self._outgrew:
-            return self._outgrowths
-        return self._overruns if self._overran else self._restarts
-
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
         """Write the inputs, have the batch executed: see `_answered`."""
         segment, fds = self._write(message, packing)
@@ -371,8 +364,10 @@ class IsolatedHandler(Handler):
         _log.error("%s", death, extra={"target_model": self.config.name})
         self._buried_child = True
         self._last_death = death.message
-        self._overran = death.kind is Kind.TIMED_OUT
-        self._outgrew = isinstance(death, ChildOutgrownError)
+        if isinstance(death, ChildOutgrownError):
+            self._budget = self._outgrowths
+        else:
+            self._budget = self._overruns if death.kind is Kind.TIMED_OUT else self._restarts
         self.child.close(0)
         self._segments.close()
         self._buried(death)
@@ -464,10 +459,8 @@ class IsolatedHandler(Handler):
 
     def _used_up(self, now: float) -> str:
         budget = self._budget
-        slow = "took longer than MME_EXECUTION_TIMEOUT or the limit of a request too often"
-        why = slow if self._overran else "took too much memory too often" if self._outgrew else "died too often"
         return (
-            f"model '{self.config.name}': the process of '{self._lane}' {why} and is not started again for "
+            f"model '{self.config.name}': the process of '{self._lane}' {budget.why} and is not started again for "
             f"{max(budget.free_at() - now, 0):.0f} s ({budget.limit} restarts within {budget.window:.0f} s); "
             f"the last time: {self._last_death}"
         )

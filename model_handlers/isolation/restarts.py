@@ -25,14 +25,22 @@ class RestartBudget:
 
     Attributes:
         window: seconds in which there are `limit` restarts at most.
+        why: what the process did when it is used up.
 
     Args:
         delay: seconds before the second restart.
     """
 
-    def __init__(self, window: float = WINDOW, delay: float = _FIRST_DELAY, limit: int = LIMIT) -> None:
+    def __init__(
+        self,
+        window: float = WINDOW,
+        delay: float = _FIRST_DELAY,
+        limit: int = LIMIT,
+        why: str = "died too often",
+    ) -> None:
         self.window = window
         self.limit = limit
+        self.why = why
         self._delay = delay
         self._restarts: deque[float] = deque(maxlen=limit)
 
