@@ -57,10 +57,10 @@ class Scales:
         """
         with self._turn(cancelled):
             others = threads()
-            before = _memory_taken()
+            before = _trimmed()
             loaded = load()
             _restore_priority(others)
-            return loaded, _memory_taken() - before
+            return loaded, _trimmed() - before
 
     @contextlib.contextmanager
     def _turn(self, cancelled: Callable[[], bool]) -> Iterator[None]:
@@ -93,10 +93,15 @@ class Others:
         self.take = Footprint()
 
 
-def _memory_taken() -> Footprint:
-    """By this process on the host, by anybody on the GPUs."""
-    heap.trim()  # what loading took for a while is not the model's
+def taken() -> Footprint:
+    """Return the bytes that this process takes of the host, and all processes of the GPUs."""
     return Footprint(devices.private_memory(), devices.device_memory_used())
+
+
+def _trimmed() -> Footprint:
+    """See `taken`, without what loading took for a while."""
+    heap.trim()
+    return taken()
 
 
 def _restore_priority(before: set[int]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from model_handlers import devices, heap
 from model_handlers.base import Footprint, total
 from serve.cache.growth import Growth
+from serve.targets.measuring import taken
 from serve.threads import SteadyPool
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Meter:
         self._passing = passing
         self._counted = counted
         heap.trim()
-        self._before = _taken()
+        self._before = taken()
         self._host: Growth[Target] = Growth()
         self._gpus: list[Growth[Target]] = [Growth() for _ in range(max(devices.gpu_uuids(), default=-1) + 1)]
         self._growths = [self._host, *self._gpus]
@@ -167,10 +168,10 @@ class Meter:
         counted = known + Footprint(self._host.counted)
         most = counted + (room.budget - room.used()).beyond(Footprint())
         look = functools.partial(_measured, looked_at, counted.host, most.host)
-        taken = await self._loop.run_in_executor(self._thread, look)
+        found = await self._loop.run_in_executor(self._thread, look)
         if self._closed:
             return
-        beyond = taken.beyond(known.most(self._known()))  # models may have come and gone meanwhile
+        beyond = found.beyond(known.most(self._known()))  # models may have come and gone meanwhile
         self._host.look(beyond.host, self._inputs(lambda target: target.executes_here))
         for number, growth in enumerate(self._gpus):
             size = beyond.devices[number] if number < len(beyond.devices) else 0
@@ -212,11 +213,6 @@ def _is_on(gpu: int, target: Target) -> bool:
     return gpu < len(on) and on[gpu] > 0
 
 
-def _taken() -> Footprint:
-    """By this process on the host, by anybody on the GPUs."""
-    return Footprint(devices.private_memory(), devices.device_memory_used())
-
-
 def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footprint:
     """What is taken, once what idle models need no more was given back. On a thread.
 
@@ -227,12 +223,12 @@ def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footp
         counted: bytes of the host that are known, or count already.
         most: bytes of it that may be taken.
     """
-    taken = _taken()
-    if taken.host <= counted - _NOTABLE:
-        return taken
-    resting = [each for each in executing if each.owes and (each.idle or each.target.closed or taken.host > most)]
-    if taken.host <= counted + _NOTABLE and not resting:
-        return taken
+    found = taken()
+    if found.host <= counted - _NOTABLE:
+        return found
+    resting = [each for each in executing if each.owes and (each.idle or each.target.closed or found.host > most)]
+    if found.host <= counted + _NOTABLE and not resting:
+        return found
     for each in resting:
         for model in each.target.models():
             if not model.apart:
@@ -241,4 +237,4 @@ def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footp
     for handler in {kind for each in resting for kind in each.kinds}:
         handler.trim()
     heap.trim()
-    return _taken()
+    return taken()
