@@ -32,9 +32,8 @@ class Outages:
         self._clock = clock
         self._guard = threading.Lock()
         self._until: LRUCache[str, float] = LRUCache(_MOST)
-        self._left_alone: LRUCache[str, tuple[float, str]] = LRUCache(
-            _MOST
-        )  # until when the store asks for it, and why
+        # Until when the store asks for it, and why.
+        self._left_alone: LRUCache[str, tuple[float, str]] = LRUCache(_MOST)
 
     def __repr__(self) -> str:
         return f"<Outages of {len(self._until)}>"
