@@ -168,7 +168,7 @@ def _ended(server: Server) -> None:
 
 
 def _used(notes: Notes, server: Server) -> int:
-    """Bytes on the device by anybody, as the driver says; rehearsed, those that the server's processes have alone."""
+    """Bytes on the device by all processes, by the driver; rehearsed, those that the server's have alone."""
     if not notes.rehearse:
         return gpus.gpus()[0].used
     process, total = psutil.Process(server.process.pid), 0  # type: ignore[union-attr] - it runs

@@ -9,7 +9,7 @@ INFERENCE_ID = "x-amzn-sagemaker-inference-id"
 
 
 def text_of(sent: bytes) -> str:
-    """What a header says: UTF-8, which HTTP leaves to whoever reads it, or what HTTP once said that it is."""
+    """What a header says: UTF-8, which HTTP leaves to the server to read, or Latin-1, as HTTP once said."""
     try:
         return sent.decode()
     except UnicodeDecodeError:

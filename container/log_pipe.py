@@ -1,4 +1,4 @@
-"""Lines for a pipe that nobody may be reading: no thread waits for it but one of its own.
+"""Lines for a pipe that nothing may be reading: no thread waits for it but one of its own.
 
 A write to a full pipe waits until something reads, and what collects a container's output may stand still for as long
 as its disk or network does (Docker's blocking drivers). A line is written at once where the pipe has room; else it is
@@ -67,7 +67,7 @@ class LinePipe:
         self._thread: threading.Thread | None = None
 
     def _of_our_own(self, fd: int) -> int:
-        """The same pipe, opened by us so that no write to it waits; others, who write to it too, may want to."""
+        """The same pipe, opened so that no write to it waits; other processes that write to it may want to."""
         if stat.S_ISFIFO(os.fstat(fd).st_mode):
             with contextlib.suppress(OSError):  # it may be another user's
                 own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STEP = 2048  # bytes of heads from one look at the clock to the next
 HEADS = 64 * 1024  # that one connection may have handled in a turn
 BODY = 64  # bytes of bodies that count as one byte of heads
-SMALL = 8  # likewise, of heads that come in a read of at most a `STEP`: a connection has one such read in a turn
+SMALL = 8  # the same, of heads that come in a read of at most a `STEP`: a connection has one such read in a turn
 EACH_SECONDS = 0.002  # in a turn, as long as few wait
 LEAST_SECONDS = 0.0001  # however many wait
 ALL_SECONDS = 0.0025  # twice in a turn: for connections that wait, and for those that have something new

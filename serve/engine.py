@@ -77,7 +77,7 @@ _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
 
 
 def _nothing() -> int:
-    """What is on the way where nobody tells."""
+    """What is on the way where it is not told."""
     return 0
 
 
@@ -201,7 +201,7 @@ class Engine:
         return self._origins.room
 
     def grown(self) -> Footprint:
-        """Bytes that executions took beyond what models took when they were loaded, whoever is charged for them."""
+        """Bytes that executions took beyond what models took when they were loaded, charged to a model or not."""
         residents = (entry.resident for entry in self.cache.all_entries())
         return total((each.growth() for each in residents if each is not None), self.cache.room.grown)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Asked by a thread, as `cancelled`, whether nobody wants its work any more; told by it whenever bytes came.
+    """Asked by a thread, as `cancelled`, whether its work is not wanted any more; told by it whenever bytes came.
 
     Args:
         cancelled: whether it is so.
@@ -34,7 +34,7 @@ class Progress:
         return self._stopped or self._cancelled()
 
     def stop(self) -> None:
-        """Nobody waits for it any more."""
+        """Nothing waits for it any more."""
         self._stopped = True
 
     def moved(self) -> None:
@@ -67,5 +67,5 @@ class _Watched(io.RawIOBase):
 
 
 def watched(stream: BinaryIO, cancelled: Callable[[], bool]) -> BinaryIO:
-    """The stream, whose bytes are told to a `Progress`; as it is where nobody watches."""
+    """The stream, whose bytes are told to a `Progress`; as it is where nothing watches."""
     return cast("BinaryIO", _Watched(stream, cancelled)) if isinstance(cancelled, Progress) else stream

@@ -25,7 +25,7 @@ class ChildDiedError(MmeError):
 
 
 class ChildOutgrownError(ChildDiedError):
-    """It was ended for the memory that it took; nobody else's leaving would help its requests. Kind OUT_OF_MEMORY."""
+    """It was ended for the memory that it took; no other model leaving would help it. Kind OUT_OF_MEMORY."""
 
 
 class Leash:

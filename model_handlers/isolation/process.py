@@ -137,7 +137,7 @@ class Child:
     def outgrow(self, why: str) -> None:
         """Have it ended for the memory that it takes, without waiting for that. On any thread.
 
-        Whoever waits for an answer, or finds it ended, is told why: OUT_OF_MEMORY.
+        A thread that waits for an answer, or finds it ended, is told why: OUT_OF_MEMORY.
         """
         self._outgrown = True
         self._fate = self._fate or (Kind.OUT_OF_MEMORY, f"was ended, since {why},")

@@ -2,11 +2,11 @@
 
 PURE: `now` in, an answer out. The first restart comes at once, since most deaths are single ones; each further one
 waits twice as long as the one before, and after LIMIT of them within a window there is none, until the oldest is that
-long ago: a model that dies of every request would otherwise cost everybody else the processor time of its loads.
+long ago: a model that dies of every request would otherwise cost all others the processor time of its loads.
 
 A process that was ended because a batch took too long has a budget of its own, whose window is longer: each such end
-took as long as the limit of an execution. It waits for nothing before a restart. Likewise one that was ended for the
-memory that it took.
+took as long as the limit of an execution. It waits for nothing before a restart. The same holds for one that
+was ended for the memory that it took.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Footprints:
         """Remember what an artifact took at its load, and by now that it executes: the next load reserves that much.
 
         Of what its executions took that is no more than a part of the budget: code that keeps everything would have
-        everybody leave for its next load.
+        all others leave for its next load.
         """
         most = at_load + self._budget.scaled(1 / _GROWN_PART)
         with self._lock:

@@ -1,8 +1,8 @@
-"""Bytes that executions took of one memory, beyond what models took when they were loaded, and who is charged. PURE.
+"""Bytes that executions took of one memory, beyond what loading took, and the models charged. PURE.
 
 What one look alone sees may be a batch under way, so growth counts once two looks in a row have seen it. What a look
 does not see any more is gone, and counts no longer. It is charged to the models that have executed, by the bytes of
-their inputs; the rest, of models that have left, is nobody's.
+their inputs; the rest, of models that have left, is charged to none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Growth(Generic[K]):
 
     Attributes:
         counted: bytes.
-        charged: who is charged → how many of them.
+        charged: model → how many of them.
         pending: whether the last look saw more than is counted.
     """
 
@@ -35,11 +35,11 @@ class Growth(Generic[K]):
 
     @property
     def uncharged(self) -> int:
-        """Bytes that count and are nobody's."""
+        """Bytes that count and are charged to no model."""
         return self.counted - sum(self.charged.values())
 
     def look(self, beyond: int, inputs: Mapping[K, int]) -> None:
-        """A look saw so many bytes beyond what is known; `inputs` are those of the executions of late, in bytes."""
+        """A look saw so many bytes beyond what is known; `inputs` are those of recent executions, in bytes."""
         beyond = max(beyond, 0)
         self.counted, self._seen = min(beyond, self._seen), beyond
         self.pending = beyond > self.counted
@@ -52,5 +52,5 @@ class Growth(Generic[K]):
             self.charged = {key: size * self.counted // charged for key, size in self.charged.items()}
 
     def keep(self, stays: Callable[[K], bool]) -> None:
-        """Charge those no more that left: what they took and did not give back is nobody's."""
+        """Charge those no more that left: what they took and did not give back is charged to none."""
         self.charged = {key: size for key, size in self.charged.items() if size and stays(key)}

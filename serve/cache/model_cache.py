@@ -284,7 +284,7 @@ class ModelCache(Generic[P, T]):
             del self.entries[entry.name]
 
     def cut_short(self) -> None:
-        """Load nothing from now on, and tell those who wait for a load that this server is shutting down."""
+        """Load nothing from now on, and tell requests that wait for a load that this server is shutting down."""
         self._closed = True
         for entry in self.entries.values():
             loading = entry.successor or entry

@@ -188,7 +188,7 @@ class Room:
             self._evict(plan, name, "growth")
 
     def overdrawn(self) -> int:
-        """Bytes of the host that are taken beyond the budget, and stay so when everybody has left who is leaving."""
+        """Bytes of the host that are taken beyond the budget, and stay so when all that are leaving have left."""
         staying = (resident for resident in self._residents() if not resident.leaving)
         return max(eviction.taken_by(staying, self._apart()).host - self.budget.host, 0)
 

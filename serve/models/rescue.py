@@ -58,7 +58,7 @@ class Rescue:
             return False
         if request.lease is None or request.cancelled or model.name in self._in_vain:
             return False
-        if isinstance(error, ChildOutgrownError):  # nobody's leaving helps
+        if isinstance(error, ChildOutgrownError):  # no model's leaving helps
             return False
         relief = self._relief(model.name, request.lease)
         request.lease = _SecondTry(request.lease)

@@ -72,7 +72,7 @@ class CopySums:
         return path.name in self._whole or (self._folder / path.name).exists()
 
     def damage(self, path: Path, cancelled: Callable[[], bool]) -> str:
-        """What is wrong with a copy, "" for nothing. Whoever asks holds the copy.
+        """What is wrong with a copy, "" for nothing. The caller holds the copy.
 
         Raises:
             MmeError: CANCELLED; INTERNAL when the copy can't be read.

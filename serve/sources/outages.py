@@ -39,7 +39,7 @@ class Outages:
         return f"<Outages of {len(self._until)}>"
 
     def goes_on(self, name: str) -> bool:
-        """Whether a name need not be asked for: then somebody else does, or did a moment ago."""
+        """Whether a name need not be asked for: then another thread does, or did a moment ago."""
         now = self._clock()
         with self._guard:
             for scope in (_WHOLE, name):

@@ -2,7 +2,7 @@
 
 A model is measured when it is loaded. What its executions take later, in arenas, heaps and libraries, no framework
 tells; but the process as a whole can be measured. What it takes beyond all that is known (see `Meter`) is growth:
-`serve/cache/growth.py` says when it counts and whom it is charged to. Others leave for it then, or loads are refused.
+`serve/cache/growth.py` says when it counts and which models are charged. Others leave then, or loads are refused.
 
 The process is looked at every ten seconds while anything executes, and at most once a second after a batch with more
 input bytes than any before of its model. Nothing here is on the way of a request. On the event loop; what takes time
@@ -73,7 +73,7 @@ class Meter:
     responses. Of GPUs it is what was taken at the start, and what models took.
 
     Args:
-        cache: who is in memory.
+        cache: the models in memory.
         loop: the event loop.
         passing: bytes of the process that are no model's, and come and go: those of frameworks, requests, responses.
         counted: told of targets whose growth has changed.
@@ -123,7 +123,7 @@ class Meter:
             self._look_in(max(_SOON_SECONDS - since, 0.0))
 
     async def close(self) -> None:
-        """Look no more; what was counted is nobody's concern."""
+        """Look no more; what was counted counts no longer."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -151,7 +151,7 @@ class Meter:
         self._looked_at = self._loop.time()
         try:
             await self._measure()
-        except Exception:  # noqa: BLE001 - nobody awaits it, and the next look is as good
+        except Exception:  # noqa: BLE001 - it is not awaited, and the next look is as good
             _log.exception("what executions take could not be looked at")
         finally:
             self._looking = None
@@ -184,7 +184,7 @@ class Meter:
         return total([each.target.known() for each in self._executing], known)
 
     def _inputs(self, may_be_charged: Callable[[Target], bool]) -> dict[Target, int]:
-        """Bytes of the inputs of late, of those that may have grown a memory by them."""
+        """Bytes of the recent inputs, of those that may have grown a memory by them."""
         return {each.target: each.inputs for each in self._executing if each.inputs and may_be_charged(each.target)}
 
     def _charge(self) -> None:

@@ -183,7 +183,7 @@ class Upkeep:
         passed, budget = self._cache.room.overdrawn(), self._cache.room.budget.host
         watched = [each for each in self._watched if passed and each.moves and self._serves(each)]
         grown = [(*each, target.root) for target in watched for each in target.grown()]
-        if not grown or sum(process.growth() for process, _, _ in grown) < passed:  # it is others who pass it
+        if not grown or sum(process.growth() for process, _, _ in grown) < passed:  # others pass it
             return
         if passed_before:
             process, part, root = max(grown, key=lambda each: each[0].growth())

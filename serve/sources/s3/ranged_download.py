@@ -80,7 +80,7 @@ class RangedDownload(io.RawIOBase):
             part_size: bytes of a part; an object that is not larger is asked for whole.
             ahead: parts in memory, and threads, at most.
             name: of the object, for errors and threads.
-            closed: set when nobody reads any more.
+            closed: set when nothing reads any more.
             patience: seconds without a byte of a part, after which it is not opened again.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What AWS's services refuse, each as a sentence that names who refuses, why, and what to do. PURE.
+"""What AWS's services refuse, each as a sentence that names the service, why it refuses, and what to do. PURE.
 
 One table: (service, code) → sentence. Where one code means several things, as S3's AccessDenied, what its message
 speaks of decides among them; the message itself is always told, since only that names the key, the policy, the role.
