@@ -22,7 +22,7 @@ from model_handlers.python.script.csv_text import cells_of
 from model_handlers.python.script.formats import CSV, JSON, JSON_LINES, NPY, MalformedBodyError, decode
 from model_handlers.python.script.recordio import rows_of
 from tests.frameworks import framework
-from tests.model_handlers.python.script.test_boosters import record
+from tests.model_handlers.python.script.records import record
 
 xgboost = framework("xgboost")
 many = settings(
