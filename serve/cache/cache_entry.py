@@ -148,7 +148,7 @@ class Entry(Generic[T]):
         if self.prepared is not None:
             self.prepared.release()
         self.closing = None
-        self.resident, self.prepared, self.footprint = None, None, Footprint()
+        self.resident, self.prepared = None, None
         self.state, self.reason, self.failure = step(self.state, Event.UNLOADED), reason, None
         self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
 

@@ -24,10 +24,14 @@ class Charges:
     """The footprints of entries, files that several of them map being counted once.
 
     Attributes:
+        charged: the entries that are charged, which are those in memory.
+        taken: bytes of all of them.
         shared: those files.
     """
 
     def __init__(self) -> None:
+        self.charged: dict[Entry[Any], None] = {}
+        self.taken = Footprint()
         self.shared: SharedBytes[Entry[Any]] = SharedBytes()
         self._payers: dict[str, Payer] = {}  # of files that nobody maps yet
 
@@ -57,17 +61,24 @@ class Charges:
         for file in footprint.shared.keys() & self._payers.keys():
             self._payers.pop(file).relieve([file])
         charge = self.shared.map(entry, footprint.shared)
-        entry.footprint = Footprint(footprint.host + charge, footprint.devices)
+        self._set(entry, Footprint(footprint.host + charge, footprint.devices))
 
     def recharge(self, entry: Entry[Any], footprint: Footprint) -> None:
         """It takes this instead. Who is charged for files stays so, where they are the same."""
         if self.shared.maps(entry, footprint.shared):
-            entry.footprint = Footprint(footprint.host + self.shared.charge(entry), footprint.devices)
+            self._set(entry, Footprint(footprint.host + self.shared.charge(entry), footprint.devices))
         else:
             self.discharge(entry)
             self.charge(entry, footprint)
 
     def discharge(self, entry: Entry[Any]) -> None:
         """It takes nothing any more; what it was charged for and others map still, they are charged for."""
+        self._set(entry, Footprint())
+        del self.charged[entry]
         for heir, size in self.shared.unmap(entry).items():
-            heir.footprint += Footprint(size)
+            self._set(heir, heir.footprint + Footprint(size))
+
+    def _set(self, entry: Entry[Any], charge: Footprint) -> None:
+        self.taken += charge - entry.footprint
+        self.charged[entry] = None
+        entry.footprint = charge

@@ -94,9 +94,10 @@ class ModelCache(Generic[P, T]):
         self._rules = rules
         self._retiring: set[Entry[T]] = set()
         self._charges = Charges()
-        self._ranking = Ranking(self.all_entries, rules, self._charges.shared)
+        self._ranking = Ranking(self._charges, rules)
         self.room = Room(
             budget,
+            lambda: self._charges.taken,
             self._ranking.residents,
             self._evict,
             policy=rules.policy,
@@ -465,8 +466,8 @@ class ModelCache(Generic[P, T]):
             await self._refuse_in_time(entry)
         await entry.drained()
         await self._loading.close(entry, resident)
-        self._charges.discharge(entry)
         footprint = entry.footprint
+        self._charges.discharge(entry)
         entry.left(reason)
         self._retiring.discard(entry)
         took = _now() - began

@@ -13,10 +13,8 @@ from serve.cache import eviction
 from serve.cache.lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from serve.cache.cache_entry import Entry
-    from serve.cache.shared_bytes import SharedBytes
+    from serve.cache.charges import Charges
 
 
 _REPLACED_SECONDS = 1.0  # until it is looked at again whether a model that is being replaced may leave for others
@@ -26,22 +24,19 @@ class Ranking:
     """Who is in memory, in terms of an eviction plan.
 
     Args:
-        everybody: every model that may be in memory.
+        charges: what those in memory are charged for.
         rules: what the operator decided.
-        shared: files that several of them map.
     """
 
-    def __init__(
-        self, everybody: Callable[[], Iterable[Entry[Any]]], rules: eviction.Rules, shared: SharedBytes[Entry[Any]]
-    ) -> None:
-        self._everybody = everybody
+    def __init__(self, charges: Charges, rules: eviction.Rules) -> None:
+        self._charges = charges
         self._rules = rules
-        self._shared = shared
         self._age = 0.0
         self._aged_at = 0.0
 
     def residents(self, *, and_from_disk: bool = False) -> list[eviction.Resident]:
         """Everybody in memory. Who leaves the disk as well costs a download too when it comes back."""
+        shared = self._charges.shared
         return [
             eviction.Resident(
                 entry.name,
@@ -53,21 +48,18 @@ class Ranking:
                 self._keep_until(entry),
                 entry.leases + entry.keepers > 0,
                 entry.state is State.UNLOADING,
-                *self._shared.jointly(entry),
+                *shared.jointly(entry),
             )
-            for entry in self._residing()
+            for entry in self._charges.charged
         ]
 
     def grows_to(self, age: float) -> None:
         """Victims of that worth are about to go."""
         if age <= self._age:
             return
-        for entry in self._residing():
+        for entry in self._charges.charged:
             entry.age = self._age_at_last_use(entry)
         self._age, self._aged_at = age, time.monotonic()
-
-    def _residing(self) -> Iterable[Entry[Any]]:
-        return (entry for entry in self._everybody() if entry.resident is not None)
 
     def _age_at_last_use(self, entry: Entry[Any]) -> float:
         return self._age if entry.last_used > self._aged_at else entry.age

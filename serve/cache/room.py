@@ -60,6 +60,7 @@ class Room:
         grown: bytes that executions took and no model is charged for.
 
     Args:
+        taken: bytes of everybody in memory.
         residents: everybody in memory, as the eviction plan wants to know them.
         evict: begins to carry out a plan, for the model named second and the reason of `stats.EVICTION_REASONS` named
             third; the victims' bytes come back later.
@@ -71,6 +72,7 @@ class Room:
     def __init__(
         self,
         budget: Footprint,
+        taken: Callable[[], Footprint],
         residents: Callable[[], Iterable[eviction.Resident]],
         evict: Callable[[eviction.Plan, str, str], None],
         *,
@@ -80,6 +82,7 @@ class Room:
     ) -> None:
         self.budget = budget
         self.reserved = self.grown = Footprint()
+        self._taken = taken
         self._residents = residents
         self._evict = evict
         self._policy = policy
@@ -95,7 +98,7 @@ class Room:
 
     def used(self) -> Footprint:
         """Bytes of everything in memory and of everything promised."""
-        return total((resident.footprint for resident in self._residents()), self._apart())
+        return self._taken() + self._apart()
 
     def _apart(self) -> Footprint:
         """Bytes that are taken and no resident's, so that no eviction gives them back."""

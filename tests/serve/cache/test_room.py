@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, total
 from model_handlers.errors import Kind, MmeError
 from serve.cache.eviction import FOR_EVER, Policy, Resident
 from serve.cache.room import Room, megabytes
@@ -23,6 +23,7 @@ class House:
     Attributes:
         evicted: (victim, beneficiary), in order. Their bytes come back when the test says `gone`.
         reasons: why each plan was carried out.
+        looks: how often the room looked at every resident.
     """
 
     def __init__(self, *sizes, evicts=True, patience=60.0, budget=None, policy=Policy.LRU):
@@ -31,10 +32,21 @@ class House:
         }
         self.evicted = []
         self.reasons = []
+        self.looks = 0
         self.told = asyncio.Event()
         self.room = Room(
-            budget or mb(100), self.residents.values, self._evict, policy=policy, evicts=evicts, patience=patience
+            budget or mb(100),
+            lambda: total(resident.footprint for resident in self.residents.values()),
+            self._look,
+            self._evict,
+            policy=policy,
+            evicts=evicts,
+            patience=patience,
         )
+
+    def _look(self):
+        self.looks += 1
+        return self.residents.values()
 
     def _evict(self, plan, beneficiary, reason):
         self.reasons.append(reason)
@@ -80,6 +92,16 @@ async def test_what_fits_is_promised_at_once(idle):
     assert house.room.used() == mb(100)
     house.room.give_back(mb(70))
     assert house.room.used() == mb(30)
+
+
+async def test_what_fits_looks_at_no_resident():
+    """However many there are, bytes that are free are promised, extended and spared by totals alone."""
+    house = House(*[1] * 30)
+    await house.room.reserve("new", mb(20))
+    await house.room.extend("new", mb(20), mb(30))
+    assert house.room.spare(mb(10))
+    house.room.regain("r0")
+    assert (house.room.used(), house.looks) == (mb(70), 0)
 
 
 async def test_nothing_needs_no_room():
