@@ -76,9 +76,7 @@ def run(program: Program, model: str, name: str, check: Callable[[], None]) -> E
             ours, theirs = map(held.enter_context, socket.socketpair())
             FORKS.fork(name, [theirs.fileno(), *output.writers], program)
         except OSError as error:
-            raise MmeError(
-                Kind.UNAVAILABLE, f"model '{model}': no process can be started for it: {advised(error)}"
-            ) from error
+            raise _no_process(model, error) from error
         theirs.close()
         output.start()
         leash = Leash(ours)
@@ -86,4 +84,10 @@ def run(program: Program, model: str, name: str, check: Callable[[], None]) -> E
         while not leash.over:
             check()
             leash.wait(_POLL_SECONDS)
+        if leash.refused:
+            raise _no_process(model, leash.refused)
         return Ended(leash.code, output.last_words())
+
+
+def _no_process(model: str, error: OSError) -> MmeError:
+    return MmeError(Kind.UNAVAILABLE, f"model '{model}': no process can be started for it: {advised(error)}")

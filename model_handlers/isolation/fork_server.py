@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import gc
 import importlib
@@ -45,7 +46,8 @@ from model_handlers.kin import family_of, found_family, processes
 from model_handlers.priority import usual_priority
 from model_handlers.registry import BACKENDS
 
-REPORT = struct.Struct("<q")  # on the leash: the pid, then the exit code (-n for signal n)
+# On the leash: the pid or, where the system refused one, -errno; then the exit code, -n for signal n.
+REPORT = struct.Struct("<q")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -142,10 +144,11 @@ class _ForkServer:
         *sockets, leash, stdout, stderr = fds
         try:
             pid = os.fork()
-        except OSError as error:  # no more processes or memory: the closed leash tells
-            sys.stderr.write(f"no process for {order.name}: {error}\n")
-            for fd in fds:
+        except OSError as error:  # no more processes or memory
+            for fd in (*sockets, stdout, stderr):
                 os.close(fd)
+            with socket.socket(fileno=leash) as end:
+                _report(end, -(error.errno or errno.EAGAIN))
             return True
         if pid == 0:
             self._become_child(order, sockets, leash, (stdout, stderr))

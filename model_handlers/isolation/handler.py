@@ -468,7 +468,7 @@ class IsolatedHandler(Handler):
 
 def _refusal(child: Child, death: ChildDiedError) -> MmeError:
     """What a process says of its model that died while it loaded it."""
-    if death.kind is Kind.OUT_OF_MEMORY:
+    if death.kind in {Kind.OUT_OF_MEMORY, Kind.UNAVAILABLE}:
         return death
     if child.host is None and child.exit_code is None:  # whatever ended its fork server, it was not this model
         error = _NeverBeganError if child.never_began else MmeError

@@ -111,6 +111,7 @@ class GuestLeash:
     Attributes:
         over: whether its thread has ended, or the host has.
         code: 0, as a thread has none; how a host ended it tells itself.
+        refused: None, as no process is forked for it.
     """
 
     def __init__(self, end: socket.socket, host: Host) -> None:
@@ -118,6 +119,7 @@ class GuestLeash:
         self._host = host
         self.over = False
         self.code: int | None = 0
+        self.refused: OSError | None = None
 
     def __repr__(self) -> str:
         return f"<GuestLeash in {self._host!r}{', over' if self.over else ''}>"

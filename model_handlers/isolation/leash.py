@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
 import signal
 import socket
@@ -37,6 +38,7 @@ class Leash:
     Attributes:
         pid: the process's id, 0 until it was told.
         code: its exit code, -n for signal n; None until it was told, and where the fork server ended before.
+        refused: why the system let no such process be forked, where it did not.
         over: whether everything was told: there is no such process any more.
     """
 
@@ -44,6 +46,7 @@ class Leash:
         self._end = end
         self.pid = 0
         self.code: int | None = None
+        self.refused: OSError | None = None
         self.over = False
 
     def __repr__(self) -> str:
@@ -62,7 +65,11 @@ class Leash:
             (self.code,) = REPORT.unpack(data)
             self.over = True
         else:
-            (self.pid,) = REPORT.unpack(data)
+            (number,) = REPORT.unpack(data)
+            if number < 0:
+                self.refused, self.over = OSError(-number, os.strerror(-number)), True
+            else:
+                self.pid = number
 
     def wait(self, seconds: float) -> None:
         """Take the news as they come, for so many seconds or until all was told; with 0 take those that are there."""

@@ -34,6 +34,7 @@ from model_handlers.isolation.leash import (
 )
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.output import Output
+from model_handlers.system_limits import advised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,8 +123,8 @@ class Child:
 
     @property
     def never_began(self) -> bool:
-        """Whether there never was a process: its fork server ended before, or could not fork."""
-        return self._leash.over and not self.pid
+        """Whether there never was a process, since its fork server ended before."""
+        return self._leash.over and not self.pid and not self._leash.refused
 
     def drop(self) -> None:
         """Have it ended, without waiting for that."""
@@ -341,6 +342,8 @@ class Child:
             fate = self.host.fate()
             self.killed = self.host.killed
             return fate
+        if self._leash.refused:
+            return Kind.UNAVAILABLE, f"can't be started: {advised(self._leash.refused)}"
         if self._leash.code is None:
             return Kind.EXECUTION_FAILED, "ended together with the process that it was forked from, or never began"
         if self._leash.code >= 0:
@@ -357,7 +360,7 @@ class Child:
         self._fate = self._fate or (kind, what)
         words = " | ".join(self.output.last_words())
         last = f"; the last it wrote to standard error: {words[-_WORDS:]}" if words else ""
-        sentence = f"{self._subject} {what} {doing}{last}"
+        sentence = f"{self._subject} {what}" if kind is Kind.UNAVAILABLE else f"{self._subject} {what} {doing}{last}"
         return ChildOutgrownError(kind, sentence) if self._outgrown else ChildDiedError(kind, sentence)
 
     def _release(self) -> None:

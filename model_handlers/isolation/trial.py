@@ -57,7 +57,7 @@ def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path
         if "error" in reply:
             raise _fault(error_from(reply["error"]))
     except ChildDiedError as death:
-        if death.kind is Kind.OUT_OF_MEMORY:
+        if death.kind in {Kind.OUT_OF_MEMORY, Kind.UNAVAILABLE}:
             raise
         if child.killed or child.exit_code is None:  # whatever ended it, or its fork server, it was not this file
             sentence = f"model '{config.name}': its file could not be tried; load it again"

@@ -37,12 +37,15 @@ from isolated_models import (
 
 from model_handlers import devices
 from model_handlers.allowance import Allowance, allowing
+from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import fork_client, leash, process
 from model_handlers.isolation.fork_client import ForkClient, forks_with
 from model_handlers.isolation.oom import LEDGER
 from model_handlers.isolation.parameters import Deadlines
 from model_handlers.isolation.restarts import LIMIT
+from model_handlers.isolation.trial import try_file
+from tests.cgroups import few_tasks
 from tests.processes import ends_with_all_it_started, is_over
 from tests.waiting import PATIENCE, eventually
 
@@ -405,6 +408,25 @@ def test_files_where_fork_servers_run_hide_none_of_pythons(start, tmp_path, monk
         handler = start(Preloaded)
         assert sum(handler.memory().shared.values()) > 32 << 20
         handler.close()
+    finally:
+        forks.stop()
+
+
+def test_a_process_that_cannot_be_forked_names_the_limit(start, tmp_path, monkeypatch):
+    """So does a file's trial: the model and its file may be as good as any."""
+    forks = ForkClient(Preloaded.preload)
+    monkeypatch.setitem(fork_client._WITH, Preloaded.preload, forks)
+    try:
+        with few_tasks(1) as group:
+            start(Preloaded).close()
+            (group / "cgroup.procs").write_text(str(forks.pid))
+            limit = "Resource temporarily unavailable; raise the limit of processes and threads"
+            with pytest.raises(MmeError, match=f"the process of .* can't be started: .*{limit}") as load:
+                start(Preloaded)
+            with pytest.raises(MmeError, match=f"can't be started: .*{limit}") as trial:
+                try_file(Preloaded, ModelConfig("m"), tmp_path)
+            assert load.value.kind is trial.value.kind is Kind.UNAVAILABLE
+            forks.stop()
     finally:
         forks.stop()
 
