@@ -15,7 +15,7 @@ import functools
 import logging
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,7 +106,7 @@ class Artifacts:
             budget: bytes for all together; see `DiskRoom`.
             let_go: see `DiskRoom`.
             derived: see `DiskRoom`.
-            clock: seconds, by which an outage and a broken archive are remembered.
+            clock: seconds, by which an outage and a broken archive are remembered; see also `DiskRoom`.
 
         Raises:
             MmeError: INTERNAL or OUT_OF_MEMORY when the directory cannot be made, INVALID_ARGUMENT when another user
@@ -123,7 +123,7 @@ class Artifacts:
         with disk_errors(f"{directory} cannot hold unpacked models"):
             own_directory(directory)
             remove_staging(directory)
-            self.room = DiskRoom(directory, budget, let_go, derived)
+            self.room = DiskRoom(directory, budget, let_go, derived, clock)
 
     def __repr__(self) -> str:
         return f"<Artifacts of {self.store!r} in {self.directory}, {self.busy} busy>"
@@ -331,12 +331,8 @@ class Artifacts:
 
     def copies(self, name: str) -> list[Path]:
         """What is unpacked of an archive, the one used last at the end."""
-        found = []
         with disk_errors(f"{self.directory} cannot be read"):
-            for path in self.directory.glob(f"{self._key(name)}-*"):
-                with suppress(FileNotFoundError):  # it leaves for another
-                    found.append((path.stat().st_mtime_ns, path))
-        return [path for _, path in sorted(found)]
+            return self.room.copies(self._key(name))
 
     def _path(self, name: str, etag: str) -> Path:
         return self.directory / f"{self._key(name)}-{text_digest(etag, 16)}"

@@ -40,6 +40,17 @@ class ByteLocks:
         """Give a byte back."""
         self._set(fcntl.F_UNLCK, byte)
 
+    def others_have(self, byte: int) -> bool:
+        """Whether another open file has locked a byte, alone or together with others."""
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:
+            found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return False
+        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+
     def _set(self, kind: int, byte: int) -> bool:
         try:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))

@@ -3,6 +3,9 @@
 Archives that nobody uses leave least recently used first; the time of a directory is its last use, so that it outlives
 the process. One that is in memory or being loaded never leaves: its user holds it, here and, by a lock that ends with
 the process, against other servers that share the directory. Thread-safe; load threads call, one at a time decides.
+
+What lies there is known from one look at the start and from what is published and removed here. While another server
+shares the directory, which a lock tells, and once a minute all the same, it is looked at again.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.disk")
 _NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}")
 _PACKING = 64 << 10  # bytes that packing may add to files that can't be compressed
+_KEY = 24  # characters of a name that all copies of one archive have in common
+_LOOK_SECONDS = 60.0
+_IN_USE = 1 << 60  # the byte of the lock file that every server holds which uses the directory
 _DEFAULT_SHARE = 0.8  # of what is free at the start, and of what lies there already
 
 
@@ -81,6 +88,7 @@ class DiskRoom:
 
     Attributes:
         budget: bytes for all of them.
+        archives: bytes of everything unpacked.
         evictions: how many left for others.
         derived: what counts as well; None for nothing.
         sums: of the files of all of them.
@@ -90,6 +98,7 @@ class DiskRoom:
         budget: None for 80 % of what is free there now and of what they take already.
         let_go: called on a load thread that needs room for an archive, by its name: puts one model out of memory, if
             any may go, so that its archive may leave; returns whether it did.
+        clock: seconds, by which it is looked at again what lies there.
     """
 
     def __init__(
@@ -98,17 +107,24 @@ class DiskRoom:
         budget: int | None = None,
         let_go: Callable[[str], bool] = lambda _: False,
         derived: Derived | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
+        self._clock = clock
         self._let_go = let_go
         self._guard = threading.RLock()
         self._locks = ByteLocks(directory / ".locks")
         self._users: Counter[str] = Counter()
         self._sizes: dict[str, int] = {}
-        self._claimed = 0
+        self._copies: dict[str, set[str]] = {}  # their names, by what those of one archive have in common
+        self._idle: dict[str, None] = {}  # whom nobody here uses, the one used longest ago first
+        self._in_order = True
+        self._looked_at = 0.0
+        self.archives = self._claimed = 0
         self.evictions = 0
         self.derived = derived
         self.sums = CopySums(directory)
+        self._locks.share(_IN_USE)
         self._look()
         free = shutil.disk_usage(directory).free
         self.budget = int((free + self.used) * _DEFAULT_SHARE) if budget is None else budget
@@ -121,10 +137,16 @@ class DiskRoom:
         """Bytes of everything unpacked, of everything claimed, and of what was derived."""
         return self.archives + self._claimed + (self.derived.taken if self.derived is not None else 0)
 
-    @property
-    def archives(self) -> int:
-        """Bytes of everything unpacked."""
-        return sum(self._sizes.copy().values())
+    def copies(self, key: str) -> list[Path]:
+        """The directories whose names begin with a key, the one used last at the end."""
+        with self._guard:
+            self._look_again()
+            paths = [self._directory / name for name in self._copies.get(key, ())]
+        found = []
+        for path in paths:
+            with suppress(FileNotFoundError):  # it leaves for another
+                found.append((path.stat().st_mtime_ns, path))
+        return [path for _, path in sorted(found)]
 
     def hold(self, path: Path) -> Hold | None:
         """Use a directory that lies there; None if it does not, or somebody is removing it."""
@@ -133,8 +155,12 @@ class DiskRoom:
                 return None
             self._users[path.name] += 1
             if path.is_dir():
+                self._idle.pop(path.name, None)
+                if path.name not in self._sizes:  # another server's work
+                    self._appeared(path.name, directory_size(path))
                 self.touch(path)
                 return Hold(self, path)
+            self._left(path.name)
             self._release(path)
             return None
 
@@ -144,6 +170,8 @@ class DiskRoom:
             if not self._users[path.name]:
                 del self._users[path.name]
                 self._locks.unlock(_byte(path))
+                if path.name in self._sizes:
+                    self._idle[path.name] = None
             self.touch(path)
 
     def close(self) -> None:
@@ -152,6 +180,8 @@ class DiskRoom:
 
     def touch(self, path: Path, seconds: float | None = None) -> None:
         """Note that a directory was used now, or at that time of the wall clock, if it is there and the disk allows."""
+        if seconds is not None:
+            self._in_order = False
         with suppress(OSError):  # it is no more than a hint whom to remove first
             os.utime(path, None if seconds is None else (seconds, seconds))
 
@@ -165,7 +195,7 @@ class DiskRoom:
         if packed > self.budget + _PACKING:
             raise self._too_large(name)
         with self._guard:
-            self._look()  # other servers may share the directory
+            self._look_again()
         unpacking = Unpacking(name)
         try:
             yield unpacking
@@ -216,7 +246,7 @@ class DiskRoom:
         """A directory is complete and in its place."""
         self.sums.appeared(path)
         with self._guard:
-            self._sizes[path.name] = size
+            self._appeared(path.name, size)
 
     def make_way(self, name: str, size: int) -> bool:
         """The disk is full, whatever the budget says: remove so many bytes for an archive. Whether any came back."""
@@ -239,10 +269,10 @@ class DiskRoom:
                 return False
             try:
                 path.rename(staging / path.name)
-                self._sizes.pop(path.name, None)
+                self._left(path.name)
                 self.sums.forget(path.name)
             except FileNotFoundError:
-                self._sizes.pop(path.name, None)
+                self._left(path.name)
                 return False
             finally:
                 self._locks.unlock(_byte(path))
@@ -250,20 +280,28 @@ class DiskRoom:
 
     def _evict_one(self, beneficiary: str) -> int | None:
         """Remove the least recently used archive that may go; its bytes, None if there is none."""
+        tried = set[str]()  # in vain: other servers use them
         with staging_directory(self._directory) as staging, disk_errors(f"{self._directory} cannot be cleared"):
-            for _, path in sorted(self._used_at()):
-                size = self._sizes.get(path.name, 0)
-                if self.remove(path, staging):
+            while (name := self._used_longest_ago(tried)) is not None:
+                size = self._sizes.get(name, 0)
+                if self.remove(self._directory / name, staging):
                     self.evictions += 1
                     _log.info(
                         "removed %s from disk for '%s', least recently used, %.1f MB",
-                        path.name,
+                        name,
                         beneficiary,
                         size / 1e6,
                         extra={"beneficiary": beneficiary, "bytes": size},
                     )
                     return size
+                tried.add(name)
         return None
+
+    def _used_longest_ago(self, but: set[str]) -> str | None:
+        with self._guard:
+            if not self._in_order:
+                self._look()
+            return next((name for name in self._idle if name not in but), None)
 
     def _used_at(self) -> Iterator[tuple[int, Path]]:
         """Every directory that lies there, with its last use."""
@@ -274,10 +312,35 @@ class DiskRoom:
                 except FileNotFoundError:
                     continue
 
+    def _look_again(self) -> None:
+        """See what others did who share the directory, or a person."""
+        if self._locks.others_have(_IN_USE) or self._clock() - self._looked_at > _LOOK_SECONDS:
+            self._look()
+
     def _look(self) -> None:
         """See what lies there; what lay there before has the size that it had."""
-        found = {path.name: path for _, path in self._used_at()}
-        self._sizes = {name: self._sizes.get(name) or directory_size(path) for name, path in found.items()}
+        self._looked_at, self._in_order = self._clock(), True
+        found = {path.name: path for _, path in sorted(self._used_at())}
+        for name in self._sizes.keys() - found.keys():
+            self._left(name)
+        for name, path in found.items():
+            self._appeared(name, self._sizes.get(name) or directory_size(path))
+        self._idle = {name: None for name in found if name not in self._users}
+
+    def _appeared(self, name: str, size: int) -> None:
+        self.archives += size - self._sizes.get(name, 0)
+        self._sizes[name] = size
+        self._copies.setdefault(name[:_KEY], set()).add(name)
+        if name not in self._users:
+            self._idle[name] = None
+
+    def _left(self, name: str) -> None:
+        self._idle.pop(name, None)
+        if name in self._sizes:
+            self.archives -= self._sizes.pop(name)
+            self._copies[name[:_KEY]].remove(name)
+            if not self._copies[name[:_KEY]]:
+                del self._copies[name[:_KEY]]
 
 
 def _byte(path: Path) -> int:

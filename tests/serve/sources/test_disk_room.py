@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -262,6 +263,45 @@ def test_two_servers_on_one_directory_do_not_rob_each_other(tier):
     assert one.there() == "c"
     one.clock = 20
     assert one.fetch("a")
+
+
+def test_the_directory_is_listed_once_for_any_number_of_fetches_and_evictions(tier, monkeypatch):
+    """What lies there is known: neither a download, a use, a removal nor an eviction asks the disk for all of it."""
+    disk = tier(3)
+    listed, listing = [], Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: listed.append(path) or listing(path))
+    monkeypatch.setattr(Path, "glob", lambda path, _: listed.append(path) or iter(()))
+    for name in "abcdefabcd":
+        assert disk.artifacts.fetch(f"{name}.tar.gz", lambda: False).hold.release() is None
+    disk.artifacts.discard("a.tar.gz")
+
+    assert disk.room.evictions == 7
+    assert [path for path in listed if path == disk.artifacts.directory] == []
+
+
+def test_what_a_person_did_is_seen_within_a_minute(tier):
+    """Nothing tells of it: whoever has not looked for a minute looks."""
+    now = [0.0]
+    disk = tier(3, clock=lambda: now[0])
+    (disk.artifacts.directory / f"{'0' * 24}-{'0' * 16}").mkdir()
+    (disk.artifacts.directory / f"{'0' * 24}-{'0' * 16}" / "file").write_bytes(bytes(SIZE))
+    disk.fetch("a")
+    assert disk.room.archives == SIZE
+    now[0] = 61.0
+    disk.fetch("b")
+    assert disk.room.archives == 3 * SIZE
+
+
+def test_another_server_in_the_directory_is_told_from_none(tmp_path):
+    """Whoever shares a byte of a file knows whether others do."""
+    one, other = ByteLocks(tmp_path / "locks"), ByteLocks(tmp_path / "locks")
+    assert one.share(7)
+    assert not one.others_have(7)
+    assert other.share(7)
+    assert one.others_have(7)
+    other.close()
+    assert not one.others_have(7)
+    one.close()
 
 
 def test_a_directory_that_vanished_is_downloaded_again(tier):
