@@ -1,19 +1,11 @@
-"""Inference scripts that tests serve, as people write them for SageMaker's own containers, with what they load."""
+"""Inference scripts that tests serve, as people write them for SageMaker's own containers, as text."""
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
-
-import joblib
-from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_DIGITS = load_digits()
-ROWS = _DIGITS.data[500:540]
 
 # Nothing but model_fn: all else is default.
 CLASSIFIER = """
@@ -112,9 +104,6 @@ def output_fn(prediction, accept):
 """
 
 
-MODEL = LogisticRegression(max_iter=200).fit(_DIGITS.data[:500], _DIGITS.target[:500])
-
-
 # Writes as many pieces as it is told to.
 STREAMS = """
 import json, os, time
@@ -138,13 +127,6 @@ def transform_fn(model, body, content_type, accept, context):
         if "left" in said:
             open(said["left"], "w").close()
 """
-
-
-def classifier() -> bytes:
-    """A model of scikit-learn, as joblib writes it."""
-    stream = io.BytesIO()
-    joblib.dump(MODEL, stream)
-    return stream.getvalue()
 
 
 def lay_out(folder: Path, script: str, place: str = "code/inference.py", **files: bytes | str) -> Path:

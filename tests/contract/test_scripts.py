@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.contract import models, scripts
+from tests.contract import digits, models, scripts
+from tests.contract.digits import ROWS
 from tests.contract.server import Server, eventually, post
 
-ROWS = scripts.ROWS
 ROW = json.dumps(ROWS[:1].tolist()).encode()
 MEGABYTES_20 = 20_000_000
 
@@ -28,7 +28,7 @@ MEGABYTES_20 = 20_000_000
 def folders(tmp_path_factory):
     """The models by their names, each in a folder as its archive unpacks."""
     base = tmp_path_factory.mktemp("scripts")
-    files = {"model.joblib": scripts.classifier()}
+    files = {"model.joblib": digits.dumped()}
     return {
         "digits": scripts.lay_out(base / "digits", scripts.CLASSIFIER, **files),
         "rooted": scripts.lay_out(base / "rooted", scripts.CLASSIFIER, "inference.py", **files),
@@ -185,7 +185,7 @@ def test_a_model_of_scikit_learn_is_served_as_it_is(asker, name, content_type, a
     answer = asker.ask(name, write(ROWS), content_type, accept)
 
     assert (answer.status, answer.content_type) == (200, accept)
-    assert read(answer.body) == scripts.MODEL.predict(ROWS).tolist()
+    assert read(answer.body) == digits.MODEL.predict(ROWS).tolist()
 
 
 def test_what_headers_say_reaches_the_script(asker):
@@ -562,7 +562,7 @@ def test_a_script_in_an_archive_of_its_own_is_fetched(serve, tmp_path, s3, s3_ur
     s3.upload_file(str(models.pack(source, tmp_path / "sourcedir.tar.gz")), bucket, "job/source/sourcedir.tar.gz")
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "model.joblib").write_bytes(scripts.classifier())
+    (folder / "model.joblib").write_bytes(digits.dumped())
     submitted = {"SAGEMAKER_SUBMIT_DIRECTORY": f"s3://{bucket}/job/source/sourcedir.tar.gz"}
 
     server = serve({"MME_MODEL_DIR": str(folder), **submitted, **aws(s3_url)})
@@ -587,7 +587,7 @@ def test_a_script_in_a_mounted_archive_serves_every_model(serve, tmp_path):
     for name in ("first", "second"):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "model.joblib").write_bytes(scripts.classifier())
+        (folder / "model.joblib").write_bytes(digits.dumped())
         assert server.ask("POST", "/models", {"model_name": name, "url": str(folder)}).status == 200
         answer = server.ask("POST", f"/models/{name}/invoke", FORMS["text/csv"][0](ROWS), Content_Type="text/csv")
         assert len(answer.json) == len(ROWS)
