@@ -77,9 +77,9 @@ def _sequence_model(loop: asyncio.AbstractEventLoop, candidates: int) -> Model:
             outputs=(TensorSpec("Y", FP32, (1,)),),
             sequence_batching=SequenceBatching(
                 OldestStrategy(candidates),
-                max_sequence_idle_us=3_600_000_000,
-                control_inputs=(ControlInput("START", (start,)),),
-                states=(SequenceState("SUM", "SUM_OUT", FP32, (1,)),),
+                max_sequence_idle_microseconds=3_600_000_000,
+                control_input=(ControlInput("START", (start,)),),
+                state=(SequenceState("SUM", "SUM_OUT", FP32, (1,)),),
             ),
         )
     )

@@ -42,8 +42,8 @@ def complete(
     Raises:
         MmeError: INVALID_MODEL, naming what disagrees with the model.
     """
-    made = {target for given in config.batch_inputs for target in given.targets}
-    split = {target for given in config.batch_outputs for target in given.targets}
+    made = {target for given in config.batch_input for target in given.target_name}
+    split = {target for given in config.batch_output for target in given.target_name}
     batching = config.sequence_batching
     told = {spec.name for spec in hidden_inputs(batching)}
     kept = {spec.name for spec in hidden_outputs(batching) if config.output(spec.name) is None}
@@ -83,13 +83,13 @@ def _batched(config: ModelConfig, fixed: list[str], default: int | None, called:
         max_batch_size = default or config.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE
         found = Guess.NONE if _asks_for_batches(config) else guess(called)
     if default is not None and max_batch_size > 1 and dynamic is None and config.sequence_batching is None:
-        dynamic = DynamicBatching(preferred_batch_sizes=(max_batch_size,))
+        dynamic = DynamicBatching(preferred_batch_size=(max_batch_size,))
     return replace(config, max_batch_size=max_batch_size, dynamic_batching=dynamic, guess=found)
 
 
 def _asks_for_batches(config: ModelConfig) -> bool:
     """Whether the configuration wants batches, though it does not say how large."""
-    return bool(config.dynamic_batching or config.sequence_batching or config.batch_inputs or config.batch_outputs)
+    return bool(config.dynamic_batching or config.sequence_batching or config.batch_input or config.batch_output)
 
 
 def whole_shapes(config: ModelConfig) -> ModelConfig:
@@ -104,7 +104,7 @@ def whole_shapes(config: ModelConfig) -> ModelConfig:
 
 def given_to(config: ModelConfig) -> tuple[TensorSpec, ...]:
     """Everything that a model is given: by clients, signals and states of sequences, facts of ragged batches."""
-    made = (TensorSpec(name, given.data_type, (-1,)) for given in config.batch_inputs for name in given.targets)
+    made = (TensorSpec(name, given.data_type, (-1,)) for given in config.batch_input for name in given.target_name)
     return (*all_inputs(config), *made)
 
 
@@ -189,12 +189,12 @@ def _agreed(
             f"unable to load model '{config.name}', configuration expects datatype {spec.data_type.config_name} for "
             f"{what} '{spec.name}', model provides {data_type.config_name}"
         )
-    if spec.ragged and shape != (-1,):
+    if spec.allow_ragged_batch and shape != (-1,):
         raise invalid_model(
             f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  for "
             f"ragged input '{spec.name}'"
         )
-    if spec.ragged or shape is None:
+    if spec.allow_ragged_batch or shape is None:
         return spec
     inner = spec.dims if spec.reshape is None else spec.reshape
     if not shape:

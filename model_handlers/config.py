@@ -64,13 +64,13 @@ class QueuePolicy:
 
     Attributes:
         timeout_action: reject the request, or serve it after those that still have time.
-        default_timeout_us: microseconds in the queue before the action.
+        default_timeout_microseconds: microseconds in the queue before the action.
         allow_timeout_override: whether a request's own, shorter timeout counts.
         max_queue_size: requests waiting; one more is refused at once.
     """
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
-    default_timeout_us: int = 0
+    default_timeout_microseconds: int = 0
     allow_timeout_override: bool = False
     max_queue_size: int = 0
 
@@ -80,29 +80,31 @@ class DynamicBatching:
     """The dynamic batcher's settings.
 
     Attributes:
-        preferred_batch_sizes: sizes at which a batch is cut, ascending; (max_batch_size,) when none are given.
+        preferred_batch_size: sizes at which a batch is cut, ascending; (max_batch_size,) when none are given.
             They mean nothing to a model without a batch dimension.
-        max_queue_delay_us: microseconds that the oldest request may wait for a preferred size.
+        max_queue_delay_microseconds: microseconds that the oldest request may wait for a preferred size.
         preserve_ordering: whether responses leave in the order in which requests came.
-        queue_policy: limits of the queue; with priority levels, of those that have no limits of their own.
+        default_queue_policy: limits of the queue; with priority levels, of those that have no limits of their own.
         priority_levels: how many there are, 1 being served first; 0 for no such thing.
         default_priority_level: that of requests that name none, or none of those there are; 0 without levels.
-        priority_policies: level → its own limits.
+        priority_queue_policy: level → its own limits.
     """
 
-    preferred_batch_sizes: tuple[int, ...]
-    max_queue_delay_us: int = 0
+    preferred_batch_size: tuple[int, ...]
+    max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
-    queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
+    default_queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
     priority_levels: int = 0
     default_priority_level: int = 0
-    priority_policies: Mapping[int, QueuePolicy] = field(default_factory=lambda: _NO_POLICIES)
+    priority_queue_policy: Mapping[int, QueuePolicy] = field(default_factory=lambda: _NO_POLICIES)
 
     @property
     def policies(self) -> tuple[QueuePolicy, ...]:
         """The limits of each level, from the first that is served to the last; of the one queue without levels."""
         levels = range(1, self.priority_levels + 1)
-        return tuple(self.priority_policies.get(level, self.queue_policy) for level in levels) or (self.queue_policy,)
+        return tuple(self.priority_queue_policy.get(level, self.default_queue_policy) for level in levels) or (
+            self.default_queue_policy,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +112,22 @@ class EnsembleStep:
     """One model of an ensemble.
 
     Attributes:
-        model: its name; version: which of its versions, None for the latest.
-        inputs: input of the model → tensor of the ensemble.
-        outputs: output of the model → tensor of the ensemble.
-        namespace: the repository that has the model, by its path or its folder's name; "" for the nearest.
+        model_version: -1 for the latest.
+        input_map: input of the model → tensor of the ensemble.
+        output_map: output of the model → tensor of the ensemble.
+        model_namespace: the repository that has the model, by its path or its folder's name; "" for the nearest.
     """
 
-    model: str
-    version: int | None
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-    namespace: str = ""
+    model_name: str
+    model_version: int
+    input_map: Mapping[str, str]
+    output_map: Mapping[str, str]
+    model_namespace: str = ""
+
+    @property
+    def version(self) -> int | None:
+        """The version that it names, None for the latest."""
+        return self.model_version if self.model_version > 0 else None
 
 
 class InstanceKind(Enum):
@@ -159,7 +166,7 @@ class InstanceGroup:
     """`count` execution lanes of a model on one kind of device (per GPU, where it names several).
 
     Attributes:
-        profiles: the optimisation profiles of a TensorRT engine that they execute by, () for all.
+        profile: the optimisation profiles of a TensorRT engine that they execute by, () for all.
         host_policy: told, and nothing else.
         resources: what each execution waits for, where rate limiting is on.
         priority: who waits for them gets fewer turns, the larger it is.
@@ -171,7 +178,7 @@ class InstanceGroup:
     gpus: tuple[int, ...] = ()
     resources: tuple[Resource, ...] = ()
     priority: int = 1
-    profiles: tuple[str, ...] = ()
+    profile: tuple[str, ...] = ()
     host_policy: str = ""
 
 
@@ -197,14 +204,14 @@ class BatchInput:
 
     Attributes:
         kind: what they tell the model; data_type: INT32 or FP32.
-        targets: the model's names for them.
-        sources: the one input that they are about.
+        target_name: the model's names for them.
+        source_input: the one input that they are about.
     """
 
     kind: BatchInputKind
-    targets: tuple[str, ...]
+    target_name: tuple[str, ...]
     data_type: DataType
-    sources: tuple[str, ...]
+    source_input: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +219,11 @@ class BatchOutput:
     """Outputs of a ragged batch: each request gets as many elements, and in the shape, as one of its inputs has.
 
     Attributes:
-        targets: the outputs; sources: the one input.
+        target_name: the outputs; source_input: the one input.
     """
 
-    targets: tuple[str, ...]
-    sources: tuple[str, ...]
+    target_name: tuple[str, ...]
+    source_input: tuple[str, ...]
 
 
 class WarmupData(Enum):
@@ -304,7 +311,7 @@ class ModelConfig:
         dynamic_batching: None when requests are never batched together, or as those of sequences are.
         sequence_batching: None where a request has nothing to do with any other.
         default_model_filename: the model file inside a version directory.
-        cc_filenames: compute capability of a GPU, such as `9.0` → the model file for it.
+        cc_model_filenames: compute capability of a GPU, such as `9.0` → the model file for it.
         optimization_level: `optimization.graph.level` (-1 none, 1 basic, 2 extended, 0 all).
         gpu_accelerators, cpu_accelerators: `optimization.execution_accelerators`.
         optimization: field of `optimization` that changes nothing here, and is told → its value, as JSON.
@@ -313,9 +320,9 @@ class ModelConfig:
         decoupled: whether a request may have any number of responses (`model_transaction_policy`).
         not_decoupled: whether config.pbtxt says in so many words that it has one, which the model's code can't change.
         ensemble: the steps of an ensemble, () for any other model.
-        max_inflight: how many requests of each step may be under way, for all of its requests together; 0 for any.
-        batch_inputs, batch_outputs: what a model is told of a ragged batch, and how its outputs are split.
-        warmup: what is executed before the model is ready.
+        max_inflight_requests: of each step, for all of its requests together; 0 for any number.
+        batch_input, batch_output: what a model is told of a ragged batch, and how its outputs are split.
+        model_warmup: what is executed before the model is ready.
         response_cache: whether requests that come again may be answered without the model.
         runtime: the library that Triton's backend is to be, "" for its own.
         agents: what is to be done before a load.
@@ -336,7 +343,7 @@ class ModelConfig:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     version_policy: VersionPolicy = field(default_factory=VersionPolicy)
-    instance_groups: tuple[InstanceGroup, ...] = ()
+    instance_group: tuple[InstanceGroup, ...] = ()
     dynamic_batching: DynamicBatching | None = None
     default_model_filename: str = ""
     optimization_level: int = 0
@@ -344,13 +351,13 @@ class ModelConfig:
     metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     decoupled: bool = False
     ensemble: tuple[EnsembleStep, ...] = ()
-    max_inflight: int = 0
-    batch_inputs: tuple[BatchInput, ...] = ()
-    batch_outputs: tuple[BatchOutput, ...] = ()
-    warmup: tuple[WarmupSample, ...] = ()
+    max_inflight_requests: int = 0
+    batch_input: tuple[BatchInput, ...] = ()
+    batch_output: tuple[BatchOutput, ...] = ()
+    model_warmup: tuple[WarmupSample, ...] = ()
     response_cache: bool = False
     sequence_batching: SequenceBatching | None = None
-    cc_filenames: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+    cc_model_filenames: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
     gpu_accelerators: tuple[Accelerator, ...] = ()
     cpu_accelerators: tuple[Accelerator, ...] = ()
     optimization: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
@@ -384,8 +391,8 @@ class ModelConfig:
 
     def authors(self) -> ModelConfig:
         """The same with the names that its author knows."""
-        groups = tuple(replace(group, name=self.own(group.name)) for group in self.instance_groups)
-        return replace(self, name=self.own(self.name), instance_groups=groups)
+        groups = tuple(replace(group, name=self.own(group.name)) for group in self.instance_group)
+        return replace(self, name=self.own(self.name), instance_group=groups)
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

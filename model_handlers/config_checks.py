@@ -57,7 +57,7 @@ def normalise(config: ModelConfig) -> ModelConfig:
         check()
     return replace(
         config,
-        instance_groups=tuple(_group(config, index, group) for index, group in enumerate(config.instance_groups)),
+        instance_group=tuple(_group(config, index, group) for index, group in enumerate(config.instance_group)),
         dynamic_batching=config.dynamic_batching and _batching(config, config.dynamic_batching),
         sequence_batching=normalise_sequences(config),
     )
@@ -86,7 +86,7 @@ def checks(config: ModelConfig) -> Iterator[Check]:
     )
     yield from _tensor_checks("input", config.inputs, config.name)
     yield from _tensor_checks("output", config.outputs, config.name)
-    for filename in config.cc_filenames.values():
+    for filename in config.cc_model_filenames.values():
         yield "cc_model_filenames", partial(_check_path, "cc_model_filenames", filename, config.name)
     yield "optimization.execution_accelerators", partial(_check_accelerators, config)
     yield "batch_input", partial(check_ragged, config)
@@ -97,12 +97,12 @@ def checks(config: ModelConfig) -> Iterator[Check]:
         yield f"metric_tags['{tag}']", partial(_check_tag, tag, config.name)
     for index, agent in enumerate(config.agents):
         yield f"model_repository_agents.agents[{index}]", partial(_check_agent, agent, config.name)
-    for index, sample in enumerate(config.warmup):
+    for index, sample in enumerate(config.model_warmup):
         yield f"model_warmup[{index}]", partial(_check_sample, config, sample)
     for family, buckets in config.histograms.items():
         yield "model_metrics", partial(_check_histogram, family, buckets, config.name)
     yield "instance_group", partial(_check_instances, config)
-    for index, group in enumerate(config.instance_groups):
+    for index, group in enumerate(config.instance_group):
         yield f"instance_group[{index}]", partial(_group, config, index, group)
     if config.dynamic_batching is not None:
         yield "dynamic_batching", partial(_batching, config, config.dynamic_batching)
@@ -239,7 +239,7 @@ def _check_tensor(subject: str, spec: TensorSpec, model: str) -> None:
         raise invalid_model(f"model input NHWC/NCHW require 3 dims for {model}: {subject} has {list(spec.dims)}")
     if spec.reshape is not None:
         _check_reshape(subject, spec.dims, spec.reshape, model)
-    _check_path(f"label_filename of {subject}", spec.labels, model)
+    _check_path(f"label_filename of {subject}", spec.label_filename, model)
 
 
 def _check_reshape(subject: str, dims: tuple[int, ...], reshape: tuple[int, ...], model: str) -> None:
@@ -269,7 +269,7 @@ def _segments(dims: tuple[int, ...]) -> list[int]:
 
 def _check_instances(config: ModelConfig) -> None:
     """Each GPU that a group names has as many instances as it says."""
-    instances = sum(group.count * max(len(group.gpus), 1) for group in config.instance_groups)
+    instances = sum(group.count * max(len(group.gpus), 1) for group in config.instance_group)
     if instances > MAX_INSTANCES:
         raise invalid_model(
             f"model '{config.name}': instance_group asks for {instances} instances in all, at most {MAX_INSTANCES}"
@@ -283,7 +283,7 @@ def _group(config: ModelConfig, index: int, group: InstanceGroup) -> InstanceGro
         raise invalid_model(f"{subject} has kind KIND_{group.kind.name} but specifies one or more GPUs")
     if group.count < 1:
         raise invalid_model(f"{subject} has count {group.count}, must be at least 1")
-    if group.profiles and config.backend not in {"", "tensorrt"}:
+    if group.profile and config.backend not in {"", "tensorrt"}:
         raise invalid_model(f"{subject} specifies profile field which is only supported for TensorRT models")
     for gpu in group.gpus:
         if gpu < 0:
@@ -293,7 +293,7 @@ def _group(config: ModelConfig, index: int, group: InstanceGroup) -> InstanceGro
 
 def _batching(config: ModelConfig, batching: DynamicBatching) -> DynamicBatching:
     """The settings with preferred sizes in order; until the batch size is known they are kept as they are."""
-    sizes = sorted(set(batching.preferred_batch_sizes))
+    sizes = sorted(set(batching.preferred_batch_size))
     if sizes and sizes[0] < 1:
         raise invalid_model(f"dynamic batching preferred size must be positive for {config.name}")
     if config.max_batch_size > 0:
@@ -301,7 +301,7 @@ def _batching(config: ModelConfig, batching: DynamicBatching) -> DynamicBatching
     if sizes and sizes[-1] > config.max_batch_size and _has_batch_size(config):
         raise invalid_model(f"dynamic batching preferred size must be <= max batch size for {config.name}")
     _check_priorities(config.name, batching)
-    return replace(batching, preferred_batch_sizes=tuple(sizes))
+    return replace(batching, preferred_batch_size=tuple(sizes))
 
 
 def _has_batch_size(config: ModelConfig) -> bool:
@@ -313,7 +313,7 @@ def _check_priorities(model: str, batching: DynamicBatching) -> None:
     levels = batching.priority_levels
     if levels and not 1 <= batching.default_priority_level <= levels:
         raise invalid_model(f"default priority level must be in range [1, {levels}] for {model}")
-    if levels and any(not 1 <= level <= levels for level in batching.priority_policies):
+    if levels and any(not 1 <= level <= levels for level in batching.priority_queue_policy):
         raise invalid_model(f"priority queue policy must have priority level in range [1, {levels}] for {model}")
     if batching.preserve_ordering and levels > 1:
         raise invalid_model(f"Only one priority level is allowed when 'preserve_ordering' is true for {model}")
@@ -324,4 +324,4 @@ def _check_priorities(model: str, batching: DynamicBatching) -> None:
 
 
 def _delays(policy: QueuePolicy) -> bool:
-    return policy.timeout_action is TimeoutAction.DELAY and policy.default_timeout_us > 0
+    return policy.timeout_action is TimeoutAction.DELAY and policy.default_timeout_microseconds > 0

@@ -54,18 +54,18 @@ def config_json(config: ModelConfig, *, filled_in: bool = True) -> Json:
         "max_batch_size": config.max_batch_size,
         "input": [_input(spec) for spec in config.inputs],
         "output": [_output(spec) for spec in config.outputs],
-        "batch_input": [_batch_input(given) for given in config.batch_inputs],
-        "batch_output": [_batch_output(given) for given in config.batch_outputs],
+        "batch_input": [_batch_input(given) for given in config.batch_input],
+        "batch_output": [_batch_output(given) for given in config.batch_output],
         **_optimization(config, filled_in=filled_in),
         **_dynamic_batching(config.dynamic_batching),
         **sequence_json(config.sequence_batching),
         **_ensemble(config),
-        "instance_group": [_instance_group(group) for group in config.instance_groups],
+        "instance_group": [_instance_group(group) for group in config.instance_group],
         "default_model_filename": config.default_model_filename,
-        "cc_model_filenames": dict(config.cc_filenames),
+        "cc_model_filenames": dict(config.cc_model_filenames),
         "metric_tags": dict(config.metric_tags),
         "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
-        "model_warmup": [_warmup(sample) for sample in config.warmup],
+        "model_warmup": [_warmup(sample) for sample in config.model_warmup],
         **({"model_operations": {"op_library_filename": list(config.op_libraries)}} if config.op_libraries else {}),
         **_transaction_policy(config, filled_in=filled_in),
         **({"response_cache": {"enable": True}} if config.response_cache else {}),
@@ -107,7 +107,7 @@ def _input(spec: TensorSpec) -> Json:
         "dims": list(spec.dims),
         **_reshape(spec),
         "is_shape_tensor": False,
-        "allow_ragged_batch": spec.ragged,
+        "allow_ragged_batch": spec.allow_ragged_batch,
         "optional": spec.optional,
         "is_non_linear_format_io": False,
     }
@@ -119,7 +119,7 @@ def _output(spec: TensorSpec) -> Json:
         "data_type": spec.data_type.config_name,
         "dims": list(spec.dims),
         **_reshape(spec),
-        "label_filename": spec.labels,
+        "label_filename": spec.label_filename,
         "is_shape_tensor": False,
         "is_non_linear_format_io": False,
     }
@@ -153,17 +153,17 @@ def _accelerator(accelerator: Accelerator) -> Json:
 def _dynamic_batching(batching: DynamicBatching | None) -> Json:
     if batching is None:
         return {}
-    policy = batching.queue_policy
+    policy = batching.default_queue_policy
     return {
         "dynamic_batching": {
-            "preferred_batch_size": list(batching.preferred_batch_sizes),
-            "max_queue_delay_microseconds": batching.max_queue_delay_us,
+            "preferred_batch_size": list(batching.preferred_batch_size),
+            "max_queue_delay_microseconds": batching.max_queue_delay_microseconds,
             "preserve_ordering": batching.preserve_ordering,
             "priority_levels": batching.priority_levels,
             "default_priority_level": batching.default_priority_level,
             **({} if policy == QueuePolicy() else {"default_queue_policy": _queue_policy(policy)}),
             "priority_queue_policy": {
-                str(level): _queue_policy(policy) for level, policy in batching.priority_policies.items()
+                str(level): _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()
             },
         }
     }
@@ -176,15 +176,15 @@ def _ensemble(config: ModelConfig) -> Json:
         "ensemble_scheduling": {
             "step": [
                 {
-                    "model_name": step.model,
-                    "model_version": -1 if step.version is None else step.version,
-                    "input_map": dict(step.inputs),
-                    "output_map": dict(step.outputs),
-                    "model_namespace": step.namespace,
+                    "model_name": step.model_name,
+                    "model_version": step.model_version,
+                    "input_map": dict(step.input_map),
+                    "output_map": dict(step.output_map),
+                    "model_namespace": step.model_namespace,
                 }
                 for step in config.ensemble
             ],
-            "max_inflight_requests": config.max_inflight,
+            "max_inflight_requests": config.max_inflight_requests,
         }
     }
 
@@ -192,7 +192,7 @@ def _ensemble(config: ModelConfig) -> Json:
 def _queue_policy(policy: QueuePolicy) -> Json:
     return {
         "timeout_action": policy.timeout_action.name,
-        "default_timeout_microseconds": policy.default_timeout_us,
+        "default_timeout_microseconds": policy.default_timeout_microseconds,
         "allow_timeout_override": policy.allow_timeout_override,
         "max_queue_size": policy.max_queue_size,
     }
@@ -206,7 +206,7 @@ def _instance_group(group: InstanceGroup) -> Json:
         "gpus": list(group.gpus),
         **_rate_limiter(group),
         "secondary_devices": [],
-        "profile": list(group.profiles),
+        "profile": list(group.profile),
         "passive": False,
         "host_policy": group.host_policy,
     }
@@ -222,17 +222,17 @@ def _rate_limiter(group: InstanceGroup) -> Json:
 def _batch_input(given: BatchInput) -> Json:
     return {
         "kind": f"BATCH_{given.kind.name}",
-        "target_name": list(given.targets),
+        "target_name": list(given.target_name),
         "data_type": given.data_type.config_name,
-        "source_input": list(given.sources),
+        "source_input": list(given.source_input),
     }
 
 
 def _batch_output(given: BatchOutput) -> Json:
     return {
-        "target_name": list(given.targets),
+        "target_name": list(given.target_name),
         "kind": "BATCH_SCATTER_WITH_INPUT_SHAPE",
-        "source_input": list(given.sources),
+        "source_input": list(given.source_input),
     }
 
 

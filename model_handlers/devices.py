@@ -76,14 +76,14 @@ def file_for(device: Device, config: ModelConfig, version_directory: Path) -> Pa
         MmeError: INVALID_MODEL where neither is there.
     """
     path, capability = version_directory / config.default_model_filename, ""
-    if config.cc_filenames and device.kind == "gpu":
+    if config.cc_model_filenames and device.kind == "gpu":
         capability = next((gpu.capability for gpu in gpus() if gpu.index == device.index), "")
-        path = version_directory / config.cc_filenames.get(capability, config.default_model_filename)
-    if config.cc_filenames and not path.exists():
+        path = version_directory / config.cc_model_filenames.get(capability, config.default_model_filename)
+    if config.cc_model_filenames and not path.exists():
         able = f" of compute capability {capability}" if capability else ""
         raise invalid_model(
             f"model '{config.name}' has no file for {device}{able}: '{path.name}' is not there; cc_model_filenames has "
-            f"{', '.join(sorted(config.cc_filenames))}"
+            f"{', '.join(sorted(config.cc_model_filenames))}"
         )
     return path
 

@@ -38,11 +38,11 @@ def _whole_problems(config: ModelConfig) -> Iterator[Problem]:
     if config.backend:
         sentence = f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
         yield "backend", invalid_model(sentence)
-    if config.instance_groups:
+    if config.instance_group:
         yield "instance_group", invalid_model(f"instance group should not be specified for ensemble '{name}'")
     if config.optimization_level or config.gpu_accelerators or config.cpu_accelerators:
         yield "optimization", invalid_model(f"optimization should not be specified for ensemble '{name}'")
-    if config.warmup:
+    if config.model_warmup:
         yield "model_warmup", invalid_model(f"model_warmup can not be specified for ensemble '{name}'")
     if not config.ensemble:
         sentence = f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
@@ -51,7 +51,11 @@ def _whole_problems(config: ModelConfig) -> Iterator[Problem]:
 
 def _step_problems(config: ModelConfig) -> Iterator[Problem]:
     for index, step in enumerate(config.ensemble):
-        for field, value in (("model_name", step.model), ("input_map", step.inputs), ("output_map", step.outputs)):
+        for field, value in (
+            ("model_name", step.model_name),
+            ("input_map", step.input_map),
+            ("output_map", step.output_map),
+        ):
             if not value:
                 sentence = f"must specify '{field}' in step {index} of ensemble '{config.name}'"
                 yield f"{_STEPS}[{index}].{field}", invalid_model(sentence)
@@ -61,7 +65,7 @@ def _tensor_problems(config: ModelConfig) -> Iterator[Problem]:
     if not config.ensemble:
         return
     name, sources = config.name, _sources(config.ensemble)
-    read = {tensor for step in config.ensemble for tensor in step.inputs.values()}
+    read = {tensor for step in config.ensemble for tensor in step.input_map.values()}
     inputs = {spec.name for spec in config.inputs}
     ready = _ready(sources, inputs)
     yield from _written_twice(config.ensemble, inputs, name)
@@ -79,7 +83,7 @@ def _tensor_problems(config: ModelConfig) -> Iterator[Problem]:
 
 def _sources(steps: tuple[EnsembleStep, ...]) -> dict[str, list[str]]:
     """For each tensor that a step writes those that the step reads."""
-    return {tensor: list(step.inputs.values()) for step in steps for tensor in step.outputs.values()}
+    return {tensor: list(step.input_map.values()) for step in steps for tensor in step.output_map.values()}
 
 
 def _ready(sources: Mapping[str, list[str]], inputs: set[str]) -> set[str]:
@@ -107,7 +111,7 @@ def _unwritten(output: str, sources: Mapping[str, list[str]], ready: set[str], n
 def _written_twice(steps: tuple[EnsembleStep, ...], inputs: set[str], name: str) -> Iterator[Problem]:
     written = set(inputs)
     for index, step in enumerate(steps):
-        for tensor in step.outputs.values():
+        for tensor in step.output_map.values():
             if tensor in written:
                 sentence = f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}'"
                 yield f"{_STEPS}[{index}].output_map", invalid_model(f"{sentence} step {index}")

@@ -19,12 +19,12 @@ def check_ragged(config: ModelConfig) -> None:
     Raises:
         MmeError: INVALID_MODEL, naming the field.
     """
-    for given in config.batch_inputs:
-        _check_sources(f"batch input kind 'BATCH_{given.kind.name}'", given.sources, config)
-    for output in config.batch_outputs:
-        _check_sources("batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE'", output.sources, config)
-    _check_targets("batch input", (given.targets for given in config.batch_inputs), config)
-    _check_targets("batch output", (output.targets for output in config.batch_outputs), config)
+    for given in config.batch_input:
+        _check_sources(f"batch input kind 'BATCH_{given.kind.name}'", given.source_input, config)
+    for output in config.batch_output:
+        _check_sources("batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE'", output.source_input, config)
+    _check_targets("batch input", (given.target_name for given in config.batch_input), config)
+    _check_targets("batch output", (output.target_name for output in config.batch_output), config)
 
 
 def check_ragged_names(config: ModelConfig, inputs: list[GraphTensor]) -> None:
@@ -34,16 +34,16 @@ def check_ragged_names(config: ModelConfig, inputs: list[GraphTensor]) -> None:
         MmeError: INVALID_MODEL, naming the tensor.
     """
     types = {name: data_type for name, data_type, _ in inputs}
-    sources = [source for given in config.batch_inputs for source in given.sources]
-    for source in (*sources, *(source for output in config.batch_outputs for source in output.sources)):
+    sources = [source for given in config.batch_input for source in given.source_input]
+    for source in (*sources, *(source for output in config.batch_output for source in output.source_input)):
         if config.input(source) is None:
             raise invalid_model(f"unknown source input name '{source}' for {config.name}")
-    for output in config.batch_outputs:
-        for target in output.targets:
+    for output in config.batch_output:
+        for target in output.target_name:
             if config.output(target) is None:
                 raise invalid_model(f"unknown target output name '{target}' for {config.name}")
-    for given in config.batch_inputs:
-        for target in given.targets:
+    for given in config.batch_input:
+        for target in given.target_name:
             if types.get(target) is not given.data_type:
                 provides = types[target].config_name if target in types else "no such input"
                 raise invalid_model(

@@ -37,7 +37,11 @@ def normalise_sequences(config: ModelConfig) -> SequenceBatching | None:
     strategy = batching.strategy
     if isinstance(strategy, OldestStrategy):
         strategy = _oldest(strategy, config)
-    return replace(batching, strategy=strategy, max_sequence_idle_us=batching.max_sequence_idle_us or DEFAULT_IDLE_US)
+    return replace(
+        batching,
+        strategy=strategy,
+        max_sequence_idle_microseconds=batching.max_sequence_idle_microseconds or DEFAULT_IDLE_US,
+    )
 
 
 def sequence_checks(config: ModelConfig) -> Iterator[Check]:
@@ -47,10 +51,10 @@ def sequence_checks(config: ModelConfig) -> Iterator[Check]:
         return
     field = "sequence_batching"
     yield field, partial(_check_company, config)
-    for index, tensor in enumerate(batching.control_inputs):
-        before = batching.control_inputs[:index]
+    for index, tensor in enumerate(batching.control_input):
+        before = batching.control_input[:index]
         yield f"{field}.control_input[{index}]", partial(_check_control, tensor, before, config.name)
-    for index, state in enumerate(batching.states):
+    for index, state in enumerate(batching.state):
         yield f"{field}.state[{index}]", partial(_check_state, state, config.name)
         for initial in state.initial_state:
             yield f"{field}.state[{index}].initial_state", partial(_check_initial, state, initial, config.name)
@@ -73,8 +77,8 @@ def _check_company(config: ModelConfig) -> None:
             f"Response Cache does not currently support model {config.name} with sequence batching scheduler. Please "
             "disable the response cache."
         )
-    ragged = [spec.name for spec in config.inputs if spec.ragged]
-    if ragged or config.batch_inputs or config.batch_outputs:
+    ragged = [spec.name for spec in config.inputs if spec.allow_ragged_batch]
+    if ragged or config.batch_input or config.batch_output:
         name = ragged[0] if ragged else "batch_input and batch_output"
         raise invalid_model(
             f"{name} of {config.name} can't be ragged with sequence batching: rows of a batch have one shape"
@@ -87,7 +91,7 @@ def _check_direct(strategy: DirectStrategy, config: ModelConfig) -> None:
 
 
 def _oldest(strategy: OldestStrategy, config: ModelConfig) -> OldestStrategy:
-    sizes = sorted(set(strategy.preferred_batch_sizes))
+    sizes = sorted(set(strategy.preferred_batch_size))
     if sizes and sizes[0] < 1:
         raise invalid_model(f"sequence batching preferred batch size must be positive for {config.name}")
     if config.max_batch_size > 0:
@@ -96,20 +100,20 @@ def _oldest(strategy: OldestStrategy, config: ModelConfig) -> OldestStrategy:
             raise invalid_model(f"sequence batching preferred batch size must be <= max batch size for {config.name}")
     if strategy.max_candidate_sequences < 0:
         raise invalid_model(f"sequence batching max_candidate_sequences must be positive for {config.name}")
-    return replace(strategy, preferred_batch_sizes=tuple(sizes))
+    return replace(strategy, preferred_batch_size=tuple(sizes))
 
 
 def _check_control(tensor: ControlInput, before: Sequence[ControlInput], model: str) -> None:
     if not tensor.name:
         raise invalid_model(f"sequence batching control tensor must have a name for {model}")
-    if len(tensor.controls) > 1 or any(other.name == tensor.name for other in before):
+    if len(tensor.control) > 1 or any(other.name == tensor.name for other in before):
         raise invalid_model(
             f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds for {model}"
         )
-    if not tensor.controls:
+    if not tensor.control:
         raise invalid_model(f"sequence batching control tensor '{tensor.name}' must specify 'control' for {model}")
-    control = tensor.controls[0]
-    if any(control.kind is known.kind for other in before for known in other.controls):
+    control = tensor.control[0]
+    if any(control.kind is known.kind for other in before for known in other.control):
         raise invalid_model(f"sequence batching specifies multiple {control.kind.name} tensors for {model}")
     if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
         _check_corrid(control, model)
@@ -157,8 +161,8 @@ def _check_corrid(control: Control, model: str) -> None:
 def _check_names(batching: SequenceBatching, config: ModelConfig) -> None:
     """A tensor has one meaning: what a client sends, a signal, or a state."""
     inputs = {spec.name: "a model input" for spec in config.inputs}
-    names = [(tensor.name, "control tensor") for tensor in batching.control_inputs]
-    names += [(state.input_name, "state input") for state in batching.states]
+    names = [(tensor.name, "control tensor") for tensor in batching.control_input]
+    names += [(state.input_name, "state input") for state in batching.state]
     for name, what in names:
         if name in inputs:
             raise invalid_model(
@@ -166,7 +170,7 @@ def _check_names(batching: SequenceBatching, config: ModelConfig) -> None:
             )
         inputs[name] = f"a {what}"
     outputs = set()
-    for state in batching.states:
+    for state in batching.state:
         if state.output_name in outputs:
             raise invalid_model(
                 f"sequence batching state output '{state.output_name}' is specified more than once for {config.name}"
@@ -191,7 +195,7 @@ def _check_state(state: SequenceState, model: str) -> None:
         )
     check_rank(subject, state.dims, model)
     check_elements(subject, state.dims, model)
-    if state.use_growable_memory and not state.use_same_buffer:
+    if state.use_growable_memory and not state.use_same_buffer_for_input_output:
         raise invalid_model(
             f"{subject} has 'use_growable_memory', which needs 'use_same_buffer_for_input_output', for {model}"
         )

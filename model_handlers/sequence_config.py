@@ -62,7 +62,7 @@ class ControlInput:
     """An input of the model that tells signals and is no client's to send: one, once the configuration is checked."""
 
     name: str
-    controls: tuple[Control, ...]
+    control: tuple[Control, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class SequenceState:
         input_name, output_name: where it is given the tensor, and where it gives the next one.
         data_type, dims: as of a `TensorSpec`; a dimension of -1 is 1 at the start.
         initial_state: at most one; zeros without it.
-        use_same_buffer, use_growable_memory: where the memory lies, which changes no value.
+        use_same_buffer_for_input_output, use_growable_memory: where the memory lies, which changes no value.
     """
 
     input_name: str
@@ -92,7 +92,7 @@ class SequenceState:
     data_type: DataType
     dims: tuple[int, ...]
     initial_state: tuple[InitialState, ...] = ()
-    use_same_buffer: bool = False
+    use_same_buffer_for_input_output: bool = False
     use_growable_memory: bool = False
 
 
@@ -101,11 +101,11 @@ class DirectStrategy:
     """A sequence owns a row of its instance's batch.
 
     Attributes:
-        max_queue_delay_us: microseconds that a request may wait for others of other rows.
+        max_queue_delay_microseconds: microseconds that a request may wait for others of other rows.
         minimum_slot_utilization: share of the rows that is worth an execution before that.
     """
 
-    max_queue_delay_us: int = 0
+    max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
 
 
@@ -115,12 +115,12 @@ class OldestStrategy:
 
     Attributes:
         max_candidate_sequences: how many do, others wait; 0 for as many as fit into a batch.
-        preferred_batch_sizes, max_queue_delay_us, preserve_ordering: see `DynamicBatching`.
+        preferred_batch_size, max_queue_delay_microseconds, preserve_ordering: see `DynamicBatching`.
     """
 
     max_candidate_sequences: int = 0
-    preferred_batch_sizes: tuple[int, ...] = ()
-    max_queue_delay_us: int = 0
+    preferred_batch_size: tuple[int, ...] = ()
+    max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
 
 
@@ -130,22 +130,22 @@ class SequenceBatching:
 
     Attributes:
         strategy: which requests make a batch.
-        max_sequence_idle_us: microseconds after which a sequence that sent nothing is over.
-        control_inputs: what the model is told of each request.
-        states: what it keeps between the requests of a sequence.
-        iterative: whether the model may put a request back, to be executed again; such a request needs no id.
+        max_sequence_idle_microseconds: microseconds after which a sequence that sent nothing is over.
+        control_input: what the model is told of each request.
+        state: what it keeps between the requests of a sequence.
+        iterative_sequence: whether the model may put a request back, to be executed again; such a request needs no id.
     """
 
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
-    max_sequence_idle_us: int = DEFAULT_IDLE_US
-    control_inputs: tuple[ControlInput, ...] = ()
-    states: tuple[SequenceState, ...] = ()
-    iterative: bool = False
+    max_sequence_idle_microseconds: int = DEFAULT_IDLE_US
+    control_input: tuple[ControlInput, ...] = ()
+    state: tuple[SequenceState, ...] = ()
+    iterative_sequence: bool = False
 
     def controls(self) -> Iterator[tuple[str, Control]]:
         """Every signal with the name of its tensor."""
-        for tensor in self.control_inputs:
-            for control in tensor.controls:
+        for tensor in self.control_input:
+            for control in tensor.control:
                 yield tensor.name, control
 
 
@@ -154,7 +154,7 @@ def hidden_inputs(batching: SequenceBatching | None) -> tuple[TensorSpec, ...]:
     if batching is None:
         return ()
     controls = (TensorSpec(name, control.tensor_type, (1,)) for name, control in batching.controls())
-    states = (TensorSpec(state.input_name, state.data_type, state.dims) for state in batching.states)
+    states = (TensorSpec(state.input_name, state.data_type, state.dims) for state in batching.state)
     return (*controls, *states)
 
 
@@ -162,7 +162,7 @@ def hidden_outputs(batching: SequenceBatching | None) -> tuple[TensorSpec, ...]:
     """The outputs that are states; clients see those alone that the configuration names as outputs, too."""
     if batching is None:
         return ()
-    return tuple(TensorSpec(state.output_name, state.data_type, state.dims) for state in batching.states)
+    return tuple(TensorSpec(state.output_name, state.data_type, state.dims) for state in batching.state)
 
 
 def all_inputs(config: ModelConfig) -> tuple[TensorSpec, ...]:

@@ -21,13 +21,13 @@ def sequence_json(batching: SequenceBatching | None) -> Json:
     return {
         "sequence_batching": {
             **_strategy(batching),
-            "max_sequence_idle_microseconds": batching.max_sequence_idle_us,
+            "max_sequence_idle_microseconds": batching.max_sequence_idle_microseconds,
             "control_input": [
-                {"name": tensor.name, "control": [_control(control) for control in tensor.controls]}
-                for tensor in batching.control_inputs
+                {"name": tensor.name, "control": [_control(control) for control in tensor.control]}
+                for tensor in batching.control_input
             ],
-            "state": [_state(state) for state in batching.states],
-            "iterative_sequence": batching.iterative,
+            "state": [_state(state) for state in batching.state],
+            "iterative_sequence": batching.iterative_sequence,
         }
     }
 
@@ -37,15 +37,15 @@ def _strategy(batching: SequenceBatching) -> Json:
     if isinstance(strategy, DirectStrategy):
         return {
             "direct": {
-                "max_queue_delay_microseconds": strategy.max_queue_delay_us,
+                "max_queue_delay_microseconds": strategy.max_queue_delay_microseconds,
                 "minimum_slot_utilization": _single(strategy.minimum_slot_utilization),
             }
         }
     return {
         "oldest": {
             "max_candidate_sequences": strategy.max_candidate_sequences,
-            "preferred_batch_size": list(strategy.preferred_batch_sizes),
-            "max_queue_delay_microseconds": strategy.max_queue_delay_us,
+            "preferred_batch_size": list(strategy.preferred_batch_size),
+            "max_queue_delay_microseconds": strategy.max_queue_delay_microseconds,
             "preserve_ordering": strategy.preserve_ordering,
         }
     }
@@ -68,7 +68,7 @@ def _state(state: SequenceState) -> Json:
         "data_type": _type(state.data_type),
         "dims": list(state.dims),
         "initial_state": [_initial(initial) for initial in state.initial_state],
-        "use_same_buffer_for_input_output": state.use_same_buffer,
+        "use_same_buffer_for_input_output": state.use_same_buffer_for_input_output,
         "use_growable_memory": state.use_growable_memory,
     }
 

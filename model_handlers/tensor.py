@@ -93,8 +93,8 @@ class TensorSpec:
         dims: its shape without the batch dimension; -1 is a dimension of any size.
         reshape: the shape that the framework sees instead of `dims`, or None.
         optional: whether a request may leave the input out.
-        labels: the path of a label file relative to the model directory, or "".
-        ragged: whether requests with other shapes may share a batch; the model sees the elements of all in one row.
+        label_filename: the path of a label file relative to the model directory, or "".
+        allow_ragged_batch: whether requests of other shapes may share a batch; the model sees all elements in one row.
         format: `FORMAT_NHWC` or `FORMAT_NCHW` when it says that it is an image; told to clients, changes nothing.
     """
 
@@ -103,9 +103,9 @@ class TensorSpec:
     dims: tuple[int, ...]
     reshape: tuple[int, ...] | None = None
     optional: bool = False
-    labels: str = ""
+    label_filename: str = ""
     format: str = "FORMAT_NONE"
-    ragged: bool = False
+    allow_ragged_batch: bool = False
 
     @property
     def is_scalar(self) -> bool:

@@ -107,7 +107,7 @@ def _summary(model: Examined) -> str:
 
 def _kind(config: ModelConfig) -> str:
     if config.ensemble:
-        return f"ensemble of {', '.join(dict.fromkeys(step.model for step in config.ensemble))}"
+        return f"ensemble of {', '.join(dict.fromkeys(step.model_name for step in config.ensemble))}"
     return config.backend or config.platform or "no backend"
 
 

@@ -235,10 +235,10 @@ def _check_steps(models: list[ModelDirectory]) -> None:
     there = {model.path.name for model in models}
     for model in models:
         for step in model.config.ensemble:
-            if step.model not in there:
+            if step.model_name not in there:
                 raise invalid_model(
-                    f"ensemble '{model.name}' has a step of model '{step.model}', which is neither in its folder nor "
-                    f"beside it: found {', '.join(sorted(there))}"
+                    f"ensemble '{model.name}' has a step of model '{step.model_name}', which is neither in its folder "
+                    f"nor beside it: found {', '.join(sorted(there))}"
                 )
 
 

@@ -51,9 +51,9 @@ def ensemble_of(name: str, steps: Sequence[ModelConfig]) -> ModelConfig:
         }
         known = {**known, **before}
         called |= {tensor for tensor, _ in before.values()}
-        wired.append(EnsembleStep(step.name, None, taken, {own: tensor for own, (tensor, _) in before.items()}))
+        wired.append(EnsembleStep(step.name, -1, taken, {own: tensor for own, (tensor, _) in before.items()}))
     outputs = tuple(replace(spec, name=tensor) for tensor, spec in before.values())
-    used = {tensor for each in wired for tensor in each.inputs.values()} | {spec.name for spec in outputs}
+    used = {tensor for each in wired for tensor in each.input_map.values()} | {spec.name for spec in outputs}
     return ModelConfig(
         name=name,
         platform=PLATFORM,
@@ -61,7 +61,7 @@ def ensemble_of(name: str, steps: Sequence[ModelConfig]) -> ModelConfig:
         inputs=inputs,
         outputs=outputs,
         ensemble=tuple(
-            replace(each, outputs={own: tensor for own, tensor in each.outputs.items() if tensor in used})
+            replace(each, output_map={own: tensor for own, tensor in each.output_map.items() if tensor in used})
             for each in wired
         ),
     )
@@ -108,7 +108,7 @@ def _unmade(step: ModelConfig, spec: TensorSpec, known: Made) -> MmeError:
 def _outer(spec: TensorSpec, step: ModelConfig, batch: int) -> TensorSpec:
     """A tensor of a step as the ensemble sees it: of one that batches in an ensemble that does not, the whole shape."""
     dims = (-1, *spec.dims) if step.max_batch_size and not batch else spec.dims
-    return replace(spec, dims=dims, reshape=None, ragged=False, optional=False, labels="")
+    return replace(spec, dims=dims, reshape=None, allow_ragged_batch=False, optional=False, label_filename="")
 
 
 def _fits(made: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -111,5 +111,5 @@ def _streams(config: ModelConfig) -> int | str:
     """How many executions go on at a time: one an instance, unless the configuration says."""
     if config.parameters.get("NUM_STREAMS", "").strip().upper() == _AUTO:
         return _AUTO
-    instances = sum(group.count for group in config.instance_groups) or 1
+    instances = sum(group.count for group in config.instance_group) or 1
     return integer(config, "NUM_STREAMS", instances, range(1, 257))

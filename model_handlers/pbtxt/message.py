@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _log = logging.getLogger("mme.config")
-_LATEST = (-1, 0)  # 0 is what the message has where no version is given
 _WARMUP_DATA = {
     "zero_data": WarmupData.ZERO,
     "random_data": WarmupData.RANDOM,
@@ -67,7 +66,7 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         named_inputs=_named(message.input, message),
         named_outputs=_named(message.output, message),
         version_policy=_version_policy(message, model),
-        instance_groups=tuple(_instance_group(group) for group in message.instance_group),
+        instance_group=tuple(_instance_group(group) for group in message.instance_group),
         dynamic_batching=_dynamic_batching(message, model),
         default_model_filename=message.default_model_filename,
         optimization_level=message.optimization.graph.level,
@@ -76,12 +75,12 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
         decoupled=message.model_transaction_policy.decoupled,
         not_decoupled=_says_not_decoupled(message),
         ensemble=tuple(_step(step) for step in message.ensemble_scheduling.step),
-        max_inflight=message.ensemble_scheduling.max_inflight_requests,
-        batch_inputs=tuple(map(_batch_input, message.batch_input)),
-        batch_outputs=tuple(
+        max_inflight_requests=message.ensemble_scheduling.max_inflight_requests,
+        batch_input=tuple(map(_batch_input, message.batch_input)),
+        batch_output=tuple(
             BatchOutput(tuple(given.target_name), tuple(given.source_input)) for given in message.batch_output
         ),
-        warmup=_warmup_samples(message, model),
+        model_warmup=_warmup_samples(message, model),
         response_cache=message.response_cache.enable,
         runtime=message.runtime,
         histograms=MappingProxyType(dict(_histogram(control) for control in message.model_metrics.metric_control)),
@@ -91,7 +90,7 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
             for agent in message.model_repository_agents.agents
         ),
         sequence_batching=sequence_batching(message, model),
-        cc_filenames=MappingProxyType(dict(message.cc_model_filenames)),
+        cc_model_filenames=MappingProxyType(dict(message.cc_model_filenames)),
         gpu_accelerators=_accelerators(accelerators.gpu_execution_accelerator),
         cpu_accelerators=_accelerators(accelerators.cpu_execution_accelerator),
         optimization=MappingProxyType(_told(message.optimization)),
@@ -142,7 +141,7 @@ def _input(tensor: pb.ModelInput, model: str) -> TensorSpec:
         dims=tuple(tensor.dims),
         reshape=_reshape(tensor),
         optional=tensor.optional,
-        ragged=tensor.allow_ragged_batch,
+        allow_ragged_batch=tensor.allow_ragged_batch,
         format=pb.ModelInput.Format.Name(tensor.format),
     )
 
@@ -153,7 +152,7 @@ def _output(tensor: pb.ModelOutput, model: str) -> TensorSpec:
         data_type=_data_type(tensor, "output", model),
         dims=tuple(tensor.dims),
         reshape=_reshape(tensor),
-        labels=tensor.label_filename,
+        label_filename=tensor.label_filename,
     )
 
 
@@ -215,10 +214,9 @@ def _histogram(control: pb.ModelMetrics.MetricControl) -> tuple[str, tuple[float
 
 
 def _step(step: pb.ModelEnsembling.Step) -> EnsembleStep:
-    version = None if step.model_version in _LATEST else step.model_version
     return EnsembleStep(
         step.model_name,
-        version,
+        step.model_version or -1,  # 0 is what the message has where no version is given
         MappingProxyType(dict(step.input_map)),
         MappingProxyType(dict(step.output_map)),
         step.model_namespace,
@@ -233,20 +231,20 @@ def _dynamic_batching(message: pb.ModelConfig, model: str) -> DynamicBatching | 
         _log.warning("model '%s': priorities change nothing, since dynamic_batching.priority_levels is 0", model)
     policies = {int(level): _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()}
     return DynamicBatching(
-        preferred_batch_sizes=tuple(batching.preferred_batch_size),
-        max_queue_delay_us=batching.max_queue_delay_microseconds,
+        preferred_batch_size=tuple(batching.preferred_batch_size),
+        max_queue_delay_microseconds=batching.max_queue_delay_microseconds,
         preserve_ordering=batching.preserve_ordering,
-        queue_policy=_queue_policy(batching.default_queue_policy),
+        default_queue_policy=_queue_policy(batching.default_queue_policy),
         priority_levels=batching.priority_levels,
         default_priority_level=batching.default_priority_level,
-        priority_policies=MappingProxyType(policies),
+        priority_queue_policy=MappingProxyType(policies),
     )
 
 
 def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
     return QueuePolicy(
         timeout_action=TimeoutAction(policy.timeout_action),
-        default_timeout_us=policy.default_timeout_microseconds,
+        default_timeout_microseconds=policy.default_timeout_microseconds,
         allow_timeout_override=policy.allow_timeout_override,
         max_queue_size=policy.max_queue_size,
     )

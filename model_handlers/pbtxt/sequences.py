@@ -30,13 +30,13 @@ def sequence_batching(message: pb.ModelConfig, model: str) -> SequenceBatching |
     batching = message.sequence_batching
     return SequenceBatching(
         strategy=_strategy(batching),
-        max_sequence_idle_us=batching.max_sequence_idle_microseconds,
-        control_inputs=tuple(
+        max_sequence_idle_microseconds=batching.max_sequence_idle_microseconds,
+        control_input=tuple(
             ControlInput(tensor.name, tuple(_control(control) for control in tensor.control))
             for tensor in batching.control_input
         ),
-        states=tuple(_state(state, model) for state in batching.state),
-        iterative=batching.iterative_sequence,
+        state=tuple(_state(state, model) for state in batching.state),
+        iterative_sequence=batching.iterative_sequence,
     )
 
 

@@ -86,7 +86,7 @@ def _shown(named: NamedTensor) -> dict[str, Any]:
 def _merged(config: ModelConfig, asked: Mapping[str, Any]) -> ModelConfig:
     batching = config.dynamic_batching
     if batching is None and "dynamic_batching" in asked:
-        batching = DynamicBatching(preferred_batch_sizes=())
+        batching = DynamicBatching(preferred_batch_size=())
     return replace(
         config,
         max_batch_size=_integer(asked["max_batch_size"], "max_batch_size", config.name),

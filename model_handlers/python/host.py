@@ -87,7 +87,9 @@ class Host:
         self._batches = self.config.max_batch_size > 0
         sequences = self.config.sequence_batching
         self._inputs = all_inputs(self.config)
-        self._iterative = sequences is not None and sequences.iterative  # then requests are put back when execute ends
+        self._iterative = (
+            sequences is not None and sequences.iterative_sequence
+        )  # then requests are put back when execute ends
 
     def execute(
         self, requests: Sequence[ModelRequest], outside: Outside | None
@@ -170,7 +172,7 @@ class Host:
     def _kind(self, device: Device) -> str:
         """KIND_MODEL as the configuration has it: such a model places itself. Else where it is."""
         group = self._lane.rpartition("_")[0]
-        places_itself = any(g.kind is InstanceKind.MODEL and g.name == group for g in self.config.instance_groups)
+        places_itself = any(g.kind is InstanceKind.MODEL and g.name == group for g in self.config.instance_group)
         return InstanceKind.MODEL.name if places_itself else device.kind.upper()
 
     def _returned(self, received: list[ReceivedRequest], responses: list[Responses]) -> Any:

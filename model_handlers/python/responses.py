@@ -97,7 +97,7 @@ class Responses:
             TritonModelException: the request can't be executed once more.
         """
         batching = self._config.sequence_batching
-        if again and (batching is None or not batching.iterative):
+        if again and (batching is None or not batching.iterative_sequence):
             raise TritonModelException(
                 "rescheduling a request needs 'sequence_batching { iterative_sequence: true }' in config.pbtxt"
             )

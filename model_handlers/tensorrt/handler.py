@@ -125,7 +125,7 @@ class TensorrtHandler(Handler):
 
 def _instances(config: ModelConfig, device: Device) -> int:
     """How many executions there may be at a time on the device."""
-    groups = (group for group in config.instance_groups if not group.gpus or device.index in group.gpus)
+    groups = (group for group in config.instance_group if not group.gpus or device.index in group.gpus)
     return sum(group.count for group in groups if group.kind is not InstanceKind.CPU) or 1
 
 

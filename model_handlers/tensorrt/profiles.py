@@ -54,7 +54,7 @@ def chosen(config: ModelConfig, profiles: Sequence[Profile]) -> list[Profile]:
     Raises:
         MmeError: INVALID_MODEL for a name that is none.
     """
-    named = [name for group in config.instance_groups for name in group.profiles]
+    named = [name for group in config.instance_group for name in group.profile]
     for name in named:
         if not name.isdecimal() or int(name) >= len(profiles):
             raise invalid_model(

@@ -106,7 +106,7 @@ def threads_of(config: ModelConfig, model_file: Path) -> Threads:
         MmeError: INVALID_MODEL for a parameter that is no such number, UNAVAILABLE where there are not so many.
     """
     asked = integer(config, _THREADS, 0, range(1025))
-    lanes = sum(group.count for group in config.instance_groups) or 1
+    lanes = sum(group.count for group in config.instance_group) or 1
     return take_threads(asked or default_threads(model_file), config.name, _THREADS if asked else "", lanes)
 
 

@@ -69,7 +69,7 @@ class EnsembleModel:
         decoupled = [member.config.decoupled for member in members]
         self.graph = Graph(config.own(name), config.ensemble, decoupled)
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
-        self._turnstiles = Turnstiles(config.max_inflight) if config.max_inflight else None
+        self._turnstiles = Turnstiles(config.max_inflight_requests) if config.max_inflight_requests else None
         if self._turnstiles is not None:
             for part in self.parts:
                 part.submit = Turnstile(self._turnstiles, part.model).submit
@@ -183,5 +183,5 @@ class Part:
         self.batches = model.config.max_batch_size > 0
         self.step = step
         self.submit = model.submit
-        everything = step.outputs.keys() >= {spec.name for spec in model.config.outputs}
-        self.outputs = () if everything else tuple(step.outputs)
+        everything = step.output_map.keys() >= {spec.name for spec in model.config.outputs}
+        self.outputs = () if everything else tuple(step.output_map)

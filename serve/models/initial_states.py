@@ -27,7 +27,7 @@ def initial_states(config: ModelConfig, directory: Path) -> dict[str, Array]:
     Raises:
         MmeError: INVALID_MODEL for a file that is not there or too short.
     """
-    states = config.sequence_batching.states if config.sequence_batching is not None else ()
+    states = config.sequence_batching.state if config.sequence_batching is not None else ()
     return {state.input_name: _first(state, config, directory / FOLDER) for state in states}
 
 

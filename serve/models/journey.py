@@ -44,7 +44,7 @@ class Route:
         self.plan = plan
         self.batched = [config.max_batch_size > 0] * len(plan.places)
         for part in parts:
-            for tensor in part.step.outputs.values():
+            for tensor in part.step.output_map.values():
                 if tensor in plan.places:
                     self.batched[plan.places[tensor]] = part.batches
         self._layouts: dict[tuple[int, tuple[tuple[int, ...], ...]], Layout] = {}
@@ -164,7 +164,7 @@ class Journey:
     ) -> None:
         """A step has answered."""
         if response.timings is not None:
-            watch, model = self._request.watch, self._ensemble.parts[step.index].step.model
+            watch, model = self._request.watch, self._ensemble.parts[step.index].step.model_name
             seen = None if watch is None else watch(sent, response)
             told = Step(model, response.model_version, sent.arrival_ns, response.timings, seen)
             self._waited += self._timings.add(told)

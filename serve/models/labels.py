@@ -27,10 +27,10 @@ def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ..
     """
     labels = {}
     for spec in config.outputs:
-        if not spec.labels:
+        if not spec.label_filename:
             continue
-        file = directory / spec.labels
-        whose = f"label_filename '{spec.labels}' of output '{spec.name}' of model '{config.name}'"
+        file = directory / spec.label_filename
+        whose = f"label_filename '{spec.label_filename}' of output '{spec.name}' of model '{config.name}'"
         if not file.is_file():
             raise invalid_model(f"{whose}: there is no such file in the model's directory")
         try:
@@ -45,7 +45,7 @@ def ensemble_labels(config: ModelConfig, own: Labels, members: Mapping[str, Labe
     """Those of an ensemble: its own, else those of the models that write its outputs."""
     labels = dict(own)
     for step in config.ensemble:
-        for output, tensor in step.outputs.items():
-            if config.output(tensor) is not None and output in members[step.model]:
-                labels.setdefault(tensor, members[step.model][output])
+        for output, tensor in step.output_map.items():
+            if config.output(tensor) is not None and output in members[step.model_name]:
+                labels.setdefault(tensor, members[step.model_name][output])
     return labels

@@ -176,7 +176,7 @@ def _signature(layout: Layout, config: ModelConfig, order: tuple[int, ...]) -> H
     variable = tuple(
         layout.inputs[position][2][1:]
         for spec, position in zip(config.inputs, order, strict=True)
-        if position >= 0 and -1 in spec.dims and not spec.ragged
+        if position >= 0 and -1 in spec.dims and not spec.allow_ragged_batch
     )
     present = tuple(position >= 0 for position in order) if any(spec.optional for spec in config.inputs) else ()
     return (variable, present)

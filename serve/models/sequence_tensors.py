@@ -67,8 +67,8 @@ class SequenceSignature(Signature):
         assert config.sequence_batching is not None  # noqa: S101 - whoever makes it has looked
         batching: SequenceBatching = config.sequence_batching
         self._signals = [_signal(control_name, control) for control_name, control in batching.controls()]
-        self._states = {state.output_name: state.input_name for state in batching.states}
-        self._growing = [state.input_name for state in batching.states if -1 in state.dims]
+        self._states = {state.output_name: state.input_name for state in batching.state}
+        self._growing = [state.input_name for state in batching.state if -1 in state.dims]
         self._initial = initial
         kinds = {control.kind for _, control in batching.controls()}
         self._knows_nobody = ControlKind.CONTROL_SEQUENCE_READY in kinds

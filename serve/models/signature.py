@@ -49,8 +49,10 @@ class Signature:
         self.outputs = {spec.name: spec for spec in config.outputs}
         self.output_names = tuple(self.outputs)
         places = {spec.name: index for index, spec in enumerate(config.inputs)}
-        self.told = [(given, places[given.sources[0]]) for given in config.batch_inputs]
-        self.split = {target: places[given.sources[0]] for given in config.batch_outputs for target in given.targets}
+        self.told = [(given, places[given.source_input[0]]) for given in config.batch_input]
+        self.split = {
+            target: places[given.source_input[0]] for given in config.batch_output for target in given.target_name
+        }
         self.proof: BatchProof | None = None
 
     def rows(self, batch: Batch) -> int:
@@ -128,7 +130,7 @@ def collate(signature: Signature, batch: Batch) -> dict[str, Array]:
         position = first.order[index]
         if position < 0:
             continue
-        if spec.ragged:
+        if spec.allow_ragged_batch:
             inputs[spec.name] = ragged.flat([request.inputs[request.order[index]] for request in batch])
             continue
         if len(batch) == 1:
@@ -141,7 +143,7 @@ def collate(signature: Signature, batch: Batch) -> dict[str, Array]:
     for given, index in signature.told:
         shapes = _shapes(batch, index)
         told = ragged.batch_input(given.kind, shapes, given.data_type.dtype, batches=signature.batches)
-        inputs |= dict.fromkeys(given.targets, told)
+        inputs |= dict.fromkeys(given.target_name, told)
     return inputs
 
 

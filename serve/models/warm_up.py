@@ -57,13 +57,13 @@ def zeros(config: ModelConfig) -> dict[str, Array]:
         shape = [max(dim, 1) for dim in dims]
         array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
         shapes[spec.name] = array.shape
-        array = flat([array]) if spec.ragged else array
+        array = flat([array]) if spec.allow_ragged_batch else array
         if spec.data_type is BYTES:
             array.fill(b"")
         made[spec.name] = array
-    for given in config.batch_inputs:
+    for given in config.batch_input:
         told = batch_input(
-            given.kind, [shapes[given.sources[0]]], given.data_type.dtype, batches=config.max_batch_size > 0
+            given.kind, [shapes[given.source_input[0]]], given.data_type.dtype, batches=config.max_batch_size > 0
         )
-        made |= dict.fromkeys(given.targets, told)
+        made |= dict.fromkeys(given.target_name, told)
     return made

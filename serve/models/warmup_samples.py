@@ -59,7 +59,7 @@ class Warmup:
         inputs = (*config.inputs, *hidden_inputs(config.sequence_batching))
         self._config = config = replace(config, inputs=inputs)
         self._signature = Signature(config.name, 0, config)
-        self._samples = [_Sample(sample, config, directory) for sample in config.warmup if sample.batch_size]
+        self._samples = [_Sample(sample, config, directory) for sample in config.model_warmup if sample.batch_size]
 
     def run(self, handler: Handler, lane: str, must_go_on: Callable[[], None] = lambda: None) -> None:
         """Execute all samples on the instance `lane`.
@@ -142,7 +142,7 @@ def _of_sequences(config: ModelConfig, directory: Path) -> Iterator[tuple[str, D
         value = told if kind is not BYTES else b"1"
         yield name, kind, np.full((1, 1) if config.max_batch_size > 0 else (1,), value, kind.dtype)
     first = initial_states(config, directory)
-    for state in batching.states:
+    for state in batching.state:
         yield state.input_name, state.data_type, first[state.input_name]
 
 

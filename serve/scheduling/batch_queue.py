@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _NOBODY: deque[Any] = deque()
-UNBATCHED = DynamicBatching(preferred_batch_sizes=(1,))
+UNBATCHED = DynamicBatching(preferred_batch_size=(1,))
 
 
 class Take(Generic[R]):
@@ -74,13 +74,13 @@ class BatchQueue(Generic[R]):
         self._batches = batching is not None and max_batch_size > 1
         self._max = max_batch_size
         settings = batching or UNBATCHED
-        self._preferred = frozenset(settings.preferred_batch_sizes)
+        self._preferred = frozenset(settings.preferred_batch_size)
         self._max_preferred = max(self._preferred, default=max_batch_size)
-        self._delay_ns = settings.max_queue_delay_us * 1000
+        self._delay_ns = settings.max_queue_delay_microseconds * 1000
         self._levels: tuple[Level[R], ...] = tuple(Level(model, policy) for policy in settings.policies)
         self._default_level = self._levels[min(max(settings.default_priority_level, 1), len(self._levels)) - 1]
         self._only = self._default_level if len(self._levels) == 1 else None
-        self._has_deadlines = any(level.policy.default_timeout_us for level in self._levels)
+        self._has_deadlines = any(level.policy.default_timeout_microseconds for level in self._levels)
         self._hurries = not self._delay_ns and not self._has_deadlines
         self._free = self._only.waiting if self._only is not None and not self._only.limited else None
 

@@ -62,7 +62,7 @@ class Graph:
         self.name = name
         self.steps = tuple(steps)
         self.decoupled = tuple(decoupled)
-        self.producers = {tensor: index for index, step in enumerate(steps) for tensor in step.outputs.values()}
+        self.producers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
         self._needed: dict[frozenset[str], frozenset[int]] = {}
         order = self._order()
         self.lineages: list[Lineage] = [()] * len(steps)
@@ -91,7 +91,7 @@ class Graph:
             index = self.producers.get(waiting.pop())
             if index is not None and index not in found:
                 found.add(index)
-                waiting += self.steps[index].inputs.values()
+                waiting += self.steps[index].input_map.values()
         return found
 
     def _order(self) -> list[int]:
@@ -102,10 +102,10 @@ class Graph:
             ready = [
                 index
                 for index, step in left.items()
-                if not any(self.producers.get(tensor) in left for tensor in step.inputs.values())
+                if not any(self.producers.get(tensor) in left for tensor in step.input_map.values())
             ]
             if not ready:
-                names = ", ".join(step.model for step in left.values())
+                names = ", ".join(step.model_name for step in left.values())
                 raise invalid_model(f"in ensemble '{self.name}', the tensors of its steps go in a circle: {names}")
             order += ready
             for index in ready:
@@ -114,13 +114,13 @@ class Graph:
 
     def _lineage(self, index: int) -> Lineage:
         longest: Lineage = ()
-        for tensor in self.steps[index].inputs.values():
+        for tensor in self.steps[index].input_map.values():
             lineage = self.lineage_of(tensor)
             shorter, longer = sorted((longest, lineage), key=len)
             if longer[: len(shorter)] != shorter:
                 raise invalid_model(
-                    f"in ensemble '{self.name}', step of model '{self.steps[index].model}' receives inputs originated "
-                    "from different decoupled models"
+                    f"in ensemble '{self.name}', step of model '{self.steps[index].model_name}' receives inputs "
+                    "originated from different decoupled models"
                 )
             longest = longer
         return longest
@@ -166,7 +166,7 @@ class Plan:
 
     def __init__(self, graph: Graph, inputs: Sequence[str], wanted: Sequence[str]) -> None:
         needed = sorted(graph.needed(wanted))
-        made = [tensor for index in needed for tensor in graph.steps[index].outputs.values()]
+        made = [tensor for index in needed for tensor in graph.steps[index].output_map.values()]
         self.places = {tensor: place for place, tensor in enumerate(dict.fromkeys((*inputs, *made)))}
         self.wanted = tuple((name, self.places[name]) for name in wanted)
         lineages = {name: graph.lineage_of(name) for name in wanted}
@@ -174,7 +174,7 @@ class Plan:
         self.responds_once = ends == {()}
         steps = []
         for index in needed:
-            placed = tuple((name, self.places[tensor]) for name, tensor in graph.steps[index].inputs.items())
+            placed = tuple((name, self.places[tensor]) for name, tensor in graph.steps[index].input_map.items())
             steps.append(PlannedStep(index, len(graph.lineages[index]), placed, decoupled=graph.decoupled[index]))
         responses: list[PlannedStep] = []
         for end in () if self.responds_once else ends:
@@ -183,7 +183,7 @@ class Plan:
         self.within = Counter([*(graph.lineages[index] for index in needed), *ends])
         self.lacking = [0] * (len(graph.steps) + len(responses))
         for step in steps:
-            for name, tensor in graph.steps[step.index].outputs.items():
+            for name, tensor in graph.steps[step.index].output_map.items():
                 place = self.places[tensor]
                 waiting = [other for other in (*steps, *responses) if place in dict(other.inputs).values()]
                 step.outputs[name] = place, waiting

@@ -59,23 +59,23 @@ def _step_problems(
     if config.max_batch_size > member.max_batch_size > 0:
         sentence = (
             f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
-            f"{step.model} which only allows maximum batch size to be {member.max_batch_size}"
+            f"{step.model_name} which only allows maximum batch size to be {member.max_batch_size}"
         )
         yield "", invalid_model(sentence)
     for spec in member.inputs:
-        if spec.name not in step.inputs and not spec.optional:
+        if spec.name not in step.input_map and not spec.optional:
             sentence = (
-                f"in ensemble {config.name}, input {spec.name} in model {step.model} is not mapped to any "
+                f"in ensemble {config.name}, input {spec.name} in model {step.model_name} is not mapped to any "
                 "ensemble tensors"
             )
             yield ".input_map", invalid_model(sentence)
     for field, name, tensor, found in _mapped(step, member):
         if found is None:
             way = "mapping to non-existing input" if field == ".input_map" else "mapped from non-existing output"
-            sentence = f"in ensemble {config.name}, ensemble tensor {tensor} is {way} {name} in model {step.model}"
+            sentence = f"in ensemble {config.name}, ensemble tensor {tensor} is {way} {name} in model {step.model_name}"
             yield field, invalid_model(sentence)
             continue
-        side = _side(step.model, member, found)
+        side = _side(step.model_name, member, found)
         error = _difference(config.name, tensor, tensors.setdefault(tensor, side), side)
         if error is not None:
             yield field, error
@@ -83,9 +83,9 @@ def _step_problems(
 
 def _mapped(step: EnsembleStep, member: ModelConfig) -> Iterator[tuple[str, str, str, TensorSpec | None]]:
     """The map, the tensor of the model by its name there, that of the ensemble, and what the model has."""
-    for name, tensor in step.inputs.items():
+    for name, tensor in step.input_map.items():
         yield ".input_map", name, tensor, member.input(name)
-    for name, tensor in step.outputs.items():
+    for name, tensor in step.output_map.items():
         yield ".output_map", name, tensor, member.output(name)
 
 

@@ -59,7 +59,7 @@ class Level(Generic[R]):
     @property
     def limited(self) -> bool:
         """Whether anybody may be refused or run out of time."""
-        return self.policy.max_queue_size > 0 or self.policy.default_timeout_us > 0
+        return self.policy.max_queue_size > 0 or self.policy.default_timeout_microseconds > 0
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.delayed)
@@ -80,7 +80,7 @@ class Level(Generic[R]):
                 f"Exceeds maximum queue size: model '{self._model}' has {len(self)} requests waiting, "
                 f"max_queue_size is {policy.max_queue_size}; try again later",
             )
-        timeout_us = policy.default_timeout_us
+        timeout_us = policy.default_timeout_microseconds
         if timeout_us and policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
             timeout_us = request.timeout_us
         request.deadline_ns = request.arrival_ns + timeout_us * 1000 if timeout_us else 0
@@ -92,7 +92,7 @@ class Level(Generic[R]):
 
     def next_deadline(self) -> int:
         """The nearest time (ns) at which a request's queue time is over, 0 for none."""
-        if not self.policy.default_timeout_us or not self.waiting:
+        if not self.policy.default_timeout_microseconds or not self.waiting:
             return 0
         if not self.policy.allow_timeout_override:  # then who came first runs out of time first
             return self.waiting[0].deadline_ns

@@ -44,7 +44,7 @@ class DirectLane(Generic[R]):
 
     def __init__(self, strategy: DirectStrategy, rows: int) -> None:
         self._offered: dict[int, Sequence[R]] = {}
-        self._delay_ns = strategy.max_queue_delay_us * 1000
+        self._delay_ns = strategy.max_queue_delay_microseconds * 1000
         self._worth_it = strategy.minimum_slot_utilization * rows
 
     def offer(self, sequence: Sequence[R], now: int) -> None:  # noqa: ARG002 - who waits how long is told by its request
@@ -76,7 +76,7 @@ class OldestLane(Generic[R]):
     """The same, see `OldestStrategy`."""
 
     def __init__(self, model: str, strategy: OldestStrategy, max_batch_size: int) -> None:
-        batching = DynamicBatching(strategy.preferred_batch_sizes, strategy.max_queue_delay_us)
+        batching = DynamicBatching(strategy.preferred_batch_size, strategy.max_queue_delay_microseconds)
         self._queue: BatchQueue[_Step[R]] = BatchQueue(model, max_batch_size, batching)
 
     def offer(self, sequence: Sequence[R], now: int) -> None:

@@ -61,13 +61,13 @@ class SequenceQueue(Generic[R]):
 
     def __init__(self, model: str, batching: SequenceBatching, max_batch_size: int, lanes: int) -> None:
         self._model = model
-        self._iterative = batching.iterative
+        self._iterative = batching.iterative_sequence
         self._named = [
             (name, control.tensor_type)
             for name, control in batching.controls()
             if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID
         ]
-        self._idle_ns = batching.max_sequence_idle_us * 1000
+        self._idle_ns = batching.max_sequence_idle_microseconds * 1000
         strategy, rows = batching.strategy, max(max_batch_size, 1)
         self._lanes: list[DirectLane[R] | OldestLane[R]]
         if isinstance(strategy, OldestStrategy):

@@ -164,7 +164,7 @@ def _entries(candidates: list[Path], name: str, scripts: Scripts) -> list[Path]:
     """Who says that requests are for it; else the ensemble of which no other is made; else the archive's namesake."""
     configs = {candidate: read_config(candidate, name, scripts, strict_name=False) for candidate in candidates}
     chosen = [path for path, config in configs.items() if config.parameters.get(ENTRY, "").strip().lower() == "true"]
-    parts = {step.model for config in configs.values() for step in config.ensemble}
+    parts = {step.model_name for config in configs.values() for step in config.ensemble}
     whole = [path for path, config in configs.items() if config.ensemble and path.name not in parts]
     archive = PurePosixPath(name).name.removesuffix(ARCHIVE_SUFFIX)
     return chosen or whole or [candidate for candidate in candidates if candidate.name == archive]

@@ -159,7 +159,7 @@ def made_of_parts(config: ModelConfig) -> Iterator[None]:
     try:
         yield
     except MmeError as error:
-        error.parts = tuple(dict.fromkeys(step.model for step in config.ensemble))
+        error.parts = tuple(dict.fromkeys(step.model_name for step in config.ensemble))
         raise
 
 
@@ -173,7 +173,7 @@ class _Beside:
     def find(self, step: EnsembleStep) -> Path | None:
         """The directory of the model that a step means; None if there is none."""
         self._there = self._there or {place: set(directories(place)) for place in self._repositories}
-        return next((place / step.model for place in self._there if self._is_meant(step, place)), None)
+        return next((place / step.model_name for place in self._there if self._is_meant(step, place)), None)
 
     def called(self, part: Path) -> str:
         """What clients call a model: by its repository too, where its name is not enough."""
@@ -181,7 +181,7 @@ class _Beside:
         return part.name if alone else f"{part.parent.name}/{part.name}"
 
     def _is_meant(self, step: EnsembleStep, place: Path) -> bool:
-        return step.namespace in {"", place.name, str(place)} and place / step.model in self._there[place]
+        return step.model_namespace in {"", place.name, str(place)} and place / step.model_name in self._there[place]
 
 
 class _Fetched:
@@ -192,7 +192,7 @@ class _Fetched:
 
     def find(self, step: EnsembleStep) -> Path | None:
         """As `_Beside.find`."""
-        return self._fetch(step.model) if is_plain(step.model) and not step.namespace else None
+        return self._fetch(step.model_name) if is_plain(step.model_name) and not step.model_namespace else None
 
     def called(self, part: Path) -> str:
         """As `_Beside.called`."""
@@ -208,24 +208,24 @@ def _parts(neighbours: _Beside | _Fetched, ensemble: ModelDirectory, scripts: Sc
         part = neighbours.find(step)
         if part is None or part == ensemble.path:
             continue
-        if found.get(step.model, part) != part:
+        if found.get(step.model_name, part) != part:
             raise invalid_model(
-                f"ensemble {ensemble.name} contains models that are not available or ambiguous: {step.model}, which it "
-                "takes from two repositories; give one of them another name"
+                f"ensemble {ensemble.name} contains models that are not available or ambiguous: {step.model_name}, "
+                "which it takes from two repositories; give one of them another name"
             )
-        if step.model not in found:
-            found[step.model] = part
-            waiting += read_config(part, step.model, scripts, strict_name=False).ensemble
+        if step.model_name not in found:
+            found[step.model_name] = part
+            waiting += read_config(part, step.model_name, scripts, strict_name=False).ensemble
     return list(found.values())
 
 
 def namespace_errors(config: ModelConfig) -> Iterator[MmeError]:
     """An error for each step of an archive's ensemble that names a repository."""
     for index, step in enumerate(config.ensemble):
-        if step.namespace:
+        if step.model_namespace:
             yield invalid_model(
-                f"model_namespace '{step.namespace}' in step {index} of ensemble '{config.name}': the models of an "
-                "archive are a namespace of their own, leave it out"
+                f"model_namespace '{step.model_namespace}' in step {index} of ensemble '{config.name}': the models of "
+                "an archive are a namespace of their own, leave it out"
             )
 
 
@@ -346,7 +346,10 @@ def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
         return
     for version, inside in model.versions.items():
         directory = Path(model.config.parameters.get(SUBMIT_DIRECTORY, inside))
-        names = (str(filename), *model.config.cc_filenames.values())  # of which a device has one: see devices.file_for
+        names = (
+            str(filename),
+            *model.config.cc_model_filenames.values(),
+        )  # of which a device has one: see devices.file_for
         there = [directory / name for name in names if (directory / name).exists()]
         pointers = [file for file in there if is_pointer(file)]
         if there and not pointers:

@@ -102,7 +102,7 @@ class Scripts:
             config,
             backend=BACKEND,
             default_model_filename=config.default_model_filename or own or built_in or self.program,
-            instance_groups=config.instance_groups or (InstanceGroup(config.name, count=self.workers),),
+            instance_group=config.instance_group or (InstanceGroup(config.name, count=self.workers),),
             parameters=MappingProxyType({**said, **config.parameters}),
         )
 

@@ -42,8 +42,8 @@ def asked_checks(config: ModelConfig, handler: type[Handler] | None) -> Iterator
     yield f"parameters['{WEIGHTS}']", partial(weights_of, config, Weights.AUTO)
     yield f"parameters['{PLACEMENT}']", partial(placement_of, config, handler)
     yield "parameters", partial(Deadlines.of, config)
-    if handler.sees_requests and (config.batch_inputs or config.batch_outputs):
-        field = "batch_input" if config.batch_inputs else "batch_output"
+    if handler.sees_requests and (config.batch_input or config.batch_output):
+        field = "batch_input" if config.batch_input else "batch_output"
         reason = f"models of backend '{handler.backend}' get each request as it came"
         yield field, partial(_refuse, field, reason, config.name)
     if config.op_libraries and not handler.custom_operations:

@@ -172,8 +172,10 @@ def _note_versions(found: Examined, config: ModelConfig) -> None:
 
 def _look_for_labels(found: Examined, config: ModelConfig) -> None:
     for index, spec in enumerate(config.outputs):
-        if spec.labels and not (found.path / spec.labels).is_file():
-            sentence = f"there is no file '{spec.labels}' in the model's directory, which output '{spec.name}' names"
+        if spec.label_filename and not (found.path / spec.label_filename).is_file():
+            sentence = (
+                f"there is no file '{spec.label_filename}' in the model's directory, which output '{spec.name}' names"
+            )
             found.problems.append(Located(CONFIG_NAME, Finding(f"output[{index}].label_filename", sentence)))
 
 
@@ -217,8 +219,8 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
     found.config = completed
     if completed.guess in _GUESSED:
         found.notes.append(Located(CONFIG_NAME, Finding("max_batch_size", _GUESSED[completed.guess])))
-    for index, sample in enumerate(completed.warmup):
-        alone = replace(completed, warmup=(sample,))
+    for index, sample in enumerate(completed.model_warmup):
+        alone = replace(completed, model_warmup=(sample,))
         found.attempt(CONFIG_NAME, f"model_warmup[{index}]", partial(Warmup, alone, found.path))
     found.attempt(CONFIG_NAME, "sequence_batching.state", partial(initial_states, completed, found.path))
 
@@ -263,24 +265,31 @@ def _relative(file: Path, directory: Path) -> str:
 def examine_ensembles(models: Sequence[Examined]) -> None:
     """Hold the ensembles among models that lie beside one another against the others."""
     by_name = {model.path.name: model for model in models}
-    steps = {name: [step.model for step in model.config.ensemble] for name, model in by_name.items() if model.config}
+    steps = {
+        name: [step.model_name for step in model.config.ensemble] for name, model in by_name.items() if model.config
+    }
     for model in models:
         if model.config is None or not model.config.ensemble:
             continue
         members: list[ModelConfig | None] = []
         for index, step in enumerate(model.config.ensemble):
-            if step.namespace not in {"", model.path.parent.name, str(model.path.parent)}:
+            if step.model_namespace not in {"", model.path.parent.name, str(model.path.parent)}:
                 where = f"ensemble_scheduling.step[{index}].model_namespace"
                 model.notes.append(Located(CONFIG_NAME, Finding(where, "not checked: it is another repository")))
                 members.append(None)
                 continue
-            part = by_name.get(step.model)
+            part = by_name.get(step.model_name)
             if part is None:
                 _add(
-                    model, f"step[{index}].model_name", _missing(model.name, step.model), f"put {step.model}/ beside it"
+                    model,
+                    f"step[{index}].model_name",
+                    _missing(model.name, step.model_name),
+                    f"put {step.model_name}/ beside it",
                 )
             elif step.version is not None and step.version not in part.versions:
-                which = f"ensemble '{model.name}' depends on '{step.model}' whose required version {step.version} is"
+                which = (
+                    f"ensemble '{model.name}' depends on '{step.model_name}' whose required version {step.version} is"
+                )
                 _add(model, f"step[{index}].model_version", f"{which} not loaded", "see its version_policy")
             sound = part is not None and not part.problems and part.config is not None and part.config.outputs
             members.append(part.config if part is not None and sound else None)

@@ -97,7 +97,7 @@ class PreparedTarget:
         handler = self.forms.start(version) if self.forms is not None else None
         if handler is None:
             handler = self._start(version, config, device, lane)
-            if not config.warmup:
+            if not config.model_warmup:
                 warm_up(handler)
         return handler
 
@@ -111,7 +111,7 @@ class PreparedTarget:
 
     def file(self, version: int, config: ModelConfig, device: Device) -> Path:
         """The model file of a version for a device."""
-        if config.cc_filenames:
+        if config.cc_model_filenames:
             return devices.file_for(device, config, self.directory.versions[version])
         return self.directory.model_file(version)
 
@@ -152,4 +152,4 @@ def in_order(target: PreparedTarget) -> list[PreparedTarget]:
 
 
 def _steps(model: PreparedTarget) -> list[str]:
-    return [step.model for step in model.directory.config.ensemble]
+    return [step.model_name for step in model.directory.config.ensemble]

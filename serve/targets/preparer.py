@@ -177,7 +177,7 @@ class Preparer:
         directory, lanes = self._placed(directory, handler)
         brought = look(self._environments, directory, handler, placement, cancelled)
         size = directory.size() - brought.size_in(directory)
-        on_disk = devices.size_on(directory.config.instance_groups, lanes, size)
+        on_disk = devices.size_on(directory.config.instance_group, lanes, size)
         where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
         identity = f"{content} {placement.value} {where}{brought.mark}"
         watched = placement is Placement.PROCESS
@@ -219,10 +219,10 @@ class Preparer:
     ) -> tuple[ModelDirectory, list[tuple[str, Device]]]:
         """The model with its instance groups as they are on this machine, and their lanes."""
         name, gpu_capable = directory.name, handler.gpu_capable()
-        groups = directory.config.instance_groups or (InstanceGroup(name),)
+        groups = directory.config.instance_group or (InstanceGroup(name),)
         lanes = devices.place(groups, name, gpu_capable=gpu_capable, require_gpu=self._require_gpu)
         groups = devices.settled(groups, name, gpu_capable=gpu_capable)
-        return replace(directory, config=replace(directory.config, instance_groups=groups)), lanes
+        return replace(directory, config=replace(directory.config, instance_group=groups)), lanes
 
     def _forms(
         self, directory: ModelDirectory, handler: type[Handler], placement: Placement, lanes: list[tuple[str, Device]]

@@ -260,14 +260,14 @@ class ModelLoader:
             return prepared.forms.weighed(taken)
         # A heap page that an unloaded model left behind may be used again without being seen, and what leaves a GPU
         # meanwhile hides what comes: never less than the file, where it is held.
-        least = devices.size_on(prepared.directory.config.instance_groups, prepared.lanes, size)
+        least = devices.size_on(prepared.directory.config.instance_group, prepared.lanes, size)
         numbers = {device.index for _, device in prepared.lanes if device.kind == "gpu"}
         return taken.most(least).on(numbers)  # elsewhere it was others who took some meanwhile
 
     def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
         """Every selected version of an ensemble: they differ in nothing but their numbers."""
         directory = prepared.directory
-        missing = dict.fromkeys(step.model for step in directory.config.ensemble if step.model not in members)
+        missing = dict.fromkeys(step.model_name for step in directory.config.ensemble if step.model_name not in members)
         if missing:
             there = f"; there are {', '.join(members)}: a step names a model's directory" if members else ""
             raise invalid_model(
@@ -276,10 +276,10 @@ class ModelLoader:
             )
         steps = []
         for step in directory.config.ensemble:
-            if step.version is not None and step.version not in members[step.model].versions:
+            if step.version is not None and step.version not in members[step.model_name].versions:
                 which = f"whose required version {step.version} is not loaded"
-                raise invalid_model(f"ensemble '{directory.name}' depends on '{step.model}' {which}")
-            steps.append(members[step.model].version(step.version))
+                raise invalid_model(f"ensemble '{directory.name}' depends on '{step.model_name}' {which}")
+            steps.append(members[step.model_name].version(step.version))
         check_members(directory.config, [step.config for step in steps])
         config = normalise(replace(directory.config, decoupled=any(step.config.decoupled for step in steps)))
         return {version: self._ensemble(directory, version, config, steps) for version in directory.versions}
@@ -328,7 +328,7 @@ class ModelLoader:
                 if prepared.placement is Placement.INLINE:  # a process executes one batch at a time
                     shared[device] = handler
                 lanes.append((lane, handler))
-            if config.warmup:
+            if config.model_warmup:
                 warmup = Warmup(config, directory.path)
                 for lane, handler in lanes:
                     warmup.run(handler, lane, lambda: _must_go_on(prepared, cancelled))
@@ -346,7 +346,7 @@ class ModelLoader:
                 self._rescue,
                 self._responses,
                 initial_states(config, directory.path),
-                self._limits.lanes(directory.name, config.instance_groups, prepared.lanes),
+                self._limits.lanes(directory.name, config.instance_group, prepared.lanes),
                 self._dispatches,
                 self._poll,
                 self._proof_of(prepared, version, config),

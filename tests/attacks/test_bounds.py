@@ -218,7 +218,7 @@ def make_all(text):
     """Everything that a load makes of a configuration before it opens the model's file."""
     config = parse_config(text, model="m")
     queue_for("m", config, 2)
-    place(config.instance_groups, "m", gpu_capable=False, require_gpu=False)
+    place(config.instance_group, "m", gpu_capable=False, require_gpu=False)
     config_json(config)
 
 

@@ -160,7 +160,7 @@ def test_an_engine_that_was_built_here(model, expected, tmp_path):
     plan = tmp_path / "model.plan"
     shapes = ("--min", "x:1x64", "--opt", "x:4x64", "--max", "x:8x64")
     assert cli.main(["build-engine", str(model), "-o", str(plan), *shapes]) == 0
-    config = ModelConfig("m", "tensorrt", instance_groups=(InstanceGroup("g", InstanceKind.GPU, 2),))
+    config = ModelConfig("m", "tensorrt", instance_group=(InstanceGroup("g", InstanceKind.GPU, 2),))
     handler = TensorrtHandler.load(config, plan, GPU)
 
     assert handler.config.max_batch_size == 8

@@ -39,7 +39,7 @@ def warmup(batch_size=1, dims=(4, 2), file=""):
     return WarmupSample("w", batch_size, 1, {"I": WarmupInput(FP32, dims, WarmupData.FILE, file)})
 
 
-DELAYING = QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_us=1)
+DELAYING = QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_microseconds=1)
 WHOLE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 BROKEN = {
@@ -60,7 +60,7 @@ BROKEN = {
     "dynamic batching preferred size must be positive for bert": {"dynamic_batching": batching(0, 4)},
     "dynamic batching preferred size must be <= max batch size for bert": {"dynamic_batching": batching(4, 9)},
     "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for bert": {
-        "dynamic_batching": batching(preserve_ordering=True, queue_policy=DELAYING)
+        "dynamic_batching": batching(preserve_ordering=True, default_queue_policy=DELAYING)
     },
     "Only one priority level is allowed when 'preserve_ordering' is true for bert": {
         "dynamic_batching": batching(preserve_ordering=True, priority_levels=2, default_priority_level=1)
@@ -69,7 +69,7 @@ BROKEN = {
         "dynamic_batching": batching(priority_levels=2, default_priority_level=3)
     },
     "priority queue policy must have priority level in range [1, 2] for bert": {
-        "dynamic_batching": batching(priority_levels=2, default_priority_level=1, priority_policies={3: DELAYING})
+        "dynamic_batching": batching(priority_levels=2, default_priority_level=1, priority_queue_policy={3: DELAYING})
     },
     "model 'bert': max_batch_size is 2147483648, at most 2147483647": {"max_batch_size": 2**31},
     "model 'bert': input has 4097 entries, at most 4096": {"inputs": (tensor(),) * 4097},
@@ -77,38 +77,38 @@ BROKEN = {
         "inputs": (tensor(dims=(1 << 20, -1, 1 << 21)),)
     },
     "model 'bert': instance_group asks for 1026 instances in all, at most 1024": {
-        "instance_groups": (InstanceGroup("g", InstanceKind.GPU, 513, gpus=(0, 1)),)
+        "instance_group": (InstanceGroup("g", InstanceKind.GPU, 513, gpus=(0, 1)),)
     },
-    "warmup sample 'w' has batch_size 9, must be at most 8 for bert": {"warmup": (warmup(batch_size=9),)},
+    "warmup sample 'w' has batch_size 9, must be at most 8 for bert": {"model_warmup": (warmup(batch_size=9),)},
     "input 'I' of warmup sample 'w' has 33 dimensions, must be at most 32 for bert": {
-        "warmup": (warmup(dims=(1,) * 33),)
+        "model_warmup": (warmup(dims=(1,) * 33),)
     },
     "model input 'I' has 33 dimensions, must be at most 32 for bert": {"inputs": (tensor(dims=(1,) * 33),)},
     "warmup setting expects all variable-size dimensions are specified for input 'I' for bert": {
-        "warmup": (warmup(dims=(4, -1)),)
+        "model_warmup": (warmup(dims=(4, -1)),)
     },
     "'input_data_file of warmup sample 'w'' of bert is '../../etc/passwd'; it must name a file inside the model's "
-    "directory": {"warmup": (warmup(file="../../etc/passwd"),)},
+    "directory": {"model_warmup": (warmup(file="../../etc/passwd"),)},
     "Response Cache does not currently support model bert with 'decoupled' transaction policy. Please disable the "
     "response cache.": {"response_cache": True, "decoupled": True},
     "metric identifier must specify non-empty 'family' for bert": {"histograms": {"": (1.0,)}},
     "histogram options must specify non-empty 'buckets' of 'h' for bert": {"histograms": {"h": ()}},
     "model_metrics buckets of 'h' must be ascending numbers for bert": {"histograms": {"h": (1.0, 1.0)}},
     "instance group bert_0 of model bert has kind KIND_CPU but specifies one or more GPUs": {
-        "instance_groups": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
+        "instance_group": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
     },
     "instance group g of model bert has kind KIND_MODEL but specifies one or more GPUs": {
-        "instance_groups": (InstanceGroup("g", InstanceKind.MODEL, gpus=(1,)),)
+        "instance_group": (InstanceGroup("g", InstanceKind.MODEL, gpus=(1,)),)
     },
     "instance group g of model bert specifies profile field which is only supported for TensorRT models": {
         "backend": "onnxruntime",
-        "instance_groups": (InstanceGroup("g", profiles=("1",)),),
+        "instance_group": (InstanceGroup("g", profile=("1",)),),
     },
     "instance group g of model bert has count -2, must be at least 1": {
-        "instance_groups": (InstanceGroup("g", count=-2),)
+        "instance_group": (InstanceGroup("g", count=-2),)
     },
     "instance group g of model bert specifies invalid or unsupported gpu id -1": {
-        "instance_groups": (InstanceGroup("g", InstanceKind.GPU, gpus=(0, -1)),)
+        "instance_group": (InstanceGroup("g", InstanceKind.GPU, gpus=(0, -1)),)
     },
 }
 
@@ -128,7 +128,7 @@ def test_a_broken_rule_is_told_in_one_sentence(sentence, changes):
 def test_no_file_outside_the_model_can_be_named(field, path):
     """A configuration from a stranger's archive can't point at the host's files."""
     label = path if field.startswith("label") else ""
-    config = ModelConfig("bert", outputs=(tensor(labels=label),), default_model_filename="" if label else path)
+    config = ModelConfig("bert", outputs=(tensor(label_filename=label),), default_model_filename="" if label else path)
 
     with pytest.raises(MmeError, match="must name a file inside the model's directory") as caught:
         normalise(config)
@@ -200,8 +200,8 @@ def test_preferred_sizes_need_a_batch_dimension():
 
 def test_a_delay_that_never_comes_keeps_the_order():
     """Only a queue time that can be over lets anybody be overtaken."""
-    never = replace(DELAYING, default_timeout_us=0)
-    config = ModelConfig("bert", dynamic_batching=batching(preserve_ordering=True, queue_policy=never))
+    never = replace(DELAYING, default_timeout_microseconds=0)
+    config = ModelConfig("bert", dynamic_batching=batching(preserve_ordering=True, default_queue_policy=never))
 
     assert normalise(config) == config
 
@@ -217,20 +217,20 @@ def test_a_library_that_batches_is_refused():
 @pytest.mark.parametrize("sizes", [(), (4,)])
 def test_dynamic_batching_without_a_batch_dimension_is_harmless(sizes):
     """Until a handler finds a batch dimension, the settings wait: the size that it finds decides about them."""
-    config = normalise(ModelConfig("bert", dynamic_batching=batching(*sizes, max_queue_delay_us=5)))
+    config = normalise(ModelConfig("bert", dynamic_batching=batching(*sizes, max_queue_delay_microseconds=5)))
 
-    assert config.dynamic_batching == batching(*sizes, max_queue_delay_us=5)
+    assert config.dynamic_batching == batching(*sizes, max_queue_delay_microseconds=5)
     completed = normalise(replace(config, max_batch_size=4))
-    assert completed.dynamic_batching == batching(4, max_queue_delay_us=5)
+    assert completed.dynamic_batching == batching(4, max_queue_delay_microseconds=5)
 
 
 def test_groups_without_a_name_are_numbered():
     """A group is called after the model and its place among all groups."""
     groups = (InstanceGroup(""), InstanceGroup("own"), InstanceGroup(""))
 
-    config = normalise(ModelConfig("bert", instance_groups=groups))
+    config = normalise(ModelConfig("bert", instance_group=groups))
 
-    assert [group.name for group in config.instance_groups] == ["bert_0", "own", "bert_2"]
+    assert [group.name for group in config.instance_group] == ["bert_0", "own", "bert_2"]
 
 
 def test_normalising_twice_changes_nothing():
@@ -240,7 +240,7 @@ def test_normalising_twice_changes_nothing():
             "bert",
             max_batch_size=4,
             inputs=(tensor(),),
-            instance_groups=(InstanceGroup(""),),
+            instance_group=(InstanceGroup(""),),
             dynamic_batching=batching(3, 1),
         )
     )

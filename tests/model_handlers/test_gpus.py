@@ -233,7 +233,7 @@ def test_a_model_may_have_a_file_for_a_compute_capability(machine, tmp_path, cap
     machine(FakeGpu(A, capability=capability))
     for name in ("h100.plan", "model.plan"):
         (tmp_path / name).touch()
-    config = ModelConfig("m", default_model_filename="model.plan", cc_filenames={"9.0": "h100.plan"})
+    config = ModelConfig("m", default_model_filename="model.plan", cc_model_filenames={"9.0": "h100.plan"})
 
     assert devices.file_for(Device(device), config, tmp_path).name == expected
 
@@ -241,7 +241,9 @@ def test_a_model_may_have_a_file_for_a_compute_capability(machine, tmp_path, cap
 def test_a_gpu_without_a_file_is_told_with_those_that_have_one(machine, tmp_path):
     """The sentence names the GPU's compute capability, and those that there are files for."""
     machine(FakeGpu(A, capability=(7, 5)))
-    config = ModelConfig("m", default_model_filename="model.plan", cc_filenames={"9.0": "h.plan", "8.6": "a.plan"})
+    config = ModelConfig(
+        "m", default_model_filename="model.plan", cc_model_filenames={"9.0": "h.plan", "8.6": "a.plan"}
+    )
     with pytest.raises(MmeError, match=r"gpu:0 of compute capability 7\.5: .* cc_model_filenames has 8\.6, 9\.0"):
         devices.file_for(Device("gpu"), config, tmp_path)
 

@@ -240,7 +240,7 @@ def test_a_batching_graph_completes_an_empty_configuration(complete):
     config = complete(mlp()[0])
 
     assert config.max_batch_size == 4
-    assert config.dynamic_batching == DynamicBatching(preferred_batch_sizes=(4,))
+    assert config.dynamic_batching == DynamicBatching(preferred_batch_size=(4,))
     assert config.inputs == (TensorSpec("x", FP32, (16,)),)
     assert config.outputs == (TensorSpec("y", FP32, (4,)),)
 
@@ -262,15 +262,15 @@ def test_a_given_batch_size_is_kept_and_batched(complete):
     config = complete(mlp()[0], max_batch_size=32)
 
     assert config.max_batch_size == 32
-    assert config.dynamic_batching == DynamicBatching(preferred_batch_sizes=(32,))
+    assert config.dynamic_batching == DynamicBatching(preferred_batch_size=(32,))
     assert complete(mlp()[0], max_batch_size=1).dynamic_batching is None
 
 
 def test_given_batching_is_kept(complete):
     """A dynamic_batching block is the author's; its defaults follow from the batch size that was filled in."""
-    config = complete(mlp()[0], dynamic_batching=DynamicBatching((), max_queue_delay_us=5))
+    config = complete(mlp()[0], dynamic_batching=DynamicBatching((), max_queue_delay_microseconds=5))
 
-    assert config.dynamic_batching == DynamicBatching((4,), max_queue_delay_us=5)
+    assert config.dynamic_batching == DynamicBatching((4,), max_queue_delay_microseconds=5)
 
 
 def test_a_complete_configuration_is_left_alone(complete):
@@ -282,11 +282,11 @@ def test_a_complete_configuration_is_left_alone(complete):
 
 def test_half_a_configuration_is_completed_like_none(complete):
     """With outputs declared and inputs not, the batch size is filled in as well, and the declared half is checked by it."""
-    config = complete(mlp()[0], outputs=(TensorSpec("y", FP32, (4,), labels="labels.txt"),))
+    config = complete(mlp()[0], outputs=(TensorSpec("y", FP32, (4,), label_filename="labels.txt"),))
 
     assert config.max_batch_size == 4
     assert config.inputs == (TensorSpec("x", FP32, (16,)),)
-    assert config.outputs == (TensorSpec("y", FP32, (4,), labels="labels.txt"),)
+    assert config.outputs == (TensorSpec("y", FP32, (4,), label_filename="labels.txt"),)
 
 
 def test_an_undeclared_input_joins_the_declared_ones(complete):
@@ -412,7 +412,7 @@ def test_the_server_may_say_how_large_batches_are(complete):
     """Of models that batch and whose configuration leaves it out; a configuration that says it is right."""
     config = complete(mlp()[0], default_max_batch_size=16)
 
-    assert (config.max_batch_size, config.dynamic_batching.preferred_batch_sizes) == (16, (16,))
+    assert (config.max_batch_size, config.dynamic_batching.preferred_batch_size) == (16, (16,))
     assert complete(mlp()[0], default_max_batch_size=16, max_batch_size=2).max_batch_size == 2
     assert complete(mlp()[0], default_max_batch_size=1).dynamic_batching is None
 

@@ -14,10 +14,10 @@ COUNT = BatchInput(BatchInputKind.ELEMENT_COUNT, ("count",), INT32, ("x",))
 CONFIG = ModelConfig(
     "bert",
     max_batch_size=8,
-    inputs=(TensorSpec("x", FP32, (-1, 3), ragged=True),),
+    inputs=(TensorSpec("x", FP32, (-1, 3), allow_ragged_batch=True),),
     outputs=(TensorSpec("y", FP32, (-1, 3)),),
-    batch_inputs=(COUNT,),
-    batch_outputs=(BatchOutput(("y",), ("x",)),),
+    batch_input=(COUNT,),
+    batch_output=(BatchOutput(("y",), ("x",)),),
 )
 UNABLE = "unable to load model 'bert', configuration expects datatype"
 
@@ -34,23 +34,23 @@ def test_what_is_worked_out_is_no_input_of_clients():
     ("changes", "sentence"),
     [
         (
-            {"batch_inputs": (replace(COUNT, sources=("nobody",)),)},
+            {"batch_input": (replace(COUNT, source_input=("nobody",)),)},
             "unknown source input name 'nobody' for bert",
         ),
         (
-            {"batch_outputs": (BatchOutput(("y",), ("count",)),)},
+            {"batch_output": (BatchOutput(("y",), ("count",)),)},
             "unknown source input name 'count' for bert",
         ),
         (
-            {"outputs": (), "batch_outputs": (BatchOutput(("nothing",), ("x",)),)},
+            {"outputs": (), "batch_output": (BatchOutput(("nothing",), ("x",)),)},
             "unknown target output name 'nothing' for bert",
         ),
         (
-            {"batch_inputs": (replace(COUNT, data_type=FP32),)},
+            {"batch_input": (replace(COUNT, data_type=FP32),)},
             f"{UNABLE} TYPE_FP32 for batch input 'count', model provides TYPE_INT32",
         ),
         (
-            {"outputs": (), "batch_inputs": (COUNT, replace(COUNT, targets=("other",)))},
+            {"outputs": (), "batch_input": (COUNT, replace(COUNT, target_name=("other",)))},
             f"{UNABLE} TYPE_INT32 for batch input 'other', model provides no such input",
         ),
     ],

@@ -20,8 +20,8 @@ from model_handlers.tensor import BOOL, FP32, INT32, INT64, TensorSpec
 
 BATCHING = SequenceBatching(
     OldestStrategy(),
-    control_inputs=(ControlInput("START", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),),
-    states=(SequenceState("IN", "OUT", FP32, (-1, 2)),),
+    control_input=(ControlInput("START", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),),
+    state=(SequenceState("IN", "OUT", FP32, (-1, 2)),),
 )
 INPUTS = [("X", FP32, (-1, 4)), ("START", INT32, (-1, 1)), ("IN", FP32, (-1, -1, 2))]
 OUTPUTS = [("Y", FP32, (-1, 1)), ("OUT", FP32, (-1, -1, 2))]

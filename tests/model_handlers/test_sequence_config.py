@@ -73,7 +73,7 @@ BATCHING = SequenceBatching(
         SequenceState("IN", "OUT", INT64, (-1, 2), (InitialState("zero", INT64, (1, 2), zero_data=True),), True),
         SequenceState("IN2", "OUT2", BYTES, (1,), (InitialState("file", BYTES, (1,), data_file="a/b"),)),
     ),
-    iterative=True,
+    iterative_sequence=True,
 )
 
 
@@ -87,7 +87,7 @@ def test_what_is_not_said_has_triton_defaults():
     direct = parse_config("sequence_batching { }", model="bert").sequence_batching
     oldest = parse_config("max_batch_size: 8 sequence_batching { oldest { } }", model="bert").sequence_batching
 
-    assert direct == SequenceBatching(DirectStrategy(0, 0.0), max_sequence_idle_us=1_000_000)
+    assert direct == SequenceBatching(DirectStrategy(0, 0.0), max_sequence_idle_microseconds=1_000_000)
     assert oldest.strategy == OldestStrategy(0, (8,))
 
 
@@ -198,10 +198,10 @@ BROKEN = [
         "sequence batching minimum slot utilization must be in range (0.0, 1.0] for bert",
         DirectStrategy(minimum_slot_utilization=1.5),
     ),
-    ("sequence batching preferred batch size must be positive for bert", OldestStrategy(preferred_batch_sizes=(0,))),
+    ("sequence batching preferred batch size must be positive for bert", OldestStrategy(preferred_batch_size=(0,))),
     (
         "sequence batching preferred batch size must be <= max batch size for bert",
-        OldestStrategy(preferred_batch_sizes=(9,)),
+        OldestStrategy(preferred_batch_size=(9,)),
     ),
     ("max_candidate_sequences must be positive for bert", OldestStrategy(-1)),
 ]
@@ -213,7 +213,7 @@ def test_a_broken_rule_is_told_in_one_sentence(sentence, parts):
     if isinstance(parts, list):
         controls = tuple(part for part in parts if isinstance(part, ControlInput))
         states = tuple(part for part in parts if isinstance(part, SequenceState))
-        batching = SequenceBatching(control_inputs=controls, states=states)
+        batching = SequenceBatching(control_input=controls, state=states)
     else:
         batching = SequenceBatching(parts)
     config = ModelConfig(
@@ -234,9 +234,9 @@ def test_a_broken_rule_is_told_in_one_sentence(sentence, parts):
 def test_every_broken_rule_is_found_with_its_field():
     """Whoever has a configuration checked is told of all of them."""
     batching = SequenceBatching(
-        OldestStrategy(preferred_batch_sizes=(9,)),
-        control_inputs=(control(**INT), control("U", READY), control("V", kind=CORRID)),
-        states=(initial(name=""), state(input_name="J", output_name="P", dims=())),
+        OldestStrategy(preferred_batch_size=(9,)),
+        control_input=(control(**INT), control("U", READY), control("V", kind=CORRID)),
+        state=(initial(name=""), state(input_name="J", output_name="P", dims=())),
     )
     findings = config_findings(ModelConfig("bert", max_batch_size=8, sequence_batching=batching))
 
@@ -265,7 +265,7 @@ def test_answers_of_sequences_are_not_cached():
 
 def test_rows_of_sequences_are_of_one_shape():
     """A ragged input has no rows."""
-    config = ModelConfig("bert", inputs=(TensorSpec("X", FP32, (-1,), ragged=True),))
+    config = ModelConfig("bert", inputs=(TensorSpec("X", FP32, (-1,), allow_ragged_batch=True),))
 
     with pytest.raises(MmeError, match="X of bert can't be ragged with sequence batching"):
         normalise(replace(config, sequence_batching=SequenceBatching()))
@@ -291,14 +291,14 @@ BATCHINGS = st.builds(
     SequenceBatching,
     strategy=st.builds(DirectStrategy, st.integers(0, 2**40), st.sampled_from([0.0, 0.25, 1.0]))
     | st.builds(OldestStrategy, st.integers(1, 99), st.sampled_from([(), (2,), (1, 4)]), st.integers(0, 9)),
-    max_sequence_idle_us=st.integers(1, 2**40),
-    control_inputs=st.builds(
+    max_sequence_idle_microseconds=st.integers(1, 2**40),
+    control_input=st.builds(
         lambda controls, kind: (*controls, ControlInput("ID", (Control(CORRID, data_type=kind),))),
         CONTROLS,
         st.sampled_from([UINT64, UINT32, BYTES]),
     ),
-    states=st.sampled_from([BATCHING.states, BATCHING.states[:1], ()]),
-    iterative=st.booleans(),
+    state=st.sampled_from([BATCHING.state, BATCHING.state[:1], ()]),
+    iterative_sequence=st.booleans(),
 )
 CONFIGS = st.builds(
     lambda batching, size: normalise(ModelConfig("bert", max_batch_size=size, sequence_batching=batching)),

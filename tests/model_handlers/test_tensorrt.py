@@ -46,7 +46,7 @@ def load(nvidia, tmp_path):
     loaded = []
 
     def load(max_batch_size=0, device=GPU1, inputs=(), groups=(), **parameters):
-        config = ModelConfig("m", "tensorrt", "", max_batch_size, inputs, instance_groups=groups, parameters=parameters)
+        config = ModelConfig("m", "tensorrt", "", max_batch_size, inputs, instance_group=groups, parameters=parameters)
         loaded.append(TensorrtHandler.load(config, tmp_path / "model.plan", device))
         return loaded[-1]
 
@@ -101,7 +101,7 @@ def test_the_profile_is_the_one_that_is_best_for_a_batch(load, nvidia):
 def test_instance_groups_choose_among_the_profiles(load, nvidia):
     """With `profile` in its group a model executes by those alone, and its batches are no larger than they take."""
     nvidia.profiles = [SMALL, LARGE]
-    engine = load(groups=(InstanceGroup("g", InstanceKind.GPU, profiles=("0",)),))
+    engine = load(groups=(InstanceGroup("g", InstanceKind.GPU, profile=("0",)),))
 
     assert engine.config.max_batch_size == 4
     with pytest.raises(
@@ -109,7 +109,7 @@ def test_instance_groups_choose_among_the_profiles(load, nvidia):
     ) as caught:
         answer(engine)
     assert caught.value.kind is Kind.INVALID_ARGUMENT
-    error = refused(load, groups=(InstanceGroup("g", InstanceKind.GPU, profiles=("7",)),))
+    error = refused(load, groups=(InstanceGroup("g", InstanceKind.GPU, profile=("7",)),))
     assert "names profile '7', but the engine has 2: 0 to 1" in error.message
 
 
@@ -130,7 +130,7 @@ def test_the_engine_completes_the_configuration(load, nvidia):
     assert config.inputs == (TensorSpec("x", FP32, (3,)),)
     assert config.outputs == (TensorSpec("y", FP32, (3,)),)
     assert config.max_batch_size == 16
-    assert config.dynamic_batching.preferred_batch_sizes == (2, 8, 16)
+    assert config.dynamic_batching.preferred_batch_size == (2, 8, 16)
 
 
 def test_an_engine_without_a_free_dimension_does_not_batch(load, nvidia):

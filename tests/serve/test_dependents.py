@@ -177,7 +177,7 @@ async def test_the_models_of_an_ensemble_may_be_asked_by_themselves(toys, tmp_pa
             await call.answer()
         counted = {name: stats.success.count for (name, _), stats in engine.stats.items()}
         assert counted == {"a": 2, "b": 1, "e": 1}
-        (group,) = engine.cache.entries["a"].resident.latest.config.instance_groups
+        (group,) = engine.cache.entries["a"].resident.latest.config.instance_group
         assert group == InstanceGroup("a", InstanceKind.CPU)
         await engine.unload("e")
         assert [name for name, _ in engine.registered()] == ["a", "b"]

@@ -105,7 +105,7 @@ async def test_a_batch_proves_itself_after_three(tmp_path):
         await served.together("dense", *inputs(4, 9))
         assert (stats.execution_count, stats.inference_count) == (13, 16)
         assert served.engine.config("dense") == shown
-        assert (shown.max_batch_size, shown.dynamic_batching.preferred_batch_sizes) == (4, (4,))
+        assert (shown.max_batch_size, shown.dynamic_batching.preferred_batch_size) == (4, (4,))
 
 
 async def test_requests_that_are_all_alike_prove_nothing(tmp_path):

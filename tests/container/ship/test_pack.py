@@ -257,7 +257,7 @@ def step(name, inputs, outputs, batch=8):
 
 def wires(config):
     """Each step's inputs and outputs, as the ensemble's tensors."""
-    return [(dict(each.inputs), dict(each.outputs)) for each in config.ensemble]
+    return [(dict(each.input_map), dict(each.output_map)) for each in config.ensemble]
 
 
 @pytest.mark.parametrize(

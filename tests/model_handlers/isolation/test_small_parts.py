@@ -56,10 +56,12 @@ FULL = ModelConfig(
     platform="p",
     max_batch_size=8,
     guess=Guess.BATCH,
-    inputs=(TensorSpec("x", BF16, (-1, 2), reshape=(2,), optional=True, format="FORMAT_NCHW", ragged=True),),
-    outputs=(TensorSpec("y", BYTES, (), labels="labels.txt"), TensorSpec("z", BYTES, (1,), reshape=())),
+    inputs=(
+        TensorSpec("x", BF16, (-1, 2), reshape=(2,), optional=True, format="FORMAT_NCHW", allow_ragged_batch=True),
+    ),
+    outputs=(TensorSpec("y", BYTES, (), label_filename="labels.txt"), TensorSpec("z", BYTES, (1,), reshape=())),
     version_policy=VersionPolicy(latest=0, all=True, specific=(1, 3)),
-    instance_groups=(
+    instance_group=(
         InstanceGroup(
             "g", InstanceKind.GPU, 2, (0, 1), (Resource("r", 2, is_global=True),), 3, ("0", "1"), host_policy="h"
         ),
@@ -71,11 +73,11 @@ FULL = ModelConfig(
     parameters=MappingProxyType({"a": "ä"}),
     metric_tags=MappingProxyType({"t": "u"}),
     decoupled=True,
-    batch_inputs=(BatchInput(BatchInputKind.ITEM_SHAPE, ("t", "u"), INT32, ("x",)),),
-    batch_outputs=(BatchOutput(("y",), ("x",)),),
+    batch_input=(BatchInput(BatchInputKind.ITEM_SHAPE, ("t", "u"), INT32, ("x",)),),
+    batch_output=(BatchOutput(("y",), ("x",)),),
     response_cache=True,
     runtime="r",
-    max_inflight=3,
+    max_inflight_requests=3,
     histograms=MappingProxyType({"h": (1.0, 2.5)}),
     op_libraries=("ops.so",),
     named_inputs=(NamedTensor("left", 1, "TYPE_FP32", (), optional=True),),
@@ -85,23 +87,23 @@ FULL = ModelConfig(
     default_max_batch_size=6,
     part_of="whole",
     agents=(RepositoryAgent("checksum", MappingProxyType({"MD5:1/x": "d"})),),
-    cc_filenames=MappingProxyType({"9.0": "h"}),
+    cc_model_filenames=MappingProxyType({"9.0": "h"}),
     gpu_accelerators=(Accelerator("tensorrt", MappingProxyType({"precision_mode": "FP16"})), Accelerator("gpu_io")),
     cpu_accelerators=(Accelerator("openvino"),),
-    warmup=(
+    model_warmup=(
         WarmupSample("w", 2, 3, MappingProxyType({"x": WarmupInput(BF16, (1, 2), WarmupData.FILE, "f")})),
         WarmupSample("none", 0, 1, MappingProxyType({})),
     ),
     ensemble=(EnsembleStep("s", 1, MappingProxyType({"i": "x"}), MappingProxyType({"o": "y"}), "r"),),
     sequence_batching=SequenceBatching(
         OldestStrategy(4, (2, 4), 100, preserve_ordering=True),
-        max_sequence_idle_us=5,
-        control_inputs=(
+        max_sequence_idle_microseconds=5,
+        control_input=(
             ControlInput("START", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),
             ControlInput("ID", (Control(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=BYTES),)),
         ),
-        states=(SequenceState("i", "o", BF16, (-1, 2), (InitialState("z", BF16, (1, 2), True, "f"),), True, True),),
-        iterative=True,
+        state=(SequenceState("i", "o", BF16, (-1, 2), (InitialState("z", BF16, (1, 2), True, "f"),), True, True),),
+        iterative_sequence=True,
     ),
 )
 

@@ -85,20 +85,22 @@ PARSED = ModelConfig(
         TensorSpec("ids", INT64, (-1,)),
         TensorSpec("image", FP32, (3, 4, 4), reshape=(1, 3, 4, 4), optional=True, format="FORMAT_NCHW"),
     ),
-    outputs=(TensorSpec("label", BYTES, (1,), reshape=(), labels="labels.txt"),),
-    instance_groups=(
+    outputs=(TensorSpec("label", BYTES, (1,), reshape=(), label_filename="labels.txt"),),
+    instance_group=(
         InstanceGroup("bert_0", InstanceKind.CPU, count=2),
         InstanceGroup("big", InstanceKind.GPU, gpus=(0, 1)),
     ),
     dynamic_batching=DynamicBatching(
         (4, 8),
-        max_queue_delay_us=100,
+        max_queue_delay_microseconds=100,
         preserve_ordering=True,
-        queue_policy=QueuePolicy(default_timeout_us=5_000_000_000, allow_timeout_override=True, max_queue_size=16),
+        default_queue_policy=QueuePolicy(
+            default_timeout_microseconds=5_000_000_000, allow_timeout_override=True, max_queue_size=16
+        ),
     ),
     default_model_filename="net.onnx",
     optimization_level=-1,
-    cc_filenames={"9.0": "h100.onnx"},
+    cc_model_filenames={"9.0": "h100.onnx"},
     gpu_accelerators=(Accelerator("tensorrt", {"precision_mode": "FP16"}), Accelerator("cuda")),
     cpu_accelerators=(Accelerator("openvino"),),
     parameters={"intra_op_thread_count": "2", "custom": ""},
@@ -306,7 +308,7 @@ def test_dynamic_batching_may_be_asked_for_without_a_batch_dimension():
 
     batching = parse_config(text, model="bert").dynamic_batching
 
-    assert batching == DynamicBatching((), queue_policy=QueuePolicy(TimeoutAction.DELAY, max_queue_size=2))
+    assert batching == DynamicBatching((), default_queue_policy=QueuePolicy(TimeoutAction.DELAY, max_queue_size=2))
 
 
 def test_priority_levels_have_policies_of_their_own():
@@ -319,8 +321,10 @@ def test_priority_levels_have_policies_of_their_own():
     batching = parse_config(text, model="bert").dynamic_batching
 
     assert batching == LEVELS
-    assert batching.policies == (QueuePolicy(), LEVELS.queue_policy, LEVELS.priority_policies[3])
-    assert DynamicBatching((), queue_policy=QueuePolicy(max_queue_size=7)).policies == (QueuePolicy(max_queue_size=7),)
+    assert batching.policies == (QueuePolicy(), LEVELS.default_queue_policy, LEVELS.priority_queue_policy[3])
+    assert DynamicBatching((), default_queue_policy=QueuePolicy(max_queue_size=7)).policies == (
+        QueuePolicy(max_queue_size=7),
+    )
 
 
 def test_priorities_without_levels_are_told_to_change_nothing(caplog):
@@ -433,22 +437,26 @@ QUICK = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCh
 NAMES = st.text(string.ascii_letters + "_é\"'\\\n", min_size=1, max_size=6)
 DIMS = st.lists(st.integers(1, 2**10) | st.just(-1), min_size=1, max_size=4).map(tuple)
 TYPES = st.sampled_from(DATA_TYPES)
-INPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, optional=st.booleans(), ragged=st.booleans()).map(
+INPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, optional=st.booleans(), allow_ragged_batch=st.booleans()).map(
     lambda spec: replace(spec, reshape=(1, *spec.dims) if spec.optional else None)
 )
-OUTPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, labels=st.sampled_from(["", "labels.txt"]))
+OUTPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, label_filename=st.sampled_from(["", "labels.txt"]))
 LEVELS = DynamicBatching(
     (),
-    queue_policy=QueuePolicy(max_queue_size=7),
+    default_queue_policy=QueuePolicy(max_queue_size=7),
     priority_levels=3,
     default_priority_level=2,
-    priority_policies={1: QueuePolicy(), 3: QueuePolicy(TimeoutAction.DELAY, 50, True, 1)},
+    priority_queue_policy={1: QueuePolicy(), 3: QueuePolicy(TimeoutAction.DELAY, 50, True, 1)},
 )
 
 
 def levelled(batching):
     """The settings, with priority levels where those can be."""
-    return batching if batching.preserve_ordering else replace(LEVELS, max_queue_delay_us=batching.max_queue_delay_us)
+    return (
+        batching
+        if batching.preserve_ordering
+        else replace(LEVELS, max_queue_delay_microseconds=batching.max_queue_delay_microseconds)
+    )
 
 
 def cached(config):
@@ -476,7 +484,7 @@ CONFIGS = (
             [VersionPolicy(), VersionPolicy(latest=3), VersionPolicy(latest=0), VersionPolicy(all=True)]
         )
         | st.lists(st.integers(0, 2**40), min_size=1, max_size=3).map(lambda vs: VersionPolicy(specific=tuple(vs))),
-        instance_groups=st.lists(
+        instance_group=st.lists(
             st.builds(
                 InstanceGroup,
                 name=NAMES,
@@ -492,19 +500,19 @@ CONFIGS = (
         dynamic_batching=st.none()
         | st.builds(
             DynamicBatching,
-            preferred_batch_sizes=st.just(()),
-            max_queue_delay_us=st.integers(0, 2**40),
+            preferred_batch_size=st.just(()),
+            max_queue_delay_microseconds=st.integers(0, 2**40),
             preserve_ordering=st.booleans(),
-            queue_policy=st.builds(
+            default_queue_policy=st.builds(
                 QueuePolicy,
                 timeout_action=st.just(TimeoutAction.REJECT),
-                default_timeout_us=st.integers(0, 2**40),
+                default_timeout_microseconds=st.integers(0, 2**40),
                 allow_timeout_override=st.booleans(),
                 max_queue_size=st.integers(0, 2**31),
             ),
         ).map(levelled),
         default_model_filename=st.sampled_from(["", "model.onnx", "a/b"]),
-        cc_filenames=st.sampled_from([{}, {"8.6": "a100.plan", "9.0": "h100.plan"}]),
+        cc_model_filenames=st.sampled_from([{}, {"8.6": "a100.plan", "9.0": "h100.plan"}]),
         optimization_level=st.integers(-1, 2),
         optimization=st.sampled_from([{}, {"priority": '"PRIORITY_MIN"', "output_pinned_memory": '{"enable": false}'}]),
         parameters=MAPS,
@@ -517,7 +525,7 @@ CONFIGS = (
             max_size=2,
         ).map(tuple),
         decoupled=st.just(value=True),
-        batch_inputs=st.lists(
+        batch_input=st.lists(
             st.builds(
                 BatchInput,
                 st.sampled_from(BatchInputKind),
@@ -527,10 +535,10 @@ CONFIGS = (
             ),
             max_size=1,
         ).map(tuple),
-        batch_outputs=st.lists(
+        batch_output=st.lists(
             st.builds(BatchOutput, NAMES.map(lambda name: (name,)), NAMES.map(lambda name: (name,))), max_size=1
         ).map(tuple),
-        warmup=st.lists(
+        model_warmup=st.lists(
             st.builds(
                 WarmupSample,
                 NAMES,

@@ -39,7 +39,7 @@ def test_a_model_completes_its_configuration(models):
     assert [(s.name, s.data_type, s.dims, s.optional) for s in config.inputs] == [("I", FP32, (4,), True)]
     assert [(s.name, s.data_type, s.dims) for s in config.outputs] == [("O", BYTES, (-1, 2))]
     assert config.max_batch_size == 16
-    assert config.dynamic_batching.preferred_batch_sizes == (16,)
+    assert config.dynamic_batching.preferred_batch_size == (16,)
     told = json.loads(models.author(handler).args["model_config"])
     assert (told["input"][0]["dims"], told["max_batch_size"]) == ([4], 16)
 
@@ -54,11 +54,11 @@ def test_what_the_configuration_says_stands(models):
     handler = models.load(source, config)
     [spec] = handler.config.inputs
     assert (spec.reshape, spec.optional) == ((2, 2), True)
-    assert [(s.name, s.data_type, s.labels) for s in handler.config.outputs] == [
+    assert [(s.name, s.data_type, s.label_filename) for s in handler.config.outputs] == [
         ("FIRST", INT32, "labels.txt"),
         ("O", BYTES, ""),
     ]
-    assert handler.config.dynamic_batching.max_queue_delay_us == 7
+    assert handler.config.dynamic_batching.max_queue_delay_microseconds == 7
 
 
 NAMED = 'backend: "python" input { name: "I" dims: [ 4 ] } output { name: "O" data_type: TYPE_STRING }'

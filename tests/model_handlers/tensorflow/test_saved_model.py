@@ -68,15 +68,15 @@ def test_bf16_goes_by_its_bits(tf, models, load):
 
 
 SIGNALS = SequenceBatching(
-    control_inputs=(ControlInput("start", (Control(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(0, 1)),)),),
-    states=(SequenceState("total", "next", FP32, (1,)),),
+    control_input=(ControlInput("start", (Control(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(0, 1)),)),),
+    state=(SequenceState("total", "next", FP32, (1,)),),
 )
 COUNTS = (BatchInput(BatchInputKind.ELEMENT_COUNT, ("size",), FP32, ("x",)),)
 
 
 @pytest.mark.parametrize(
     ("names", "fields"),
-    [(("x", "size"), {"sequence_batching": SIGNALS}), (("x", "start", "total"), {"batch_inputs": COUNTS})],
+    [(("x", "size"), {"sequence_batching": SIGNALS}), (("x", "start", "total"), {"batch_input": COUNTS})],
     ids=["sequences", "ragged batches"],
 )
 def test_what_the_server_adds_to_a_request_is_given_to_the_model(names, fields, models, specs):

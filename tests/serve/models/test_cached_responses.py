@@ -187,7 +187,7 @@ async def test_whoever_leaves_while_it_is_looked_up_is_not_executed(looking, toy
 async def test_a_queue_that_is_full_when_a_request_was_looked_up_refuses_it(looking, toys):
     """It is too late to refuse to accept it: that is its answer, and it is counted."""
     gate = toys.Gate()
-    policy = DynamicBatching((8,), queue_policy=QueuePolicy(max_queue_size=1))
+    policy = DynamicBatching((8,), default_queue_policy=QueuePolicy(max_queue_size=1))
     async with serving(toys, gate, dynamic_batching=policy) as (model, _, _):
         calls = [toys.Call(n) for n in range(1, 4)]
         model.submit(calls[0].request)

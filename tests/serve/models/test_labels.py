@@ -12,7 +12,7 @@ from serve.models.labels import ensemble_labels, read_labels
 
 def config(*steps, **outputs):
     """A model with outputs and their files of labels."""
-    specs = tuple(TensorSpec(name, FP32, (2,), labels=file) for name, file in outputs.items())
+    specs = tuple(TensorSpec(name, FP32, (2,), label_filename=file) for name, file in outputs.items())
     return ModelConfig("m", outputs=specs, ensemble=steps)
 
 
@@ -35,6 +35,6 @@ def test_a_file_that_is_no_list_of_labels_is_refused(tmp_path, content, words):
 
 def test_an_ensemble_has_its_own_labels_or_those_of_its_models():
     """Of the model that writes an output, by the name that the ensemble gives it."""
-    step = EnsembleStep("part", None, MappingProxyType({}), MappingProxyType({"P": "A", "Q": "B", "R": "inside"}))
+    step = EnsembleStep("part", -1, MappingProxyType({}), MappingProxyType({"P": "A", "Q": "B", "R": "inside"}))
     parts = {"part": {"P": ("one",), "Q": ("two",), "R": ("three",)}}
     assert ensemble_labels(config(step, A="", B="own.txt"), {"B": ("own",)}, parts) == {"A": ("one",), "B": ("own",)}

@@ -26,7 +26,7 @@ async def serving(toys, limits, script=None, *, instances=None, inline=False, **
     """A started model whose instances are limited."""
     instances = instances or group()
     config.setdefault("dynamic_batching", BATCHING)
-    handler = (toys.Inline if inline else toys.Scripted)(toys.config(instance_groups=(instances,), **config), script)
+    handler = (toys.Inline if inline else toys.Scripted)(toys.config(instance_group=(instances,), **config), script)
     names = [f"g_{index}" for index in range(instances.count)]
     lanes = limits.lanes("m", (instances,), [(name, CPU) for name in names])
     inline_ns = 10**12 if inline else 0
@@ -94,7 +94,7 @@ async def test_everybody_is_answered(toys, there_is, instances, inline):
 async def test_a_batch_that_waits_for_more_holds_nothing(toys):
     """A lane whose queue is not ready gives its turn back, and takes one when it is."""
     limits = Limits(asyncio.get_running_loop(), {("r", ""): 1})
-    patient = DynamicBatching((2,), max_queue_delay_us=3_600_000_000)
+    patient = DynamicBatching((2,), max_queue_delay_microseconds=3_600_000_000)
     async with (
         serving(toys, limits, instances=group(2), dynamic_batching=patient) as (first, handler),
         serving(toys, limits) as (second, _),

@@ -26,7 +26,7 @@ BATCHING = DynamicBatching((8,))
 
 def batching(**policy):
     """A dynamic batcher whose queue has this policy."""
-    return DynamicBatching((8,), queue_policy=QueuePolicy(**policy))
+    return DynamicBatching((8,), default_queue_policy=QueuePolicy(**policy))
 
 
 @contextlib.asynccontextmanager
@@ -137,7 +137,7 @@ async def test_without_dynamic_batching_each_request_runs_alone(toys):
 
 async def test_the_batcher_waits_for_a_preferred_size_no_longer_than_it_may(toys):
     """With a delay configured a full batch leaves at once, and a part of one when the delay is over."""
-    policy = DynamicBatching((4,), max_queue_delay_us=FOR_EVER_US)
+    policy = DynamicBatching((4,), max_queue_delay_microseconds=FOR_EVER_US)
     async with serving(toys, dynamic_batching=policy) as (model, handler):
         calls = [ask(model, toys.Call(number)) for number in range(3)]
         await asyncio.sleep(0)
@@ -145,7 +145,7 @@ async def test_the_batcher_waits_for_a_preferred_size_no_longer_than_it_may(toys
         calls.append(ask(model, toys.Call(3)))
         await answers(*calls)
         assert handler.batches == [[0, 1, 2, 3]]
-    policy = DynamicBatching((4,), max_queue_delay_us=1000)
+    policy = DynamicBatching((4,), max_queue_delay_microseconds=1000)
     async with serving(toys, dynamic_batching=policy) as (model, handler):
         await answers(ask(model, toys.Call(0)), ask(model, toys.Call(1)))
         assert handler.batches == [[0, 1]]
@@ -399,7 +399,7 @@ async def test_a_full_queue_refuses_at_once_and_keeps_those_it_has(toys):
 async def test_time_in_the_queue_runs_out_while_every_lane_is_busy(toys):
     """Queued requests are told QUEUE_TIMEOUT when their time is over, though no lane ever comes to look."""
     gate = toys.Gate()
-    policy = batching(default_timeout_us=FOR_EVER_US, allow_timeout_override=True)
+    policy = batching(default_timeout_microseconds=FOR_EVER_US, allow_timeout_override=True)
     async with serving(toys, gate, lanes=2, dynamic_batching=policy) as (model, handler):
         busy = [ask(model, toys.Call(0))]
         await gate.arrived()
@@ -418,7 +418,7 @@ async def test_time_in_the_queue_runs_out_while_every_lane_is_busy(toys):
 async def test_a_request_may_ask_for_less_time_in_the_queue(toys):
     """A request's own, shorter timeout counts where the policy allows it; the one before it goes on waiting."""
     gate = toys.Gate()
-    policy = batching(default_timeout_us=FOR_EVER_US, allow_timeout_override=True)
+    policy = batching(default_timeout_microseconds=FOR_EVER_US, allow_timeout_override=True)
     async with serving(toys, gate, dynamic_batching=policy) as (model, _):
         calls = [ask(model, toys.Call(0))]
         await gate.arrived()
@@ -437,7 +437,10 @@ async def test_delayed_requests_are_executed_after_those_with_time(toys):
     """With the action DELAY a request whose time is over is served, but behind everybody who has time left."""
     gate = toys.Gate()
     policy = QueuePolicy(TimeoutAction.DELAY, 3_000_000, allow_timeout_override=True)
-    async with serving(toys, gate, dynamic_batching=DynamicBatching((1,), queue_policy=policy)) as (model, handler):
+    async with serving(toys, gate, dynamic_batching=DynamicBatching((1,), default_queue_policy=policy)) as (
+        model,
+        handler,
+    ):
         calls = [ask(model, toys.Call(0))]
         await gate.arrived()
         calls.append(ask(model, toys.Call(1, timeout_us=1)))
@@ -454,7 +457,7 @@ async def test_the_timer_of_a_long_queue_survives_a_lane_that_empties_it(toys):
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        async with serving(toys, dynamic_batching=batching(default_timeout_us=FOR_EVER_US)) as (model, _):
+        async with serving(toys, dynamic_batching=batching(default_timeout_microseconds=FOR_EVER_US)) as (model, _):
             calls = [ask(model, toys.Call(0)) for _ in range(2000)]
             while model.queued:
                 calls.append(ask(model, toys.Call(0)))
@@ -507,7 +510,10 @@ async def test_a_client_that_leaves_while_its_batch_executes_is_answered_once(to
 async def test_refusing_those_who_wait_leaves_those_who_execute(toys):
     """`refuse_waiting` tells the queued ones UNAVAILABLE at once and lets the executing batch finish."""
     gate = toys.Gate()
-    async with serving(toys, gate, dynamic_batching=batching(default_timeout_us=FOR_EVER_US)) as (model, handler):
+    async with serving(toys, gate, dynamic_batching=batching(default_timeout_microseconds=FOR_EVER_US)) as (
+        model,
+        handler,
+    ):
         running = ask(model, toys.Call(0))
         await gate.arrived()
         waiting = [ask(model, toys.Call(number)) for number in (1, 2)]
@@ -616,7 +622,7 @@ async def test_every_accepted_request_is_answered_exactly_once(
     policy = DynamicBatching(
         (4, 8),
         preserve_ordering=ordered,
-        queue_policy=QueuePolicy(default_timeout_us=timeout_us, max_queue_size=limit),
+        default_queue_policy=QueuePolicy(default_timeout_microseconds=timeout_us, max_queue_size=limit),
     )
     handler = (toys.Inline if inline else toys.Scripted)(toys.config(dynamic_batching=policy), Moody(gate, moods))
     calls, refused = [], 0

@@ -65,7 +65,7 @@ async def serving(strategy, *, lanes=1, inline_ns=0, idle_us=FOR_EVER_US, limite
             max_batch_size=3,
             inputs=(TensorSpec("X", FP32, (1,)),),
             outputs=(TensorSpec("Y", FP32, (1,)),),
-            sequence_batching=SequenceBatching(strategy, idle_us, states=(state,)),
+            sequence_batching=SequenceBatching(strategy, idle_us, state=(state,)),
         )
     )
     handler, zero = Sums(config), np.zeros((1, 1), np.float32)

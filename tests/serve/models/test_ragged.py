@@ -57,7 +57,11 @@ def test_what_was_joined_is_split_as_it_was(shapes):
     assert split(np.arange(total + 1), shapes) is None
 
 
-X, Z, Y = TensorSpec("x", FP32, (-1,), ragged=True), TensorSpec("z", FP32, (-1,)), TensorSpec("y", FP32, (-1,))
+X, Z, Y = (
+    TensorSpec("x", FP32, (-1,), allow_ragged_batch=True),
+    TensorSpec("z", FP32, (-1,)),
+    TensorSpec("y", FP32, (-1,)),
+)
 
 
 class Handing:
@@ -76,7 +80,7 @@ class Handing:
 
 def config(*inputs, **fields):
     """A model of these inputs and the output y, split by x."""
-    outputs = {"batch_outputs": (BatchOutput(("y",), ("x",)),)}
+    outputs = {"batch_output": (BatchOutput(("y",), ("x",)),)}
     return ModelConfig("m", max_batch_size=8, inputs=inputs, outputs=(Y,), **{**outputs, **fields})
 
 
@@ -108,7 +112,7 @@ def test_a_ragged_input_is_no_reason_to_keep_requests_apart():
 def test_a_ragged_batch_is_one_row_beside_inputs_that_are_joined_as_ever():
     """A single request is a row as well; the others keep their batch dimension."""
     given = BatchInput(BatchInputKind.ELEMENT_COUNT, ("count", "again"), INT32, ("x",))
-    model = config(X, Z, batch_inputs=(given,))
+    model = config(X, Z, batch_input=(given,))
     handler = Handing(lambda inputs: inputs["x"] * 2)
     batch = [request(model, x=rows(2, 3), z=rows(2, 2)), request(model, x=rows(1, 1), z=rows(1, 2))]
     together = execute_batch(handler, Signature("m", 1, model), batch)

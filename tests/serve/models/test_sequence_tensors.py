@@ -44,7 +44,7 @@ def config_of(*, states=(), controls=(), max_batch_size=4, outputs=("Y",)):
             max_batch_size=max_batch_size,
             inputs=(TensorSpec("X", FP32, (1,)),),
             outputs=tuple(TensorSpec(name, FP32, (1,)) for name in outputs),
-            sequence_batching=SequenceBatching(states=states, control_inputs=controls),
+            sequence_batching=SequenceBatching(state=states, control_input=controls),
         )
     )
 

@@ -168,7 +168,7 @@ async def test_who_waits_is_counted_and_told_when_the_ensemble_goes(toys):
     loop, gate = asyncio.get_running_loop(), toys.Gate()
     step = Model("step", 1, [("step_0", toys.Scripted(toys.config("step"), gate))], ModelStats(), loop)
     steps = (EnsembleStep("step", -1, {"x": "x"}, {"y": "y"}),)
-    config = toys.config("whole", ensemble=steps, max_inflight=1)
+    config = toys.config("whole", ensemble=steps, max_inflight_requests=1)
     ensemble = EnsembleModel("whole", 1, config, [step], ModelStats(), loop)
     calls = [toys.Call(number) for number in range(3)]
     for call in calls:
@@ -223,7 +223,7 @@ async def test_ensembles_of_ensembles_whose_clients_ask_again_on_each_answer(toy
             EnsembleStep(part.name, -1, {"x": tensors[place]}, {"y": tensors[place + 1]})
             for place, part in enumerate(parts)
         )
-        config = toys.config(name, ensemble=steps, max_inflight=order.choice([0, 1, 1, 2]))
+        config = toys.config(name, ensemble=steps, max_inflight_requests=order.choice([0, 1, 1, 2]))
         wholes.append(EnsembleModel(name, 1, config, parts, ModelStats(), loop))
 
     def ask(_answered=None):

@@ -25,7 +25,7 @@ def sample(given=None, *, name="s", batch_size=1, count=1, **inputs):
 
 def warm(toys, folder, *samples, script=None, **config):
     """A handler that was warmed up by these samples."""
-    handler = toys.Scripted(toys.config(warmup=samples, **config), script)
+    handler = toys.Scripted(toys.config(model_warmup=samples, **config), script)
     Warmup(handler.config, folder).run(handler, "m_0")
     return handler
 
@@ -39,7 +39,7 @@ def executed(toys, folder, given, spec, max_batch_size=0):
             seen.append(inputs["x"])
             return [np.zeros((1, 2))]
 
-    config = toys.config(max_batch_size=max_batch_size, inputs=(spec,), warmup=(sample(given),))
+    config = toys.config(max_batch_size=max_batch_size, inputs=(spec,), model_warmup=(sample(given),))
     Warmup(config, folder).run(Echo(config), "m_0")
     return seen[0]
 
@@ -199,7 +199,7 @@ from serve.models.warmup_samples import Warmup
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 held = bytearray(b"x") * (128 << 20)
 given = {"x": WarmupInput(FP32, (16 << 20,), WarmupData.ZERO)}
-config = ModelConfig("m", inputs=(TensorSpec("x", FP32, (-1,)),), warmup=(WarmupSample("s", 1, 1, given),))
+config = ModelConfig("m", inputs=(TensorSpec("x", FP32, (-1,)),), model_warmup=(WarmupSample("s", 1, 1, given),))
 try:
     Warmup(config, Path())
 except MmeError as error:
@@ -228,12 +228,12 @@ def test_each_sample_is_logged(toys, tmp_path, caplog):
 
 
 SEQUENCES = SequenceBatching(
-    control_inputs=(
+    control_input=(
         ControlInput("start", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),
         ControlInput("end", (Control(ControlKind.CONTROL_SEQUENCE_END, fp32_false_true=(0.0, 1.0)),)),
         ControlInput("id", (Control(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=BYTES),)),
     ),
-    states=(SequenceState("sum", "next", FP32, (-1,)),),
+    state=(SequenceState("sum", "next", FP32, (-1,)),),
 )
 
 
@@ -247,7 +247,7 @@ def test_a_model_of_sequences_is_warmed_up_by_first_requests(toys, tmp_path):
             return [inputs["x"]]
 
     ends = {"end": WarmupInput(FP32, (1,), WarmupData.RANDOM), "x": WarmupInput(FP32, (2,), WarmupData.ZERO)}
-    config = toys.config(sequence_batching=SEQUENCES, warmup=(sample(batch_size=2), sample(**ends)))
+    config = toys.config(sequence_batching=SEQUENCES, model_warmup=(sample(batch_size=2), sample(**ends)))
     Warmup(config, tmp_path).run(Keeping(config), "m_0")
 
     assert seen[0] == {"x": [0] * 4, "start": [1, 1], "end": [0, 0], "id": [b"1", b"1"], "sum": [0, 0]}
@@ -287,7 +287,7 @@ def broken(responder):
 
 def test_responses_that_come_unasked_are_waited_for(toys, tmp_path):
     """The end of each request is waited for, and an error on the way is the sample's."""
-    config = toys.config(warmup=(sample(batch_size=2),))
+    config = toys.config(model_warmup=(sample(batch_size=2),))
 
     Warmup(config, tmp_path).run(Answering(later, at_once), "m_0")
     with pytest.raises(MmeError, match="failed to run warmup sample 's': out of words"):

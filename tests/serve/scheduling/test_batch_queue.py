@@ -37,9 +37,9 @@ class Clocked:
 
     def __init__(self, max_batch_size=8, preferred=None, delay=0, action=TimeoutAction.REJECT, *, batch=True, **policy):
         batching = DynamicBatching(
-            preferred_batch_sizes=(max_batch_size,) if preferred is None else preferred,
-            max_queue_delay_us=delay,
-            queue_policy=QueuePolicy(timeout_action=action, **policy),
+            preferred_batch_size=(max_batch_size,) if preferred is None else preferred,
+            max_queue_delay_microseconds=delay,
+            default_queue_policy=QueuePolicy(timeout_action=action, **policy),
         )
         self.queue = BatchQueue("m", max_batch_size, batching if batch else None)
         self.names = count(1)
@@ -134,7 +134,7 @@ def test_without_a_dynamic_batcher_requests_run_alone():
 @pytest.mark.parametrize("limited", [False, True])
 def test_requests_that_run_alone_may_be_handed_out_together(limited):
     """As many as are asked for at most, whatever they look like, but nobody who has left or whose time is over."""
-    policy = {"max_queue_size": 9, "default_timeout_us": 50} if limited else {}
+    policy = {"max_queue_size": 9, "default_timeout_microseconds": 50} if limited else {}
     queue = Clocked(1, batch=limited, **policy).queue
     first, gone, third, fourth, fifth = requests = sized(3, 1, 1, 1, 1)
     third.signature = ("other",)
@@ -151,7 +151,7 @@ def test_requests_that_run_alone_may_be_handed_out_together(limited):
 @pytest.mark.parametrize("limited", [False, True])
 def test_who_was_handed_out_in_vain_is_the_first_again(limited):
     """However many wait, of those of its own priority, and with what is left of its time."""
-    policy = {"max_queue_size": 2, "default_timeout_us": 50} if limited else {}
+    policy = {"max_queue_size": 2, "default_timeout_microseconds": 50} if limited else {}
     clocked = Clocked(1, batch=limited, **policy)
     first, second = clocked.push(*sized(1, 1))
     assert clocked.queue.take(0, (0,), 2).batch == [first, second]
@@ -276,7 +276,7 @@ def test_without_preferred_sizes_the_delay_waits_for_a_full_batch():
 
 def test_a_request_out_of_time_is_rejected():
     """REJECT: who waited default_timeout_microseconds is handed out as expired, the others as a batch."""
-    clocked = Clocked(default_timeout_us=50)
+    clocked = Clocked(default_timeout_microseconds=50)
     late, *_ = clocked.push(1, at=0)
     clocked.push(1, at=20)
     take = clocked.take(at=50)
@@ -287,7 +287,7 @@ def test_a_request_out_of_time_is_rejected():
 
 def test_a_request_with_time_left_is_run():
     """A nanosecond before its time is over a request is still executed."""
-    clocked = Clocked(default_timeout_us=50)
+    clocked = Clocked(default_timeout_microseconds=50)
     clocked.push(1)
     take = clocked.queue.take(50 * US - 1)
 
@@ -306,7 +306,7 @@ def test_without_a_timeout_nobody_expires():
 
 def test_a_delayed_request_goes_behind_everybody():
     """DELAY: who is out of time is executed after all that still have time, and joins their batch where it fits."""
-    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_microseconds=50)
     clocked.push(2, at=0)
     clocked.push(3, at=20)
     take = clocked.take(at=50)
@@ -318,7 +318,7 @@ def test_a_delayed_request_goes_behind_everybody():
 
 def test_delayed_requests_of_another_shape_wait_for_their_turn():
     """A delayed request shares a batch only with its like."""
-    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_microseconds=50)
     clocked.push(*sized(1, signature="other"), at=0)
     clocked.push(1, at=20)
 
@@ -327,7 +327,7 @@ def test_delayed_requests_of_another_shape_wait_for_their_turn():
 
 def test_delayed_requests_keep_their_order():
     """Among themselves delayed requests go first come, first served, and their time is not asked for again."""
-    clocked = Clocked(1, action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked = Clocked(1, action=TimeoutAction.DELAY, default_timeout_microseconds=50)
     clocked.push(2, at=0)
 
     assert clocked.batch(at=60) == ["r1"]
@@ -337,7 +337,7 @@ def test_delayed_requests_keep_their_order():
 
 def test_who_is_delayed_earlier_does_not_overtake_who_came_first():
     """Timeouts of their own end at different times: the delayed are executed in the order in which they came, as in Triton."""
-    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_us=50, allow_timeout_override=True)
+    clocked = Clocked(4, action=TimeoutAction.DELAY, default_timeout_microseconds=50, allow_timeout_override=True)
     clocked.push(Request("patient"))
     clocked.push(Request("hasty", timeout_us=10), at=1)
     clocked.push(Request("late"), at=40)
@@ -348,7 +348,7 @@ def test_who_is_delayed_earlier_does_not_overtake_who_came_first():
 
 def test_the_delay_of_a_batch_counts_from_its_oldest():
     """A delayed request is older than those before it: max_queue_delay counts from its arrival."""
-    clocked = Clocked(8, (4,), delay=100, action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked = Clocked(8, (4,), delay=100, action=TimeoutAction.DELAY, default_timeout_microseconds=50)
     clocked.push(1, at=0)
     clocked.push(1, at=60)
 
@@ -369,7 +369,7 @@ def test_the_delay_of_a_batch_counts_from_its_oldest():
 )
 def test_a_requests_own_timeout(default, own, allowed, expected):
     """It counts where allow_timeout_override says so and it is shorter; without a default it never does."""
-    clocked = Clocked(default_timeout_us=default, allow_timeout_override=allowed)
+    clocked = Clocked(default_timeout_microseconds=default, allow_timeout_override=allowed)
     [request] = clocked.push(Request("r", timeout_us=own), at=7)
 
     assert request.deadline_ns == ((7 + expected) * US if expected else 0)
@@ -377,7 +377,7 @@ def test_a_requests_own_timeout(default, own, allowed, expected):
 
 def test_the_nearest_deadline_need_not_be_the_first():
     """With timeouts of their own requests may run out of time before those that came earlier."""
-    clocked = Clocked(default_timeout_us=50, allow_timeout_override=True)
+    clocked = Clocked(default_timeout_microseconds=50, allow_timeout_override=True)
     clocked.push(Request("patient"), Request("hasty", timeout_us=10))
 
     assert clocked.queue.next_deadline() == 10 * US
@@ -388,7 +388,7 @@ def test_the_nearest_deadline_need_not_be_the_first():
 @pytest.mark.parametrize(("timeout", "expected"), [(30, 30), (300, 100)])
 def test_waiting_ends_at_the_nearer_of_delay_and_timeout(timeout, expected):
     """A batch that waits for more is looked at again when its delay, or somebody's time, is over."""
-    clocked = Clocked(8, (4,), delay=100, default_timeout_us=timeout)
+    clocked = Clocked(8, (4,), delay=100, default_timeout_microseconds=timeout)
     clocked.push(1)
 
     assert clocked.take().wake_at == expected * US
@@ -396,7 +396,7 @@ def test_waiting_ends_at_the_nearer_of_delay_and_timeout(timeout, expected):
 
 def test_expiry_without_a_free_lane():
     """`take_expired` hands out who is out of time, and leaves everybody else, though a batch be ready."""
-    clocked = Clocked(default_timeout_us=50)
+    clocked = Clocked(default_timeout_microseconds=50)
     late, *_ = clocked.push(1, at=0)
     clocked.push(8, at=20)
     take = clocked.queue.take_expired(50 * US)
@@ -423,7 +423,7 @@ def test_a_full_queue_refuses():
 
 def test_delayed_requests_take_places_too():
     """The size of the queue is everybody in it, delayed or not."""
-    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_us=50, max_queue_size=1)
+    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_microseconds=50, max_queue_size=1)
     clocked.push(1)
     clocked.queue.take_expired(60 * US)
 
@@ -479,7 +479,7 @@ def test_a_cancelled_request_of_another_shape_does_not_end_a_batch():
 
 def test_clearing_hands_out_everybody():
     """Who is still queued when the model goes is handed out, delayed ones last, and the queue is empty."""
-    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_microseconds=50)
     clocked.push(1, at=0)
     clocked.push(1, at=30)
     clocked.queue.take_expired(60 * US)
@@ -491,7 +491,7 @@ def test_clearing_hands_out_everybody():
 
 def test_a_queue_tells_how_long_it_is():
     """Its `repr` is fit for a log line."""
-    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_us=50)
+    clocked = Clocked(action=TimeoutAction.DELAY, default_timeout_microseconds=50)
     clocked.push(1, at=0)
     clocked.push(2, at=30)
     clocked.queue.take_expired(60 * US)
@@ -501,15 +501,17 @@ def test_a_queue_tells_how_long_it_is():
 
 # -- priority levels -------------------------------------------------------------------------------------------------
 
-REJECTING = QueuePolicy(default_timeout_us=50)
-DELAYING = QueuePolicy(TimeoutAction.DELAY, default_timeout_us=50)
+REJECTING = QueuePolicy(default_timeout_microseconds=50)
+DELAYING = QueuePolicy(TimeoutAction.DELAY, default_timeout_microseconds=50)
 
 
-def levelled(levels, default=1, max_batch_size=8, delay=0, queue_policy=None, **policies):
+def levelled(levels, default=1, max_batch_size=8, delay=0, default_queue_policy=None, **policies):
     """A queue of so many priority levels; `level_2=` is the policy of the second."""
     own = {int(name.removeprefix("level_")): policy for name, policy in policies.items()}
     clocked = Clocked(max_batch_size)
-    batching = DynamicBatching((max_batch_size,), delay, False, queue_policy or QueuePolicy(), levels, default, own)
+    batching = DynamicBatching(
+        (max_batch_size,), delay, False, default_queue_policy or QueuePolicy(), levels, default, own
+    )
     clocked.queue = BatchQueue("m", max_batch_size, batching)
     return clocked
 
@@ -546,7 +548,7 @@ def test_without_levels_a_priority_means_nothing():
 
 def test_a_level_may_have_a_size_and_a_timeout_of_its_own():
     """A full level refuses, the others have room; whose time is over is told by the policy of its level."""
-    clocked = levelled(3, queue_policy=REJECTING, level_1=QueuePolicy(max_queue_size=1), level_3=DELAYING)
+    clocked = levelled(3, default_queue_policy=REJECTING, level_1=QueuePolicy(max_queue_size=1), level_3=DELAYING)
     first, second, third = clocked.push(*of(1, 2, 3))
     with pytest.raises(MmeError, match="max_queue_size is 1"):
         clocked.push(*of(1))
@@ -577,7 +579,7 @@ def test_the_delay_of_a_batch_counts_from_its_oldest_of_any_level():
 
 def test_the_nearest_deadline_is_that_of_any_level():
     """Whoever waits on a timer waits for the level whose time is over first."""
-    clocked = levelled(2, queue_policy=QueuePolicy(default_timeout_us=500), level_2=REJECTING)
+    clocked = levelled(2, default_queue_policy=QueuePolicy(default_timeout_microseconds=500), level_2=REJECTING)
     clocked.push(*of(1, 2))
 
     assert clocked.queue.next_deadline() == 50 * US
@@ -682,7 +684,7 @@ def test_a_whole_batch_is_the_same_early_and_late(queued, more, preferred, delay
 policies = st.builds(
     QueuePolicy,
     timeout_action=st.sampled_from(TimeoutAction),
-    default_timeout_us=st.sampled_from([0, 30, 200]),
+    default_timeout_microseconds=st.sampled_from([0, 30, 200]),
     allow_timeout_override=st.booleans(),
     max_queue_size=st.sampled_from([0, 0, 6]),
 )

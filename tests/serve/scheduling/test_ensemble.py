@@ -13,12 +13,12 @@ from serve.scheduling.ensemble import ABSENT, Graph, Plan, Scope
 
 def step(name, inputs, outputs):
     """A step whose model calls its tensors as the ensemble does: "a b" are two of them."""
-    return EnsembleStep(name, None, {t: t for t in inputs.split()}, {t: t for t in outputs.split()})
+    return EnsembleStep(name, -1, {t: t for t in inputs.split()}, {t: t for t in outputs.split()})
 
 
 def graph(*steps, decoupled=()):
     """An ensemble of steps; `decoupled` names those that answer any number of times."""
-    return Graph("e", steps, [each.model in decoupled for each in steps])
+    return Graph("e", steps, [each.model_name in decoupled for each in steps])
 
 
 class Follow:
@@ -34,7 +34,7 @@ class Follow:
 
     def name(self, running):
         """The model of a step that can run."""
-        return self.graph.steps[running[1].index].model
+        return self.graph.steps[running[1].index].model_name
 
     @property
     def running(self):
@@ -120,7 +120,7 @@ def test_only_what_is_wanted_runs():
 
 def test_names_are_mapped():
     """A model's own names on one side, the ensemble's on the other."""
-    steps = [EnsembleStep("a", None, {"model_in": "IN"}, {"model_out": "OUT"})]
+    steps = [EnsembleStep("a", -1, {"model_in": "IN"}, {"model_out": "OUT"})]
     follow = Follow(Graph("e", steps, [False]), "OUT")
     assert follow.inputs == [{"model_in": "in"}]
     follow.finish("a", model_out=7)
@@ -251,7 +251,7 @@ def test_every_graph_runs_each_needed_step_once(seed, count):
     for i in range(count):
         reads = dice.sample(tensors, dice.randint(1, len(tensors)))
         writes = [f"t{i}", f"tt{i}"][: dice.randint(1, 2)]
-        steps.append(EnsembleStep(f"m{i}", None, {f"in_{t}": t for t in reads}, {f"o_{t}": t for t in writes}))
+        steps.append(EnsembleStep(f"m{i}", -1, {f"in_{t}": t for t in reads}, {f"o_{t}": t for t in writes}))
         tensors += writes
     dice.shuffle(steps)
     wanted = dice.sample(tensors, dice.randint(1, len(tensors)))
@@ -260,13 +260,13 @@ def test_every_graph_runs_each_needed_step_once(seed, count):
     while follow.waiting:
         running = dice.choice(follow.waiting)
         planned = follow.graph.steps[running[1].index]
-        ran.append(planned.model)
+        ran.append(planned.model_name)
         given_to_it = follow.held(running[0], running[1].inputs)
-        assert given_to_it == {name: made[tensor] for name, tensor in planned.inputs.items() if tensor in made}
-        returned = {name: (planned.model, name) for name in planned.outputs if dice.random() < 0.8}
-        made |= {planned.outputs[name]: value for name, value in returned.items()}
+        assert given_to_it == {name: made[tensor] for name, tensor in planned.input_map.items() if tensor in made}
+        returned = {name: (planned.model_name, name) for name in planned.output_map if dice.random() < 0.8}
+        made |= {planned.output_map[name]: value for name, value in returned.items()}
         follow.answer(running, **returned)
         follow.end(running)
 
-    assert sorted(ran) == sorted(steps[i].model for i in follow.graph.needed(wanted))
+    assert sorted(ran) == sorted(steps[i].model_name for i in follow.graph.needed(wanted))
     assert follow.outputs == {name: made[name] for name in wanted if name in made}

@@ -205,7 +205,7 @@ def test_shapes_that_differ_do_not_share_a_batch():
 
 def test_a_batch_waits_for_enough_rows_or_for_its_time():
     """`minimum_slot_utilization` is worth waiting for, `max_queue_delay_microseconds` long."""
-    bench = Bench(DirectStrategy(max_queue_delay_us=100, minimum_slot_utilization=0.75))
+    bench = Bench(DirectStrategy(max_queue_delay_microseconds=100, minimum_slot_utilization=0.75))
     bench.push("a", START)
     bench.push("b", START)
     take = bench.take()
@@ -269,7 +269,7 @@ def test_candidates_are_as_many_as_fit_into_a_batch_where_nothing_is_said(rows, 
 
 def test_the_oldest_strategy_waits_for_a_preferred_size():
     """As the dynamic batcher does, from the moment on in which a request could execute."""
-    bench = Bench(OldestStrategy(8, (2,), max_queue_delay_us=100))
+    bench = Bench(OldestStrategy(8, (2,), max_queue_delay_microseconds=100))
     bench.push("a", START)
     bench.push("a")
     assert bench.take().wake_at == bench.now + 100 * US
@@ -458,7 +458,7 @@ def test_a_sequence_that_is_kept_is_never_idle():
 
 def test_a_request_that_its_model_puts_back_is_the_next_of_its_sequence():
     """Without START, before what came later."""
-    bench = Bench(iterative=True)
+    bench = Bench(iterative_sequence=True)
     one = bench.push("a", START)
     bench.push("a", END)
     batch = bench.take().batch
@@ -472,7 +472,7 @@ def test_a_request_that_its_model_puts_back_is_the_next_of_its_sequence():
 
 def test_a_request_without_an_id_is_a_sequence_of_its_own():
     """It gets an id and START, and its slot is free when its model has done with it."""
-    bench = Bench(iterative=True, rows=1)
+    bench = Bench(iterative_sequence=True, rows=1)
     one, two = bench.push(0), bench.push("")
     assert one.correlation_id != two.correlation_id
     assert one.flags == START
@@ -487,7 +487,7 @@ def test_a_request_without_an_id_is_a_sequence_of_its_own():
 
 def test_a_sequence_of_iterations_ends_with_its_last_request():
     """Without END: its slot is the next one's, and what comes later begins anew."""
-    bench = Bench(iterative=True, rows=1)
+    bench = Bench(iterative_sequence=True, rows=1)
     bench.push("a", START)
     bench.push("a")
     bench.push("b", START)
@@ -501,7 +501,7 @@ def test_a_sequence_of_iterations_ends_with_its_last_request():
 
 def test_a_sequence_of_iterations_that_is_kept_goes_on():
     """Somebody else sees to its end."""
-    bench = Bench(iterative=True, rows=1)
+    bench = Bench(iterative_sequence=True, rows=1)
     bench.push("a", START | KEPT)
     assert bench.rows() == "a.0"
     bench.done()
@@ -514,9 +514,9 @@ def test_a_sequence_of_iterations_that_is_kept_goes_on():
 STRATEGIES = st.sampled_from(
     [
         DirectStrategy(),
-        DirectStrategy(max_queue_delay_us=50, minimum_slot_utilization=0.5),
+        DirectStrategy(max_queue_delay_microseconds=50, minimum_slot_utilization=0.5),
         OldestStrategy(1, (1,)),
-        OldestStrategy(3, (2,), max_queue_delay_us=50),
+        OldestStrategy(3, (2,), max_queue_delay_microseconds=50),
         OldestStrategy(100, (4,)),
     ]
 )
@@ -543,7 +543,7 @@ class Life:
     """A queue, and everything that must hold of it whatever happens."""
 
     def __init__(self, strategy, lanes, rows, *, iterative=True):
-        self.bench = Bench(strategy, lanes=lanes, rows=rows, iterative=iterative)
+        self.bench = Bench(strategy, lanes=lanes, rows=rows, iterative_sequence=iterative)
         self.iterative = iterative
         self.strategy = strategy
         self.size = rows

@@ -170,7 +170,7 @@ async def test_a_configuration_holds_for_one_load(engine, toys):
     """The next plain load is of the model's own again; evicted and back, it is still the overridden one."""
     await engine.reload("a", Override('{"max_batch_size": 16, "instance_group": [{"kind": "kind_cpu", "count": 3}]}'))
     config = await config_of(engine)
-    assert (config.max_batch_size, config.instance_groups[0].count) == (16, 3)
+    assert (config.max_batch_size, config.instance_group[0].count) == (16, 3)
     assert await answered(engine, toys) == 2
     await engine.cache.relieve("other", Footprint(1), "execution")
     assert not engine.is_resident("a")

@@ -55,7 +55,7 @@ def test_a_directory_with_a_script_is_a_model(tree, paths, inside, script):
     assert model.versions == {1: root / inside}
     assert model.config.default_model_filename == script
     assert model.model_file(1) == root / inside / script
-    assert model.config.instance_groups == (InstanceGroup("m.tar.gz"),)
+    assert model.config.instance_group == (InstanceGroup("m.tar.gz"),)
     assert dict(model.config.parameters) == {}
 
 
@@ -84,7 +84,7 @@ def test_a_script_may_have_a_configuration(tree):
         parameters { key: "MME_EXECUTION_TIMEOUT" value { string_value: "5" } }
     """
     model = open_target(tree(CODE, "own.py", **{"config.pbtxt": config}), "m", Scripts(workers=2))
-    assert model.config.instance_groups[0].count == 3
+    assert model.config.instance_group[0].count == 3
     assert model.config.default_model_filename == "own.py"
     assert dict(model.config.parameters) == {"MME_EXECUTION_TIMEOUT": "5"}
 
@@ -102,7 +102,7 @@ def test_what_is_set_for_all_scripts_is_said_to_each(tree):
     config = open_target(tree("code/serve_it.py"), "m", scripts).config
 
     assert config.default_model_filename == "code/serve_it.py"
-    assert config.instance_groups == (InstanceGroup("m", count=2),)
+    assert config.instance_group == (InstanceGroup("m", count=2),)
     assert dict(config.parameters) == {"SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": "text/csv"}
 
 
