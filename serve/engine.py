@@ -117,7 +117,7 @@ class Engine:
         self._writes = SteadyPool(1, "state")
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         self._known = known = Footprints(file.read(), options.budget)
-        self._footprints = LazyFile(file, known.snapshot, self._writes, delay=_FOOTPRINT_SECONDS)
+        self._footprints = LazyFile(file, known, self._writes, delay=_FOOTPRINT_SECONDS)
         self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
         loader = self._loader(known)
         self.cache = self._cache(loader)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,14 @@ from serve.life import goes_on
 from serve.state_file import LazyFile, StateFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
 
     from serve.cache.cache_entry import Entry
+    from serve.state_file import Change
 
-FORM = "mme journal 1"
+FORM = "mme journal 2"
 _PREFIX = "journal-"
 _DELAY = 1.0  # seconds from a change to the file, if nobody waits
 _log = logging.getLogger("mme.state")
@@ -81,6 +83,7 @@ class Journal:
         self.aliases: dict[str, str] = {}
         self.unloaded: set[str] = set()
         self.dormant: dict[str, frozenset[str]] = {}
+        self._changed: deque[tuple[str, str]] = deque()  # filled on the loop, emptied on the thread that writes
         self._entries = entries
         self._file: LazyFile | None = None
         if not life:
@@ -90,7 +93,7 @@ class Journal:
                 path.unlink(missing_ok=True)
         file = StateFile(directory / f"{_PREFIX}{life}.json", FORM)
         self._take(file.read())
-        self._file = LazyFile(file, self._snapshot, pool, delay=_DELAY)
+        self._file = LazyFile(file, self, pool, delay=_DELAY)
 
     def __repr__(self) -> str:
         return f"<Journal of {len(self.rows)} models, {len(self.aliases)} aliases>"
@@ -100,9 +103,10 @@ class Journal:
         """Whether anything of it is for another worker."""
         return self._file is not None
 
-    def changed(self) -> None:
-        """Somebody changed what is registered."""
+    def changed(self, section: str, key: str) -> None:
+        """Somebody changed what is registered: what `section` has under `key`."""
         if self._file is not None:
+            self._changed.append((section, key))
             self._file.changed()
 
     async def flush(self) -> None:
@@ -115,16 +119,25 @@ class Journal:
         if self._file is not None:
             await self._file.close()
 
-    def _snapshot(self) -> dict[str, Any]:
-        """Taken on a thread: a copy of a dictionary is made at one stroke."""
-        rows, aliases, unloaded = self.rows.copy(), self.aliases.copy(), self.unloaded.copy()
-        dormant = self.dormant.copy()
-        return {
-            "models": [asdict(row) | {"used": self._used(row)} for row in rows.values()],
-            "aliases": aliases,
-            "unloaded": sorted(unloaded),
-            "dormant": {name: sorted(parts) for name, parts in dormant.items()},
-        }
+    def snapshot(self) -> dict[str, Any]:
+        """All of it; see `Source`. A list of what a dictionary has is made at one stroke."""
+        there: dict[str, Iterable[str]]
+        there = {"models": self.rows, "aliases": self.aliases, "unloaded": self.unloaded, "dormant": self.dormant}
+        sections = {name: {key: self._value(name, key) for key in list(keys)} for name, keys in there.items()}
+        return {name: {key: row for key, row in rows.items() if row is not None} for name, rows in sections.items()}
+
+    def changes(self) -> list[Change]:
+        """What was changed since this was asked last; see `Source`."""
+        changed = [self._changed.popleft() for _ in range(len(self._changed))]
+        return [(section, key, self._value(section, key)) for section, key in dict.fromkeys(changed)]
+
+    def _value(self, section: str, key: str) -> Any:
+        if section == "models":
+            row = self.rows.get(key)
+            return None if row is None else asdict(row) | {"used": self._used(row)}
+        if section == "dormant":
+            return sorted(parts) if (parts := self.dormant.get(key)) is not None else None
+        return self.aliases.get(key) if section == "aliases" else key in self.unloaded or None
 
     def _used(self, row: Row) -> float:
         entry = self._entries.get(row.name)
@@ -133,12 +146,12 @@ class Journal:
     def _take(self, document: Mapping[str, Any]) -> None:
         """What the worker before knew; what makes no sense is left out."""
         try:
-            rows = [Row(**row).checked() for row in document.get("models", ())]
+            rows = [Row(**row).checked() for row in document.get("models", {}).values()]
             self.rows = {row.name: row for row in rows}
             self.aliases = dict(document.get("aliases", ()))
             self.unloaded = set(document.get("unloaded", ()))
             self.dormant = {name: frozenset(parts) for name, parts in dict(document.get("dormant", ())).items()}
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             _log.warning("the journal of the worker before this one is ignored: %s", error)
             self.rows, self.aliases, self.unloaded, self.dormant = {}, {}, set(), {}
 

@@ -74,10 +74,10 @@ class Register:
         found = sorted(names & self._journal.rows.keys())
         if not found:
             return
+        self._journal.unloaded.update(found)
         for name in found:
             del self._journal.rows[name]
-        self._journal.unloaded.update(found)
-        self._journal.changed()
+            self._changed(name)
         _log.warning(
             "not brought back, since two workers ended while they loaded them: %s; mend them, then load them by name",
             ", ".join(f"'{name}'" for name in found),
@@ -143,7 +143,7 @@ class Register:
         if alias and alias != name:
             self._journal.aliases[alias] = name
             self._called.add(name)
-            self._journal.changed()
+            self._journal.changed("aliases", alias)
 
     # -- entries -------------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Register:
         self._called.discard(entry.name)
         for alias in [alias for alias, name in self.aliases.items() if name == entry.name]:
             del self._journal.aliases[alias]
-            self._journal.changed()
+            self._journal.changed("aliases", alias)
 
     # -- who waits for its parts ---------------------------------------------------------------------------------
 
@@ -230,13 +230,13 @@ class Register:
     def lay_down(self, name: str, parts: frozenset[str]) -> None:
         """It comes back when all of these are there."""
         self._journal.dormant[name] = parts
-        self._journal.changed()
+        self._journal.changed("dormant", name)
 
     def rouse(self, name: str) -> frozenset[str] | None:
         """It comes back, or does not, by somebody's doing: the parts that it waited for, if it did."""
         parts = self._journal.dormant.pop(name, None)
         if parts is not None:
-            self._journal.changed()
+            self._journal.changed("dormant", name)
         return parts
 
     # -- the journal ---------------------------------------------------------------------------------------------
@@ -262,7 +262,11 @@ class Register:
                 journal.unloaded.add(name)
         else:
             return
-        journal.changed()
+        self._changed(name)
+
+    def _changed(self, name: str) -> None:
+        self._journal.changed("models", name)
+        self._journal.changed("unloaded", name)
 
     async def noted(self, entry: Entry[Any]) -> None:
         """The same for somebody who relies on it: return when it is written."""
@@ -283,10 +287,10 @@ class Register:
 
     def _watch_use(self) -> None:
         """Last uses are written once in a while, if there were any."""
-        last = max((entry.last_used for entry in self._cache.entries.values()), default=0.0)
-        if last > self._noted_use:
-            self._noted_use = last
-            self._journal.changed()
+        used = [entry for entry in self._cache.entries.values() if entry.last_used > self._noted_use]
+        for entry in used:
+            self._journal.changed("models", entry.name)
+        self._noted_use = max((entry.last_used for entry in used), default=self._noted_use)
         self._timer = asyncio.get_running_loop().call_later(_USE_SECONDS, self._watch_use)
 
     def _restore_row(self, row: Row) -> None:

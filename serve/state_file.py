@@ -1,8 +1,10 @@
-"""Small documents that outlive a worker: read once at the start, replaced as a whole while it runs.
+"""Small documents that outlive a worker: read once at the start, kept while it runs at the cost of what changed.
 
-A file holds one JSON object that says what it is. It is written beside its place and renamed, so that whoever reads
-finds the old one or the new one. Nothing is synced to the device: a worker that dies loses nothing that was written,
-and what is left when the whole machine dies is recognised if it is not whole, and ignored.
+A file holds one JSON object that says what it is, and after it a line for each change: [section, key, value], null for
+a key that went. The first write of a process makes it whole again, and so does one that finds it twice as large. Whole,
+it is written beside its place and renamed, so that whoever reads finds the old one or the new one; of a line that is
+torn nothing is read. Nothing is synced to the device: a worker that dies loses nothing that was written, and what is
+left when the whole machine dies is recognised if it is not whole, and ignored.
 
 `StateFile` is synchronous and runs on a thread. `LazyFile` lives on the event loop and writes on a thread, one write
 at a time: many changes become one write.
@@ -14,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -22,12 +24,24 @@ from model_handlers.disk import own_directory
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
+Change = tuple[str, str, Any]  # section, key, and what is there now, None for nothing
 _log = logging.getLogger("mme.state")
 _FORM = "form"
+_SLACK = 1 << 16  # bytes of changes that are never too many
+
+
+class Source(Protocol):
+    """What a state file is kept of; asked on a thread, so that it has to take what it reads at one stroke."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """The document: sections, each of which has values by keys."""
+
+    def changes(self) -> list[Change]:
+        """What has changed since this was asked last."""
 
 
 class StateFile:
@@ -42,6 +56,7 @@ class StateFile:
         self._path = path
         self._form = form
         self._writable = True
+        self._most = 0  # bytes, from which on it is made whole again
 
     def __repr__(self) -> str:
         return f"<StateFile {self._path}>"
@@ -52,7 +67,8 @@ class StateFile:
             own_directory(self._path.parent)
             for left in self._path.parent.glob(f".{self._path.name}.*"):  # by a worker that died while it wrote
                 left.unlink(missing_ok=True)
-            document = orjson.loads(self._path.read_bytes())
+            whole, *lines = self._path.read_bytes().split(b"\n")
+            document = orjson.loads(whole)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, MmeError) as error:
@@ -61,14 +77,40 @@ class StateFile:
         if not isinstance(document, dict) or document.pop(_FORM, None) != self._form:
             _log.warning("%s is ignored: it does not say that it is '%s'", self._path, self._form)
             return {}
+        for line in lines:
+            try:
+                _change(document, *orjson.loads(line))
+            except (ValueError, TypeError, AttributeError):  # the end, or torn there
+                break
         return document
+
+    def keep(self, changes: Sequence[Change], snapshot: Callable[[], dict[str, Any]]) -> None:
+        """Add what has changed; or replace all, which `snapshot` makes."""
+        if not self._add(b"".join(orjson.dumps(change) + b"\n" for change in changes)):
+            self.write(snapshot())
+
+    def _add(self, lines: bytes) -> bool:
+        """Whether the file is there, was made by us, and had room for these."""
+        if not self._most:
+            return False
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return os.fstat(fd).st_size + len(lines) <= self._most and os.write(fd, lines) == len(lines)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
 
     def write(self, document: dict[str, Any]) -> None:
         """Replace the document. What the disk has against it is said once, and nothing else comes of it."""
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             own_directory(self._path.parent)
-            fresh.write_bytes(orjson.dumps({_FORM: self._form, **document}))
+            whole = orjson.dumps({_FORM: self._form, **document}) + b"\n"
+            fresh.write_bytes(whole)
             fresh.replace(self._path)
         except (OSError, MmeError) as error:
             with contextlib.suppress(OSError):  # half of it, on a disk that is full
@@ -78,8 +120,18 @@ class StateFile:
                     "%s can't be written; the next worker will not know what this one knows: %s", self._path, error
                 )
             self._writable = False
+            self._most = 0
         else:
             self._writable = True
+            self._most = 2 * len(whole) + _SLACK
+
+
+def _change(document: dict[str, Any], section: str, key: str, value: Any) -> None:
+    """What changed last is last: documents are in the order of use."""
+    rows = document.setdefault(section, {})
+    rows.pop(key, None)
+    if value is not None:
+        rows[key] = value
 
 
 class LazyFile:
@@ -87,16 +139,14 @@ class LazyFile:
 
     Args:
         file: where to.
-        snapshot: makes the document; called on a thread, so that it has to take what it reads at one stroke.
+        source: of the document.
         pool: threads to write on.
         delay: seconds between a change and its write.
     """
 
-    def __init__(
-        self, file: StateFile, snapshot: Callable[[], dict[str, Any]], pool: Executor, *, delay: float
-    ) -> None:
+    def __init__(self, file: StateFile, source: Source, pool: Executor, *, delay: float) -> None:
         self._file = file
-        self._snapshot = snapshot
+        self._source = source
         self._pool = pool
         self._delay = delay
         self._changes = 0
@@ -146,4 +196,4 @@ class LazyFile:
             self._write_later()
 
     def _take(self) -> None:
-        self._file.write(self._snapshot())
+        self._file.keep(self._source.changes(), self._source.snapshot)

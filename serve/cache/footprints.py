@@ -18,6 +18,8 @@ from serve.cache.estimates import REMEMBERED, SMALLEST, Seen, expected
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from serve.state_file import Change
+
 FORM = "mme footprints 2"
 _GROWN_PART = 4
 _ARTIFACTS = 10_000  # one more forgets the one unused for longest
@@ -36,6 +38,7 @@ class Footprints:
         self._lock = threading.Lock()
         self._seen: dict[str, Footprint] = {}  # the one unused for longest first; a snapshot takes it at one stroke
         self._models: dict[str, deque[Seen]] = {}
+        self._changed: dict[tuple[str, str], None] = {}  # section and key
         document = document or {}
         for identity, row in _items(document.get("seen")):
             footprint = _footprint(row)
@@ -44,6 +47,7 @@ class Footprints:
         for key, rows in _items(document.get("models")):
             if isinstance(rows, list) and all(map(_is_seen, rows)):
                 self._models[key] = deque((Seen(*row) for row in rows), REMEMBERED)
+        self._changed.clear()
 
     def __repr__(self) -> str:
         return f"<Footprints of {len(self._seen)} artifacts, by {len(self._models)} kinds of handlers>"
@@ -87,6 +91,7 @@ class Footprints:
     def _learn(self, key: str, on_disk: int, taken: int) -> None:
         if on_disk >= SMALLEST:
             self._models.setdefault(key, deque(maxlen=REMEMBERED)).append(Seen(on_disk, taken))
+            self._changed["models", key] = None
 
     def takes_at_least(self, identity: str, taken: Footprint) -> None:
         """Remember what an artifact took when its load was stopped."""
@@ -108,8 +113,26 @@ class Footprints:
     def _remember(self, identity: str, footprint: Footprint) -> None:
         self._seen.pop(identity, None)
         self._seen[identity] = footprint
+        self._note(identity)
         if len(self._seen) > _ARTIFACTS:
-            del self._seen[next(iter(self._seen))]
+            forgotten = next(iter(self._seen))
+            del self._seen[forgotten]
+            self._note(forgotten)
+
+    def _note(self, identity: str) -> None:
+        self._changed.pop(("seen", identity), None)  # to the end: they are in the order of use
+        self._changed["seen", identity] = None
+
+    def changes(self) -> list[Change]:
+        """What has changed since this was asked last; see `Source`."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+            return [(section, key, self._value(section, key)) for section, key in changed]
+
+    def _value(self, section: str, key: str) -> Any:
+        if section == "models":
+            return [list(one) for one in self._models[key]]
+        return _row(self._seen[key]) if key in self._seen else None
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as a document for JSON, the artifact unused for longest first."""

@@ -52,11 +52,13 @@ class BatchVerdicts:
         self._guesses = guess is BatchGuess.PROVE
         self._lock = threading.Lock()
         self._verdicts: LRUCache[str, Batching] = LRUCache(_MOST)
+        self._sizes: LRUCache[str, bool] = LRUCache(_MOST)  # of the files that they are of
         self._keys: LRUCache[str, str] = LRUCache(_MOST)  # of files by their status
         document = file.read() if file is not None else {}
         for key, verdict in _items(document.get("verdicts")):
             if verdict in _KEPT:
                 self._verdicts[key] = _KEPT[verdict]
+                self._sizes[_size_in(key)] = True
         self._keys.update({status: key for status, key in _items(document.get("files")) if isinstance(key, str)})
 
     def __repr__(self) -> str:
@@ -77,8 +79,7 @@ class BatchVerdicts:
     def _find(self, status: str, model_file: Path, reader: str) -> Batching | None:
         with self._lock:
             key = self._keys.get(status)
-            size = _size(model_file)
-            if key is None and not any(known.startswith(f"{size} ") for known in self._verdicts):
+            if key is None and str(_size(model_file)) not in self._sizes:
                 return None
         key = key or _key(model_file, reader)
         with self._lock:
@@ -109,10 +110,13 @@ class BatchVerdicts:
         with self._lock:
             self._keys[status] = key
             self._verdicts[key] = state
-            verdicts = {known: verdict.value for known, verdict in self._verdicts.items()}
-            document = {"verdicts": verdicts, "files": dict(self._keys)}
+            self._sizes[_size_in(key)] = True
             if self._file is not None:
-                self._file.write(document)
+                self._file.keep([("verdicts", key, state.value), ("files", status, key)], self._document)
+
+    def _document(self) -> dict[str, Any]:
+        verdicts = {known: verdict.value for known, verdict in self._verdicts.items()}
+        return {"verdicts": verdicts, "files": dict(self._keys)}
 
 
 def _items(document: Any) -> list[tuple[str, Any]]:
@@ -145,3 +149,7 @@ def _key(model_file: Path, reader: str) -> str:
     for file in _files(model_file):
         content.update(f"{file.name if model_file.is_dir() else ''} ".encode() + file_digest(file))
     return f"{_size(model_file)} {content.hexdigest()} {reader}"
+
+
+def _size_in(key: str) -> str:
+    return key.partition(" ")[0]

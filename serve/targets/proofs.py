@@ -52,7 +52,7 @@ class Proofs:
         self._proven: LRUCache[str, bool] = LRUCache(_MOST)
         self._seen: LRUCache[tuple[Path, str], FileIdentity] = LRUCache(_MOST)
         proven = file.read().get("proven") if file is not None else None
-        found = proven if isinstance(proven, list) else ()
+        found = proven if isinstance(proven, dict | list) else ()  # a list: of a version before
         self._proven.update({proof: True for proof in found if isinstance(proof, str)})
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class Proofs:
             new = self._proven.pop(proof, None) is None
             self._proven[proof] = True  # to the end: those in the file are in the order of use
             if new and self._file is not None:
-                self._file.write({"proven": list(self._proven)})
+                self._file.keep([("proven", proof, True)], lambda: {"proven": dict.fromkeys(self._proven, True)})
 
 
 def _reader(handler: type[Handler], config: ModelConfig, model_file: Path) -> str:

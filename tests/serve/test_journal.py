@@ -102,7 +102,7 @@ async def test_the_next_worker_knows_what_this_one_knew(opened, tmp_path):
     journal.aliases["other"] = "a"
     journal.unloaded.add("c")
     journal.dormant["e"] = frozenset({"b", "c"})
-    journal.changed()
+    journal.changed("models", "a")
     await journal.flush()
 
     again = opened()
@@ -119,12 +119,12 @@ async def test_a_server_started_anew_knows_nothing(opened, tmp_path):
     (tmp_path / f"journal-{OWN}1.json").write_text("{}")
     (tmp_path / "journal-.json").write_text("{}")
     parent = life_of(os.getppid())
-    (tmp_path / f"journal-{parent}.json").write_text('{"form": "mme journal 1", "models": [{"name": "a"}]}')
+    (tmp_path / f"journal-{parent}.json").write_text('{"form": "mme journal 2", "models": {"a": {"name": "a"}}}')
     assert opened().rows == {}
     assert [path.name for path in tmp_path.iterdir()] == [f"journal-{parent}.json"]
     assert list(opened(parent).rows) == ["a"]
     nobodys = opened("")
-    nobodys.changed()
+    nobodys.changed("models", "a")
     await nobodys.flush()
     assert [path.name for path in tmp_path.iterdir()] == [f"journal-{parent}.json"]
 
@@ -132,25 +132,26 @@ async def test_a_server_started_anew_knows_nothing(opened, tmp_path):
 @pytest.mark.parametrize(
     "document",
     [
-        {"models": [{"name": "a", "colour": "red"}]},
-        {"models": [{"url": "/a"}]},
+        {"models": {"a": {"name": "a", "colour": "red"}}},
+        {"models": {"a": {"url": "/a"}}},
         {"models": 7},
         {"models": [7]},
-        {"models": [{"name": "a"}], "aliases": [1]},
-        {"models": [{"name": 5}]},
-        {"models": [{"name": "a", "used": "today"}]},
-        {"models": [{"name": "a", "url": None}]},
-        {"models": [{"name": "a"}], "dormant": {"e": 7}},
+        {"models": {"a": 7}},
+        {"models": {"a": {"name": "a"}}, "aliases": [1]},
+        {"models": {"a": {"name": 5}}},
+        {"models": {"a": {"name": "a", "used": "today"}}},
+        {"models": {"a": {"name": "a", "url": None}}},
+        {"models": {"a": {"name": "a"}}, "dormant": {"e": 7}},
     ],
 )
 async def test_a_journal_that_makes_no_sense_is_ignored(opened, tmp_path, document, caplog):
     """With a warning; the worker starts without it."""
-    (tmp_path / f"journal-{OWN}.json").write_text(json.dumps({"form": "mme journal 1", **document}))
+    (tmp_path / f"journal-{OWN}.json").write_text(json.dumps({"form": "mme journal 2", **document}))
     journal = opened()
     assert (journal.rows, journal.aliases, journal.unloaded, journal.dormant) == ({}, {}, set(), {})
     assert "is ignored" in caplog.text
     journal.rows["b"] = Row("b")
-    journal.changed()
+    journal.changed("models", "b")
     await journal.flush()
     assert list(opened().rows) == ["b"]
 
@@ -161,6 +162,28 @@ async def test_changes_that_nobody_waits_for_are_written_as_well(opened, tmp_pat
     journal = opened()
     for name in "abc":
         journal.rows[name] = Row(name)
-        journal.changed()
+        journal.changed("models", name)
     await until(lambda: Path(tmp_path / f"journal-{OWN}.json").exists())
     assert list(opened().rows) == ["a", "b", "c"]
+
+
+async def test_a_change_is_written_and_not_all_that_is_registered(opened, tmp_path):
+    """Beside a thousand models as beside none: what one of them costs is its row; what was deleted is gone."""
+    path, journal = tmp_path / f"journal-{OWN}.json", opened()
+    journal.rows = {f"m{number}": Row(f"m{number}") for number in range(1000)}
+    journal.unloaded.add("gone")
+    journal.changed("models", "m0")
+    await journal.flush()
+    whole = path.stat().st_size
+    journal.rows["new"] = Row("new", "/models/new")
+    journal.aliases["other"] = "new"
+    del journal.rows["m5"]
+    journal.unloaded.discard("gone")
+    for change in (("models", "new"), ("aliases", "other"), ("models", "m5"), ("unloaded", "gone")):
+        journal.changed(*change)
+    await journal.flush()
+
+    assert whole > 50_000
+    assert path.stat().st_size - whole < 300
+    again = opened()
+    assert (again.rows, again.aliases, again.unloaded) == (journal.rows, {"other": "new"}, set())

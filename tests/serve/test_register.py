@@ -71,7 +71,7 @@ async def test_models_of_a_store_are_registered_again_too(toys, tmp_path, store)
         await asyncio.sleep(0)
         before.cache.entries["a.tar.gz"].last_used = time.monotonic() + 1000
         await journal_of(before.register).flush()
-        journal_of(before.register).changed()
+        journal_of(before.register).changed("models", "a.tar.gz")
         await journal_of(before.register).flush()
         async with worker(tmp_path, store=str(store)) as after:
             assert [name for name, _ in after.registered()] == ["a.tar.gz", "b.tar.gz"]
@@ -156,7 +156,7 @@ async def test_last_uses_are_written_once_in_a_while(toys, tmp_path, repository,
         await noted()
         await journal.flush()
         changed = journal.changed
-        journal.changed = lambda: writes.append(changed())
+        journal.changed = lambda *what: writes.append(changed(*what))
         await look()
         assert not writes
         await noted()

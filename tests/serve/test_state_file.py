@@ -30,6 +30,47 @@ def test_what_is_written_is_read(file, tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["known.json"]
 
 
+def test_a_change_costs_what_changed(file, tmp_path):
+    """The document is written once, then a line for each change; it is whole again when the lines are as long."""
+    rows = {f"m{number}": "x" * 100 for number in range(1000)}
+    path, wholes = tmp_path / "cache" / "known.json", []
+
+    def snapshot():
+        wholes.append(path.stat().st_size if path.exists() else 0)
+        return {"models": rows}
+
+    for number in range(3000):
+        rows[f"m{number % 1000}"] = f"{number:100}"
+        file.keep([("models", f"m{number % 1000}", f"{number:100}")], snapshot)
+        if number % 500 == 0:
+            assert file.read() == {"models": rows}
+
+    assert len(wholes) == 3
+    assert max(wholes) < 2 * 1000 * 110 + (1 << 16) + 100
+
+
+@pytest.mark.parametrize("torn", [b"", b"[", b'["models", "c"', b"null\n", b"7\n", b'["models"]\n', b"\xff\n"])
+def test_changes_are_read_up_to_one_that_is_torn(file, tmp_path, torn):
+    """In the order in which keys changed last; null is a key that went."""
+    path = tmp_path / "cache" / "known.json"
+    for change in (
+        ("models", "a", 1),
+        ("models", "b", 2),
+        ("models", "a", 3),
+        ("models", "b", None),
+        ("more", "b", []),
+    ):
+        file.keep([change], lambda: {"models": {"a": 0, "z": 9}})
+    with path.open("ab") as appended:
+        appended.write(torn)
+
+    assert file.read() == {"models": {"z": 9, "a": 3}, "more": {"b": []}}
+    assert list(file.read()["models"]) == ["z", "a"]
+    again = StateFile(path, "known 1")
+    again.keep([], lambda: {"models": {"whole": 1}})
+    assert again.read() == {"models": {"whole": 1}}
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b'{"form": "known 1", "mod', b"\x00\xff", b"[]", b"{}", b'{"form": "known 2"}', b'{"form": 1}'],
@@ -99,33 +140,48 @@ def test_a_directory_of_another_user_is_not_believed(file, tmp_path, caplog):
 
 
 class Noted(StateFile):
-    """One that notes what is written, and may hold a write back."""
+    """One that notes what is kept, and may hold that back."""
 
     def __init__(self, path):
         super().__init__(path, "known 1")
         self.written = []
         self.before = lambda: None
 
-    def write(self, document):
+    def keep(self, changes, snapshot):
         """As the real one."""
         self.before()
-        self.written.append(document["number"])
-        super().write(document)
+        self.written.append(snapshot()["number"]["now"])
+        super().keep(changes, snapshot)
+
+
+class Known:
+    """A document with one number."""
+
+    def __init__(self):
+        self.number = 0
+
+    def snapshot(self):
+        """See `Source`."""
+        return {"number": {"now": self.number}}
+
+    def changes(self):
+        """See `Source`."""
+        return [("number", "now", self.number)]
 
 
 @contextlib.contextmanager
 def lazily(folder, delay):
-    """A lazy file whose document is `known["number"]`, the file, and `known`."""
-    file, known = Noted(folder / "known.json"), {"number": 0}
+    """A lazy file of a number, the file, and the number."""
+    file, known = Noted(folder / "known.json"), Known()
     with ThreadPoolExecutor(1) as pool:
-        yield LazyFile(file, known.copy, pool, delay=delay), file, known
+        yield LazyFile(file, known, pool, delay=delay), file, known
 
 
 async def test_many_changes_are_one_write(tmp_path):
     """Changes that come together are written together, some time after the first."""
     with lazily(tmp_path, delay=0.01) as (lazy, file, known):
         for number in range(1, 100):
-            known["number"] = number
+            known.number = number
             lazy.changed()
         await until(lambda: file.written)
         await lazy.flush()
@@ -137,10 +193,10 @@ async def test_a_flush_waits_for_what_has_changed_and_for_nothing_else(tmp_path)
     with lazily(tmp_path, delay=3600.0) as (lazy, file, known):
         await lazy.flush()
         assert file.written == []
-        known["number"] = 1
+        known.number = 1
         lazy.changed()
         await asyncio.gather(lazy.flush(), lazy.flush())
-        assert (file.written, file.read()["number"]) == ([1], 1)
+        assert (file.written, file.read()["number"]["now"]) == ([1], 1)
         await lazy.flush()
         assert file.written == [1]
 
@@ -151,7 +207,7 @@ async def test_a_change_during_a_write_is_written_after_it(tmp_path):
         loop = asyncio.get_running_loop()
 
         def change():
-            known["number"] += 1
+            known.number += 1
             loop.call_soon_threadsafe(lazy.changed)
 
         file.before = change
@@ -159,20 +215,20 @@ async def test_a_change_during_a_write_is_written_after_it(tmp_path):
         await lazy.flush()
         file.before = lambda: None
         await lazy.flush()
-        assert file.written[-1] == known["number"]
-        assert file.read() == {"number": known["number"]}
+        assert file.written[-1] == known.number
+        assert file.read()["number"]["now"] == known.number
 
 
 async def test_a_closed_file_is_not_written_any_more(tmp_path):
     """What is being written is waited for; changes that are not written by then never are."""
     with lazily(tmp_path, delay=0.0) as (lazy, file, known):
-        known["number"] = 1
+        known.number = 1
         lazy.changed()
         writing = asyncio.create_task(lazy.flush())
         await asyncio.sleep(0)
         await lazy.close()
         await writing
-        known["number"] = 2
+        known.number = 2
         lazy.changed()
         await asyncio.sleep(0.01)
-        assert (file.written, file.read()["number"]) == ([1], 1)
+        assert (file.written, file.read()["number"]["now"]) == ([1], 1)

@@ -1,14 +1,19 @@
 """Footprints are remembered by what was loaded, and teach what to expect of others."""
 
 import json
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
 from serve.cache import footprints
 from serve.cache.estimates import SMALLEST
 from serve.cache.footprints import Footprints
+from serve.state_file import StateFile
 
 MB = 1_000_000
 DISK = Footprint(100 * MB, (50 * MB,))
@@ -155,3 +160,25 @@ def test_threads_do_not_get_into_each_others_way():
     for thread in threads:
         thread.join()
     assert problems == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("mteg"), st.sampled_from("abcdef"), st.integers(1, 3)), max_size=30))
+def test_a_file_that_is_told_the_changes_has_all(steps):
+    """Whatever is measured, expected and forgotten: lines of changes and the whole document say the same."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(footprints, "_ARTIFACTS", 3)
+        known, file = Footprints(), StateFile(Path(folder) / "footprints.json", footprints.FORM)
+        for deed, identity, size in steps:
+            taken = Footprint(size * MB, (0, size), {"file": size} if size > 1 else {})
+            if deed == "m":
+                known.measured(identity, "onnx", Footprint(size << 20, (size << 21,)), taken)
+            elif deed == "t":
+                known.takes_at_least(identity, taken)
+            elif deed == "e":
+                known.expected(identity, "onnx", Footprint(size), 1.3)
+            else:
+                known.grew(identity, taken, taken)
+            file.keep(known.changes(), known.snapshot)
+            again = Footprints(file.read())
+            assert list(again.snapshot()["seen"].items()) == list(known.snapshot()["seen"].items())
+            assert again.snapshot() == known.snapshot()

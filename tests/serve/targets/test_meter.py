@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 
 import numpy as np
 import pytest
@@ -11,7 +10,9 @@ from model_handlers import devices
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
+from serve.cache.footprints import FORM
 from serve.cache.lifecycle import State
+from serve.state_file import StateFile
 from serve.targets import meter
 from tests.serve import engines, hungry
 from tests.serve.growing import MB, ask, engine_of, private, write_growing
@@ -162,7 +163,7 @@ async def test_what_executions_took_is_remembered_over_restarts(tmp_path):
         await ask(engine, "m", 4)
         kept = np.ones(200 * MB, np.uint8)
         await counted(engine, "m")
-    (row,) = json.loads((tmp_path / "cache" / "footprints.json").read_text())["seen"].values()
+    (row,) = StateFile(tmp_path / "cache" / "footprints.json", FORM).read()["seen"].values()
     assert 95 * MB < row["host"] < 110 * MB
     del kept
 

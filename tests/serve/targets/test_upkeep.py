@@ -1,13 +1,14 @@
 """What models' processes take while they serve is counted, and given back when nobody needs it: over real processes."""
 
 import asyncio
-import json
 import threading
 
 import pytest
 
 from model_handlers.errors import Kind, MmeError
+from serve.cache.footprints import FORM
 from serve.cache.lifecycle import State
+from serve.state_file import StateFile
 from serve.targets import upkeep
 from tests.serve import inside
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
@@ -122,7 +123,7 @@ async def test_what_a_model_grew_by_is_remembered_over_restarts(tmp_path, by_han
         await ask(engine, "a", keep=150)
         await look(engine)
         assert host_bytes(engine, "a") > light + 140 * MB
-    (row,) = json.loads((tmp_path / "cache" / "footprints.json").read_text())["seen"].values()
+    (row,) = StateFile(tmp_path / "cache" / "footprints.json", FORM).read()["seen"].values()
     assert abs(row["host"] - light - 100 * MB) < 5 * MB
 
 
