@@ -19,7 +19,7 @@ from model_handlers.errors import ElsewhereError, Kind, MmeError
 from serve.cache.cache_events import CacheEvent, Deed
 from serve.cache.lifecycle import State
 from serve.control import Control
-from serve.dependents import held_by, parts_of, wholes_of
+from serve.dependents import Dependents
 from serve.sources.origins import unknown
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
@@ -71,6 +71,8 @@ class Admission:
         self._origins = origins
         self._loads = loads
         self._unloads = unloads
+        self._dependents = Dependents(cache.entries)
+        cache.events.listen(self._dependents.hear)
         self._by_name: set[str] = set()  # where clients have a say: who was loaded by name, not with an ensemble
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though nobody waits for it any more
 
@@ -166,7 +168,7 @@ class Admission:
             if parts is not None and name not in self._register.dormant:  # it may have been for want of them
                 self._register.lay_down(name, parts)
             raise
-        for whole in wholes_of(name, self._cache.entries) if served and report.load else ():
+        for whole in self._dependents.wholes_of(name) if served and report.load else ():
             if whole not in anew:
                 with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
                     await self._reload_whole(whole, anew)
@@ -175,9 +177,9 @@ class Admission:
 
     async def _wake(self, part: str, anew: set[str]) -> None:
         """Load again what left because a part of it was unloaded, or did not load, now that all of them are there."""
-        for whole, parts in list(self._register.dormant.items()):
-            wakes = whole in self._register.dormant and part in parts  # it may have come back with another one of these
-            if wakes and all(self._is_registered(each) for each in parts):
+        for whole in self._register.waiting_for(part):
+            parts = self._register.dormant.get(whole, ())  # it may have come back with another one of these
+            if part in parts and all(self._is_registered(each) for each in parts):
                 with contextlib.suppress(MmeError):  # the log says why
                     await self._reload(whole, self._register.source(whole), anew)
 
@@ -291,7 +293,7 @@ class Admission:
         entry = self._cache.entries.get(name)
         if entry is None or entry.abandoned:
             raise unknown(name)
-        parts = parts_of(name, self._cache.entries) if dependents else ()
+        parts = self._dependents.parts_of(name) if dependents else ()
         wholes = self._without(name)
         await self._unload_in_time(entry)
         for whole in wholes:
@@ -299,15 +301,15 @@ class Admission:
             if stays_down and whole in self._cache.entries:
                 await self._unload_in_time(self._cache.entries[whole])
         for part in parts:
-            stays = part in self._by_name or wholes_of(part, self._cache.entries)  # one may have come meanwhile
+            stays = part in self._by_name or self._dependents.wholes_of(part)  # one may have come meanwhile
             if self._is_registered(part) and not stays:
                 await self.unload(part, dependents=True)  # which may be an ensemble itself
 
     def _without(self, part: str) -> list[str]:
         """Who leaves with a part that somebody unloads; where requests bring in what they ask for, nobody does."""
-        wholes = wholes_of(part, self._cache.entries) if self._options.control.limits else []
+        wholes = self._dependents.wholes_of(part) if self._options.control.limits else []
         for whole in wholes:
-            self._register.lay_down(whole, held_by(whole, self._cache.entries))
+            self._register.lay_down(whole, self._dependents.held_by(whole))
         return wholes
 
     async def _unload_in_time(self, entry: Entry[Target]) -> None:

@@ -17,7 +17,7 @@ from serve.sources.source import Archived, InBucket, Overridden, Source, Unpacke
 from serve.stats import TargetStats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from serve.cache.cache_entry import Entry
     from serve.cache.model_cache import ModelCache
@@ -66,7 +66,12 @@ class Register:
         self._noted_use = 0.0
         self._leave_out(left_out)
         self._restore()
-        self._called = set(self._journal.aliases.values())  # models that have another name
+        self._called: dict[str, list[str]] = {}  # models that have other names, and those
+        for alias, name in self._journal.aliases.items():
+            self._called.setdefault(name, []).append(alias)
+        self._awaited: dict[str, dict[str, None]] = {}  # of each part those that wait for it
+        for name, parts in self._journal.dormant.items():
+            self._await(name, parts)
         self._watch_use()
 
     def _leave_out(self, names: frozenset[str]) -> None:
@@ -142,7 +147,7 @@ class Register:
         """Give a model another name, if that is one."""
         if alias and alias != name:
             self._journal.aliases[alias] = name
-            self._called.add(name)
+            self._called.setdefault(name, []).append(alias)
             self._journal.changed("aliases", alias)
 
     # -- entries -------------------------------------------------------------------------------------------------
@@ -215,10 +220,10 @@ class Register:
         self.decoupled.discard(entry.name)
         if not entry.stats.loads:
             self.stats.pop(entry.name, None)
-        self._called.discard(entry.name)
-        for alias in [alias for alias, name in self.aliases.items() if name == entry.name]:
-            del self._journal.aliases[alias]
-            self._journal.changed("aliases", alias)
+        for alias in self._called.pop(entry.name, ()):
+            if self.aliases.get(alias) == entry.name:  # it may be another's by now
+                del self._journal.aliases[alias]
+                self._journal.changed("aliases", alias)
 
     # -- who waits for its parts ---------------------------------------------------------------------------------
 
@@ -229,7 +234,9 @@ class Register:
 
     def lay_down(self, name: str, parts: frozenset[str]) -> None:
         """It comes back when all of these are there."""
+        self.rouse(name)
         self._journal.dormant[name] = parts
+        self._await(name, parts)
         self._journal.changed("dormant", name)
 
     def rouse(self, name: str) -> frozenset[str] | None:
@@ -237,7 +244,19 @@ class Register:
         parts = self._journal.dormant.pop(name, None)
         if parts is not None:
             self._journal.changed("dormant", name)
+            for part in parts:
+                del self._awaited[part][name]
+                if not self._awaited[part]:
+                    del self._awaited[part]
         return parts
+
+    def waiting_for(self, part: str) -> list[str]:
+        """Those that wait for a model of that name, and maybe for others."""
+        return list(self._awaited.get(part, ()))
+
+    def _await(self, name: str, parts: Iterable[str]) -> None:
+        for part in parts:
+            self._awaited.setdefault(part, {})[name] = None
 
     # -- the journal ---------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Generic
@@ -92,7 +93,7 @@ class ModelCache(Generic[P, T]):
         self.entries: dict[str, Entry[T]] = {}
         self.events = CacheEvents()
         self._rules = rules
-        self._retiring: set[Entry[T]] = set()
+        self._retiring: dict[str, set[Entry[T]]] = {}  # by their names, which mean others
         self._charges = Charges()
         self._ranking = Ranking(self._charges, rules)
         self.room = Room(
@@ -142,7 +143,10 @@ class ModelCache(Generic[P, T]):
     def all_entries(self) -> Iterator[Entry[T]]:
         """Every entry that may be in memory: those that names mean, and those whose names mean others by now."""
         yield from self.entries.values()
-        yield from self._retiring
+        yield from self._all_retiring()
+
+    def _all_retiring(self) -> Iterator[Entry[T]]:
+        return itertools.chain.from_iterable(self._retiring.values())
 
     def lease(self, name: str) -> Entry[T] | None:
         """The model if it is in memory, leased; else None. The one look-up of a request for a resident model."""
@@ -247,7 +251,7 @@ class ModelCache(Generic[P, T]):
             self.room.refuse(entry.name, unloaded(loading))
             self._loading.refuse(entry.name, unloaded(loading))
             await asyncio.wait([loading.task])
-        retiring = [one for one in self._retiring if one.name == entry.name]
+        retiring = list(self._retiring.get(entry.name, ()))
         for one in {entry, loading}:
             if one.state is State.READY:
                 self._start_closing(one, "unloaded")
@@ -297,8 +301,8 @@ class ModelCache(Generic[P, T]):
         """Unload everything; from now on nothing is loaded."""
         self.cut_short()
         await asyncio.gather(*(self.unload(entry) for entry in self.entries.values()))
-        await asyncio.gather(*(self._refuse_in_time(entry) for entry in self._retiring))
-        await asyncio.gather(*(entry.closing for entry in self._retiring if entry.closing is not None))
+        await asyncio.gather(*(self._refuse_in_time(entry) for entry in self._all_retiring()))
+        await asyncio.gather(*(entry.closing for entry in self._all_retiring() if entry.closing is not None))
         orphans = [entry.orphan for entry in self.entries.values() if entry.orphan is not None]
         if orphans:
             await asyncio.wait(orphans)
@@ -364,7 +368,7 @@ class ModelCache(Generic[P, T]):
         if before.state is State.READY:
             self._start_closing(before, "loaded anew", hurries=entry.resident is None)
         if before.closing is not None:
-            self._retiring.add(before)
+            self._retiring.setdefault(before.name, set()).add(before)
 
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
         """A resident takes more or less than before."""
@@ -469,7 +473,10 @@ class ModelCache(Generic[P, T]):
         footprint = entry.footprint
         self._charges.discharge(entry)
         entry.left(reason)
-        self._retiring.discard(entry)
+        if entry in (retiring := self._retiring.get(entry.name, set())):
+            retiring.remove(entry)
+            if not retiring:
+                del self._retiring[entry.name]
         took = _now() - began
         entry.stats.unload.add(took)
         self.events.tell(CacheEvent(Deed.UNLOADED, entry.name, took, footprint=footprint, why=reason))

@@ -14,7 +14,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import Override
 from serve.cache.cache_events import Deed
 from serve.control import Control
-from serve.dependents import parts_of, wholes_of
+from serve.dependents import Dependents
 from serve.life import life_of
 from serve.sources.source import InRepository, Unpacked
 from tests.serve.engines import answered, ask, engine_of
@@ -26,7 +26,9 @@ def entry(path, *members, resident=True, registered=True):
     """A model of a repository, in memory, that consists of others."""
     held = SimpleNamespace(members=dict.fromkeys(members)) if resident else None
     path = Path(path)
-    return SimpleNamespace(name=path.name, source=InRepository(path), resident=held, registered=registered)
+    return SimpleNamespace(
+        name=path.name, source=InRepository(path), resident=held, registered=registered, leased=lambda: held
+    )
 
 
 WORLD = {
@@ -46,20 +48,74 @@ WORLD = {
 }
 
 
+@pytest.fixture
+def dependents():
+    """Of all those that are in memory."""
+    dependents = Dependents(WORLD)
+    for each in WORLD.values():
+        if each.resident is not None:
+            dependents.loaded(each)
+    return dependents
+
+
 @pytest.mark.parametrize(
     ("name", "wholes"), [("pre", ["whole"]), ("model", ["whole", "other"]), ("whole", []), ("nobody", [])]
 )
-def test_who_is_made_of_a_model(name, wholes):
+def test_who_is_made_of_a_model(dependents, name, wholes):
     """Those in memory, of the same repository; an archive's members are its own."""
-    assert wholes_of(name, WORLD) == wholes
+    assert dependents.wholes_of(name) == wholes
 
 
 @pytest.mark.parametrize(
     ("name", "parts"), [("whole", ["pre"]), ("other", []), ("pre", []), ("evicted", []), ("nobody", [])]
 )
-def test_what_a_model_is_made_of(name, parts):
+def test_what_a_model_is_made_of(dependents, name, parts):
     """Registered ones alone, and those that no other model in memory is made of."""
-    assert parts_of(name, WORLD) == parts
+    assert dependents.parts_of(name) == parts
+
+
+def test_all_that_a_model_is_made_of(dependents):
+    """Whether somebody registered it or not."""
+    assert dependents.held_by("whole") == {"pre", "model", "gone"}
+    assert dependents.held_by("evicted") == dependents.held_by("nobody") == set()
+
+
+class Counted(dict):
+    """Models, and how many of them were looked at."""
+
+    looks = 0
+
+    def get(self, name, default=None):
+        """One look."""
+        self.looks += 1
+        return super().get(name, default)
+
+    def values(self):
+        """A look at all of them."""
+        self.looks += len(self)
+        return super().values()
+
+
+def test_only_wholes_and_parts_are_looked_at():
+    """However many models there are: those that have left, or hold it no more, once."""
+    models = Counted({f"m{number}": entry(f"/r/m{number}") for number in range(1000)})
+    models |= WORLD
+    dependents = Dependents(models)
+    for name in ("whole", "other", "far"):
+        dependents.loaded(models[name])
+    models["other"] = entry("/r/other", "m1")
+    dependents.loaded(models["other"])
+    for asked, name, found in (
+        (dependents.wholes_of, "model", ["whole"]),
+        (dependents.wholes_of, "m1", ["other"]),
+        (dependents.wholes_of, "m2", []),
+        (dependents.parts_of, "other", ["m1"]),
+        (dependents.parts_of, "whole", ["pre", "model"]),
+    ):
+        models.looks = 0
+        assert asked(name) == found
+        assert models.looks < 20
+    assert repr(dependents) == "<Dependents of 4 members>"
 
 
 ENSEMBLE = """
