@@ -16,7 +16,7 @@ import numpy as np
 from model_handlers.config import WarmupData
 from model_handlers.devices import free_memory, host_memory
 from model_handlers.disk import disk_errors
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, MmeError, NotBegunError, invalid_model, out_of_memory
 from model_handlers.sequence_config import ControlKind, hidden_inputs
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
 from serve.models.execution import execute_batch
@@ -84,20 +84,24 @@ class Warmup:
             for iteration in range(sample.count):
                 _log.debug("warmup sample '%s' for iteration %d", sample.name, iteration)
                 for batch in sample.batches():
-                    must_go_on()
                     try:
-                        self._execute(handler, batch)
+                        while batch:  # a process may give requests back: it has begun one at least
+                            must_go_on()
+                            batch = self._execute(handler, batch)  # noqa: PLW2901 - what is left of it
                     except MmeError as error:
                         raise _failed(sample.name, f"model '{self._config.name}' instance {lane}", error) from error
 
-    def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> None:
-        answers = _Answers()
+    def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> list[InferenceRequest]:
+        """Execute a batch; return the requests that were not begun."""
+        answers, unbegun = _Answers(), []
         execution = execute_batch(handler, self._signature, batch, answers.post)
         for request, result in zip(batch, execution.results, strict=True):
-            if isinstance(result, MmeError):
-                raise result
-            if result is None:
-                answers.wait_for(request)
+            error = answers.wait_for(request) if result is None else result
+            if isinstance(error, NotBegunError):
+                unbegun.append(request)
+            elif isinstance(error, MmeError):
+                raise error
+        return unbegun
 
 
 class _Sample:
@@ -161,18 +165,12 @@ class _Answers:
                 self._ends.setdefault(opened.request, error)
                 self._changed.notify_all()
 
-    def wait_for(self, request: InferenceRequest) -> None:
-        """Wait for the last response to a request.
-
-        Raises:
-            MmeError: the model answered with an error, or not at all.
-        """
+    def wait_for(self, request: InferenceRequest) -> MmeError | None:
+        """Wait for the last response to a request; return the error that it is, if it is one."""
         with self._changed:
             if not self._changed.wait_for(lambda: request in self._ends, _PATIENCE_SECONDS):
-                raise MmeError(Kind.EXECUTION_FAILED, f"no last response came within {_PATIENCE_SECONDS:.0f} s")
-            error = self._ends[request]
-        if error is not None:
-            raise error
+                return MmeError(Kind.EXECUTION_FAILED, f"no last response came within {_PATIENCE_SECONDS:.0f} s")
+            return self._ends[request]
 
 
 def _check_room(sample: WarmupSample, together: int) -> None:

@@ -133,6 +133,7 @@ class TritonPythonModel:
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.full_like(x, self.seen))]))
         return answers
 """
+SLOW = "import time" + COUNTING.replace("answers = []", "answers = time.sleep(0.1) or []")
 
 
 def lay_out_python(folder, config, warmup=0, code=COUNTING):
@@ -175,6 +176,7 @@ def server(repository):
     lay_out_chain(repository / "twice", "pair", "pair")
     lay_out_python(repository / "sending", DECOUPLED, code=SENDING)
     lay_out_python(repository / "hot", WARM, 13)
+    lay_out_python(repository / "slow", WARM, 1, SLOW)
     lay_out_python(repository / "cached", CACHED, 1)
     told = 'batch_input { target_name: "N" data_type: TYPE_INT32 source_input: "X" }'
     lay_out_python(repository / "told", f"{CACHED} {told}", 1)
@@ -246,6 +248,15 @@ def test_a_warm_up_that_fails_fails_the_load(server):
     assert "model 'hot' instance hot_0_0: failed to run warmup sample 'recorded': " in answer.error
     assert "thirteen" in answer.error
     assert server.ask("GET", "/v2/models/hot/ready").status == 400
+
+
+def test_a_slow_model_executes_every_request_of_its_warm_up_once(server):
+    """Those behind the first are given back by its process, which takes long; the model adds up what it is sent."""
+    answer = server.ask("POST", "/v2/repository/models/slow/load")
+
+    assert answer.status == 200, answer.body
+    assert models.y(ask(server, "slow").json)[0] == 2 * 3 + 1
+    assert server.ask("POST", "/v2/repository/models/slow/unload").status == 200
 
 
 def test_requests_that_come_again_are_answered_from_the_cache(server):
