@@ -32,6 +32,23 @@ def processes() -> Iterator[tuple[int, int]]:
                 yield int(entry.name), int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
+def children() -> list[int]:
+    """The processes whose parent is the calling one, those that it inherited too; ended ones until they are buried.
+
+    None that is there all the time is missed, provided that nobody else buries any meanwhile.
+    """
+    try:
+        lists = [(task / "children").read_bytes() for task in Path("/proc/self/task").iterdir()]
+    except OSError:  # a thread ended meanwhile, or the system keeps no such lists
+        return [process for process, parent in processes() if parent == os.getpid()]
+    return [int(number) for numbers in lists for number in numbers.split()]
+
+
+def has_started_any() -> bool:
+    """Whether the calling process has children, or had any and waited for their end."""
+    return bool(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss or children())
+
+
 def family_of(process: int = 0) -> int:
     """The number of the process that founded the family of one, by default of the calling one; -1 where none did.
 

@@ -20,7 +20,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.kin import family_of, processes
+from model_handlers.kin import family_of, has_started_any, processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,8 @@ def standing_back() -> Iterator[None]:
     finally:
         usual_priority()
         begun = threads() - before
-        for thread in begun.union(*map(threads, _descendants())):
+        left = _descendants() if has_started_any() else ()
+        for thread in begun.union(*map(threads, left)):
             _recall(thread)
 
 

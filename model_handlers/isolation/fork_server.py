@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import fcntl
 import gc
 import importlib
 import os
@@ -37,12 +38,13 @@ import struct
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from model_handlers import devices
 from model_handlers.isolation import child
 from model_handlers.isolation.program import MAX_ORDER, Order
-from model_handlers.kin import family_of, found_family, processes
+from model_handlers.kin import children, family_of, found_family
 from model_handlers.priority import usual_priority
 from model_handlers.registry import BACKENDS
 
@@ -52,6 +54,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_FDS = 8
+_OTHER_FDS = 64  # numbers that are free below those of leashes, which a child closes all at once
 _SWEEP_SECONDS = 1.0
 _LOOK_SECONDS = 1.0  # between two looks at the machine's memory of one that has no children
 _WORTH = 2  # times what was imported takes: it is kept where so much memory is free
@@ -94,7 +97,9 @@ class _ForkServer:
     def __init__(self, command: socket.socket, patience: float | None) -> None:
         self._command = command
         self._patience = patience
-        self._leashes: dict[int, socket.socket] = {}  # pid → our end
+        self._leashes: dict[int, int] = {}  # pid → our end, a descriptor
+        used = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+        self._first_leash = self._last_leash = used + _OTHER_FDS
         self._selector = selectors.DefaultSelector()
         self._wake, wake_writer = socket.socketpair()
         self._wake_writer = wake_writer
@@ -141,24 +146,25 @@ class _ForkServer:
             for fd in fds:
                 os.close(fd)
             return True
-        *sockets, leash, stdout, stderr = fds
+        leash = fds[-3]
+        end = pid = -1
         try:
+            end = fcntl.fcntl(leash, fcntl.F_DUPFD_CLOEXEC, self._first_leash)
             pid = os.fork()
-        except OSError as error:  # no more processes or memory
-            for fd in (*sockets, stdout, stderr):
-                os.close(fd)
-            with socket.socket(fileno=leash) as end:
-                _report(end, -(error.errno or errno.EAGAIN))
-            return True
+        except OSError as error:  # no more processes, descriptors or memory
+            _report(leash, -(error.errno or errno.EAGAIN))
         if pid == 0:
-            self._become_child(order, sockets, leash, (stdout, stderr))
-        for fd in (*sockets, stdout, stderr):
+            self._become_child(order, fds)
+        for fd in fds:
             os.close(fd)
-        end = socket.socket(fileno=leash)
-        end.setblocking(False)
-        self._leashes[pid] = end
-        self._selector.register(end, selectors.EVENT_READ, pid)
-        _report(end, pid)
+        if pid > 0:
+            os.set_blocking(end, False)
+            self._last_leash = max(self._last_leash, end)
+            self._leashes[pid] = end
+            self._selector.register(end, selectors.EVENT_READ, pid)
+            _report(end, pid)
+        elif end >= 0:
+            os.close(end)
         return True
 
     def _kill(self, pid: int) -> None:
@@ -180,7 +186,7 @@ class _ForkServer:
                     self._selector.unregister(leash)
                 self._sweep()
                 _report(leash, os.waitstatus_to_exitcode(status))
-                leash.close()
+                os.close(leash)
 
     def _sweep(self) -> None:
         """End what a dead child left behind, and what that leaves behind in turn."""
@@ -196,7 +202,7 @@ class _ForkServer:
     def _orphans(self) -> list[int]:
         """Those of dead children."""
         orphans = []
-        for pid in {pid for pid, parent in processes() if parent == os.getpid()} - self._leashes.keys():
+        for pid in set(children()) - self._leashes.keys():
             with contextlib.suppress(OSError):  # it was buried meanwhile, or we may not kill it
                 if family_of(pid) not in self._leashes:
                     orphans.append(pid)
@@ -210,19 +216,20 @@ class _ForkServer:
             self._leashes.pop(pid, None)
         self._sweep()
 
-    def _become_child(self, order: Order, sockets: list[int], leash: int, streams: tuple[int, int]) -> NoReturn:
+    def _become_child(self, order: Order, fds: list[int]) -> NoReturn:
         code = 1
+        *sockets, leash, stdout, stderr = fds
         try:
             server = os.getppid()
-            for fd, standard in zip(streams, (1, 2), strict=True):
-                os.dup2(fd, standard)
-            ours = [self._command, self._wake, self._wake_writer, *self._leashes.values()]
+            os.dup2(stdout, 1)
+            os.dup2(stderr, 2)
             signal.set_wakeup_fd(-1)
             self._selector.close()
-            for end in ours:
+            for end in (self._command, self._wake, self._wake_writer):
                 end.close()
-            for fd in (leash, *streams):
+            for fd in (leash, stdout, stderr):
                 os.close(fd)
+            os.closerange(self._first_leash, self._last_leash + 2)  # the new one is behind the last
             _reset_process(order.name.encode(), server)
             if order.program is not None:
                 order.program.execute(sockets)
@@ -244,9 +251,9 @@ def _is_scarce() -> bool:
         return False
 
 
-def _report(leash: socket.socket, number: int) -> None:
+def _report(leash: int, number: int) -> None:
     with contextlib.suppress(OSError):  # the serving process let go, or is gone
-        leash.send(REPORT.pack(number), socket.MSG_NOSIGNAL)
+        os.write(leash, REPORT.pack(number))
 
 
 def _reset_process(name: bytes, server: int) -> None:

@@ -30,6 +30,26 @@ print(has(*begun), has(sleeps[1])[1])
 done.set()
 subprocess.run(["kill", *map(str, sleeps)])
 """
+LOOK = """
+import subprocess, sys
+from pathlib import Path
+from model_handlers.priority import standing_back
+
+looked, listing = [], Path.iterdir
+Path.iterdir = lambda path: looked.append(str(path)) or listing(path)
+
+def looks():
+    seen = [path for path in looked if path == "/proc"]
+    looked.clear()
+    return len(seen)
+
+with standing_back():
+    pass
+print(looks())
+with standing_back():
+    subprocess.run(["true"])
+print(looks())
+"""
 ASK = """
 import os, pathlib, re, threading
 from model_handlers.priority import lower_priority, may_raise_priority, usual_priority
@@ -91,3 +111,8 @@ def test_what_a_load_leaves_behind_does_not_stand_back():
     during, after = told(program=STAND_BACK)
     assert during == "[10, 10, 10, 10, 10]"
     assert after == "[0, 0, 0, 0, 0] 12"
+
+
+def test_a_load_that_starts_no_process_looks_for_none():
+    """However many there are on the machine; one that does looks for what is left of them, once."""
+    assert told(program=LOOK) == ["0", "1"]

@@ -168,6 +168,22 @@ def test_processes_of_a_living_model(start, tmp_path):
     assert not psutil.pid_exists(left)
 
 
+def test_a_model_holds_no_other_ones_leash(start):
+    """Whoever has one would keep its model from ending with whatever ends the serving process."""
+
+    def sockets(pid):
+        links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        return {link for link in links if link.startswith("socket:")}
+
+    handlers = [start(Echo) for _ in range(4)]
+    handlers.pop(1).close()
+    handlers.append(start(Echo))
+    held, forks = [sockets(handler.child.pid) for handler in handlers], sockets(process.FORKS.pid)
+
+    assert [len(each) for each in held] == [2] * 4
+    assert len(set().union(*held, forks)) == 8 + len(forks)
+
+
 def test_orphans_that_end_leave_nothing(start, tmp_path):
     """What a model orphans, and what ends while the model lives, does not stay in the table of processes."""
     handler = start(Misbehaves)
