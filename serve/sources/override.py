@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,11 +93,15 @@ class OverrideFolder:
 
     Attributes:
         path: the folder.
+
+    Args:
+        size: bytes of its files.
+        left: is given them when it is gone.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int, left: deque[int]) -> None:
         self.path = path
-        self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        self._removal = weakref.finalize(self, _remove, path, size, left)
 
     def __repr__(self) -> str:
         return f"<OverrideFolder {self.path}>"
@@ -119,6 +124,11 @@ class OverrideFolder:
         self._removal.detach()
 
 
+def _remove(path: Path, size: int, left: deque[int]) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    left.append(size)
+
+
 class Overrides:
     """Makes sources of overrides.
 
@@ -135,6 +145,8 @@ class Overrides:
         self._budget = budget
         self._folders: weakref.WeakSet[OverrideFolder] = weakref.WeakSet()
         self._lock = threading.Lock()  # of all folders, and of what they may take together
+        self._taken = 0
+        self._left: deque[int] = deque()  # what is not taken any more; on whatever thread a folder goes
         for left in directory.glob("*~*"):
             if not goes_on(left.name.partition("~")[0]):
                 shutil.rmtree(left, ignore_errors=True)
@@ -174,8 +186,8 @@ class Overrides:
         if not path.is_dir():
             sentence = f"model '{name}' was loaded with files of a client's that are gone: load it with them again"
             raise MmeError(Kind.UNAVAILABLE, sentence)
-        there = OverrideFolder(path)
-        self._folders.add(there)
+        with self._lock:
+            there = self._made(path, directory_size(path))
         return Overridden(InRepository(path) if base is None else origin(base), config, there)
 
     def sweep(self) -> None:
@@ -186,8 +198,9 @@ class Overrides:
                 shutil.rmtree(left, ignore_errors=True)
 
     def _check_room(self, name: str, size: int) -> None:
-        taken = sum(directory_size(folder.path) for folder in list(self._folders) if folder.path.is_dir())
-        budget = self._budget
+        while self._left:
+            self._taken -= self._left.popleft()
+        taken, budget = self._taken, self._budget
         if budget is None:
             budget = int((shutil.disk_usage(self._directory).free + taken) * _DEFAULT_SHARE)
         if taken + size > budget:
@@ -198,14 +211,20 @@ class Overrides:
 
     def _folder(self, name: str, files: Mapping[str, bytes]) -> OverrideFolder:
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._check_room(name, sum(map(len, files.values())))
+        size = sum(map(len, files.values()))
+        self._check_room(name, size)
         prefix = f"{self._life}~{self._own}~"
-        folder = OverrideFolder(Path(tempfile.mkdtemp(prefix=prefix, dir=self._directory)))
-        self._folders.add(folder)
+        folder = self._made(Path(tempfile.mkdtemp(prefix=prefix, dir=self._directory)), size)
         for path, content in files.items():
             file = folder.path / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
+        return folder
+
+    def _made(self, path: Path, size: int) -> OverrideFolder:
+        folder = OverrideFolder(path, size, self._left)
+        self._folders.add(folder)
+        self._taken += size
         return folder
 
 

@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -136,6 +137,24 @@ def test_the_next_worker_restores_what_is_named_and_removes_the_rest(tmp_path):
         overrides.restored("m", None, "{}", f"{life}~{dead}~named")
     forget_overrides(tmp_path, life)
     assert list(directory.iterdir()) == []
+
+
+def test_files_that_are_there_are_not_looked_at_for_room(tmp_path, monkeypatch):
+    """Their bytes are known, also of what the worker before left; a folder that goes gives its own back."""
+    overrides = Overrides(tmp_path / "overrides", budget=1000)
+    left = tmp_path / "overrides" / "left"
+    left.mkdir(parents=True)
+    (left / "m").write_bytes(bytes(90))
+    made = [overrides.source(f"m{number}", None, Override("{}", {"file:1/m": bytes(90)})) for number in range(9)]
+    made.append(overrides.restored("again", None, "{}", "left"))
+    looks = []
+    monkeypatch.setattr(Path, "rglob", lambda path, pattern: looks.append((path, pattern)) or iter(()))
+    with pytest.raises(MmeError, match="those of other models hold 900 of 1000 bytes"):
+        overrides.source("one more", None, Override("{}", {"file:1/m": bytes(101)}))
+    del made
+    gc.collect()
+    overrides.source("one more", None, Override("{}", {"file:1/m": bytes(1000)}))
+    assert looks == []
 
 
 def test_files_of_all_models_together_have_a_budget(tmp_path):
