@@ -1,7 +1,7 @@
 """A model's configuration as frozen values: what config.pbtxt says, defaults filled in.
 
-`pbtxt` makes these from text and back into the published message; nothing else knows the message. Names follow
-the fields of Triton's ModelConfig.
+Names are those of the fields of the published message, Triton's ModelConfig; where a field lies elsewhere than its
+name says, `metadata` says so to `config_json`, which makes these from the message and back.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from model_handlers.sequence_config import SequenceBatching
     from model_handlers.tensor import DataType, TensorSpec
 
 _NO_STRINGS: Mapping[str, str] = MappingProxyType({})
-_NO_HISTOGRAMS: Mapping[str, tuple[float, ...]] = MappingProxyType({})
 _NO_POLICIES: Mapping[int, QueuePolicy] = MappingProxyType({})
 
 
@@ -26,20 +26,24 @@ _NO_POLICIES: Mapping[int, QueuePolicy] = MappingProxyType({})
 class VersionPolicy:
     """Which versions of a model are served: the `latest` n, `all`, or the `specific` ones named.
 
-    Exactly one is set; `latest=1` is the default.
+    One is set; `latest=1` where none is.
     """
 
-    latest: int = 1
-    all: bool = False
-    specific: tuple[int, ...] = ()
+    latest: int | None = field(default=None, metadata={"path": "latest.num_versions"})
+    all: bool = field(default=False, metadata={"is_message": True})
+    specific: tuple[int, ...] | None = field(default=None, metadata={"path": "specific.versions"})
+
+    def __post_init__(self) -> None:
+        if self.latest is None and not self.all and self.specific is None:
+            object.__setattr__(self, "latest", 1)
 
     def select(self, available: tuple[int, ...]) -> tuple[int, ...]:
         """The versions to serve, ascending, out of the `available` ones."""
         if self.all:
             return tuple(sorted(available))
-        if self.specific:
+        if self.specific is not None:
             return tuple(version for version in sorted(available) if version in self.specific)
-        return tuple(sorted(available)[-self.latest :]) if self.latest > 0 else ()
+        return tuple(sorted(available)[-self.latest :]) if self.latest else ()
 
 
 class Guess(Enum):
@@ -84,27 +88,25 @@ class DynamicBatching:
             They mean nothing to a model without a batch dimension.
         max_queue_delay_microseconds: microseconds that the oldest request may wait for a preferred size.
         preserve_ordering: whether responses leave in the order in which requests came.
-        default_queue_policy: limits of the queue; with priority levels, of those that have no limits of their own.
         priority_levels: how many there are, 1 being served first; 0 for no such thing.
         default_priority_level: that of requests that name none, or none of those there are; 0 without levels.
+        default_queue_policy: limits of the queue; with priority levels, of those that have no limits of their own.
         priority_queue_policy: level → its own limits.
     """
 
     preferred_batch_size: tuple[int, ...]
     max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
-    default_queue_policy: QueuePolicy = field(default_factory=QueuePolicy)
     priority_levels: int = 0
     default_priority_level: int = 0
+    default_queue_policy: QueuePolicy | None = None
     priority_queue_policy: Mapping[int, QueuePolicy] = field(default_factory=lambda: _NO_POLICIES)
 
     @property
     def policies(self) -> tuple[QueuePolicy, ...]:
         """The limits of each level, from the first that is served to the last; of the one queue without levels."""
-        levels = range(1, self.priority_levels + 1)
-        return tuple(self.priority_queue_policy.get(level, self.default_queue_policy) for level in levels) or (
-            self.default_queue_policy,
-        )
+        default, levels = self.default_queue_policy or QueuePolicy(), range(1, self.priority_levels + 1)
+        return tuple(self.priority_queue_policy.get(level, default) for level in levels) or (default,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class EnsembleStep:
     """
 
     model_name: str
-    model_version: int
+    model_version: int = field(metadata={"unset": -1})
     input_map: Mapping[str, str]
     output_map: Mapping[str, str]
     model_namespace: str = ""
@@ -157,8 +159,8 @@ class Resource:
     """
 
     name: str
+    is_global: bool = field(default=False, kw_only=True, metadata={"path": "global"})
     count: int
-    is_global: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +172,18 @@ class InstanceGroup:
         host_policy: told, and nothing else.
         resources: what each execution waits for, where rate limiting is on.
         priority: who waits for them gets fewer turns, the larger it is.
+        secondary_devices, passive: refused where they are set.
     """
 
     name: str
     kind: InstanceKind = InstanceKind.AUTO
     count: int = 1
     gpus: tuple[int, ...] = ()
-    resources: tuple[Resource, ...] = ()
-    priority: int = 1
+    resources: tuple[Resource, ...] = field(default=(), metadata={"path": "rate_limiter.resources"})
+    priority: int = field(default=1, metadata={"path": "rate_limiter.priority"})
+    secondary_devices: tuple[str, ...] = field(default=(), kw_only=True)
     profile: tuple[str, ...] = ()
+    passive: bool = field(default=False, kw_only=True)
     host_policy: str = ""
 
 
@@ -214,6 +219,12 @@ class BatchInput:
     source_input: tuple[str, ...]
 
 
+class BatchOutputKind(Enum):
+    """How the outputs of a ragged batch are split."""
+
+    SCATTER_WITH_INPUT_SHAPE = 0
+
+
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
     """Outputs of a ragged batch: each request gets as many elements, and in the shape, as one of its inputs has.
@@ -223,15 +234,8 @@ class BatchOutput:
     """
 
     target_name: tuple[str, ...]
+    kind: BatchOutputKind = field(default=BatchOutputKind.SCATTER_WITH_INPUT_SHAPE, kw_only=True)
     source_input: tuple[str, ...]
-
-
-class WarmupData(Enum):
-    """What an input of a warm-up sample holds."""
-
-    ZERO = 0
-    RANDOM = 1
-    FILE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +244,15 @@ class WarmupInput:
 
     Attributes:
         data_type, dims: as in a `TensorSpec`; no dimension is variable.
-        data: where its elements come from; file: their file in the model's `warmup` directory, "" for none.
+        zero_data, random_data: what its elements are, where one is not None.
+        input_data_file: else the file in the model's `warmup` directory that holds them.
     """
 
     data_type: DataType
     dims: tuple[int, ...]
-    data: WarmupData
-    file: str = ""
+    zero_data: bool | None = None
+    random_data: bool | None = None
+    input_data_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +262,14 @@ class WarmupSample:
     Attributes:
         name: by which the log and errors call it.
         batch_size: requests in one execution, 0 for none at all.
-        count: executions.
         inputs: input of the model → what each request holds for it.
+        count: executions.
     """
 
     name: str
     batch_size: int
-    count: int
     inputs: Mapping[str, WarmupInput]
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,20 +286,28 @@ class RepositoryAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricControl:
+    """The buckets of a metric that is a histogram, ascending."""
+
+    family: str = field(metadata={"path": "metric_identifier.family"})
+    buckets: tuple[float, ...] = field(metadata={"path": "histogram_options.buckets"})
+
+
+@dataclass(frozen=True, slots=True)
 class NamedTensor:
     """An input or output of which config.pbtxt says too little; the model's code is to complete it.
 
     Attributes:
         name: its name.
         place: which of the configuration's inputs, or outputs, it is.
-        data_type: as configurations name it, `TYPE_INVALID` where it is missing.
+        data_type: None where it is missing.
         dims: () where they are missing.
         optional: whether requests may leave it out.
     """
 
     name: str
     place: int = 0
-    data_type: str = "TYPE_INVALID"
+    data_type: DataType | None = None
     dims: tuple[int, ...] = ()
     optional: bool = False
 
@@ -314,11 +328,11 @@ class ModelConfig:
         cc_model_filenames: compute capability of a GPU, such as `9.0` → the model file for it.
         optimization_level: `optimization.graph.level` (-1 none, 1 basic, 2 extended, 0 all).
         gpu_accelerators, cpu_accelerators: `optimization.execution_accelerators`.
-        optimization: field of `optimization` that changes nothing here, and is told → its value, as JSON.
+        optimization: field of `optimization` that changes nothing here, and is told → its value.
         parameters: the model's own `parameters`, for its backend.
         metric_tags: labels that every metric of the model carries.
-        decoupled: whether a request may have any number of responses (`model_transaction_policy`).
-        not_decoupled: whether config.pbtxt says in so many words that it has one, which the model's code can't change.
+        decoupled: whether a request may have any number of responses (`model_transaction_policy`); None where
+            config.pbtxt does not say, and the model's code may.
         ensemble: the steps of an ensemble, () for any other model.
         max_inflight_requests: of each step, for all of its requests together; 0 for any number.
         batch_input, batch_output: what a model is told of a ragged batch, and how its outputs are split.
@@ -326,7 +340,7 @@ class ModelConfig:
         response_cache: whether requests that come again may be answered without the model.
         runtime: the library that Triton's backend is to be, "" for its own.
         agents: what is to be done before a load.
-        histograms: metric → its buckets, ascending.
+        metric_control: the buckets of its metrics.
         op_libraries: files of custom operations, beside the model's file or its configuration.
         strict: whether nothing is taken from the model that the configuration leaves out.
         default_max_batch_size: what a model gets that batches and whose configuration does not say how much; 0 for its
@@ -337,41 +351,49 @@ class ModelConfig:
     """
 
     name: str
+    platform: str = field(default="", kw_only=True)
     backend: str = ""
-    platform: str = ""
+    runtime: str = field(default="", kw_only=True)
+    version_policy: VersionPolicy = field(default_factory=VersionPolicy, kw_only=True)
     max_batch_size: int = 0
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
-    version_policy: VersionPolicy = field(default_factory=VersionPolicy)
-    instance_group: tuple[InstanceGroup, ...] = ()
-    dynamic_batching: DynamicBatching | None = None
-    default_model_filename: str = ""
-    optimization_level: int = 0
-    parameters: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
-    metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
-    decoupled: bool = False
-    ensemble: tuple[EnsembleStep, ...] = ()
-    max_inflight_requests: int = 0
+    inputs: tuple[TensorSpec, ...] = field(default=(), metadata={"path": "input", "each": "input"})
+    outputs: tuple[TensorSpec, ...] = field(default=(), metadata={"path": "output", "each": "output"})
     batch_input: tuple[BatchInput, ...] = ()
     batch_output: tuple[BatchOutput, ...] = ()
-    model_warmup: tuple[WarmupSample, ...] = ()
-    response_cache: bool = False
+    optimization: Mapping[str, Any] = field(default_factory=lambda: _NO_STRINGS, metadata={"others": True})
+    optimization_level: int = field(default=0, metadata={"path": "optimization.graph.level"})
+    gpu_accelerators: tuple[Accelerator, ...] = field(
+        default=(), metadata={"path": "optimization.execution_accelerators.gpu_execution_accelerator"}
+    )
+    cpu_accelerators: tuple[Accelerator, ...] = field(
+        default=(), metadata={"path": "optimization.execution_accelerators.cpu_execution_accelerator"}
+    )
+    dynamic_batching: DynamicBatching | None = None
     sequence_batching: SequenceBatching | None = None
+    ensemble: tuple[EnsembleStep, ...] = field(default=(), metadata={"path": "ensemble_scheduling.step"})
+    max_inflight_requests: int = field(default=0, metadata={"path": "ensemble_scheduling.max_inflight_requests"})
+    instance_group: tuple[InstanceGroup, ...] = ()
+    default_model_filename: str = ""
     cc_model_filenames: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
-    gpu_accelerators: tuple[Accelerator, ...] = ()
-    cpu_accelerators: tuple[Accelerator, ...] = ()
-    optimization: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
-    runtime: str = ""
-    agents: tuple[RepositoryAgent, ...] = ()
-    histograms: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: _NO_HISTOGRAMS)
-    op_libraries: tuple[str, ...] = ()
-    named_inputs: tuple[NamedTensor, ...] = ()
-    named_outputs: tuple[NamedTensor, ...] = ()
-    not_decoupled: bool = False
-    strict: bool = False
-    default_max_batch_size: int = 0
-    part_of: str = ""
-    guess: Guess = Guess.NONE
+    metric_tags: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
+    parameters: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS, metadata={"each": "string_value"})
+    model_warmup: tuple[WarmupSample, ...] = ()
+    op_libraries: tuple[str, ...] = field(default=(), metadata={"path": "model_operations.op_library_filename"})
+    decoupled: bool | None = field(default=None, metadata={"path": "model_transaction_policy.decoupled"})
+    response_cache: bool = field(default=False, metadata={"path": "response_cache.enable"})
+    agents: tuple[RepositoryAgent, ...] = field(default=(), metadata={"path": "model_repository_agents.agents"})
+    metric_control: tuple[MetricControl, ...] = field(default=(), metadata={"path": "model_metrics.metric_control"})
+    named_inputs: tuple[NamedTensor, ...] = field(default=(), metadata={"ours": True})
+    named_outputs: tuple[NamedTensor, ...] = field(default=(), metadata={"ours": True})
+    strict: bool = field(default=False, metadata={"ours": True})
+    default_max_batch_size: int = field(default=0, metadata={"ours": True})
+    part_of: str = field(default="", metadata={"ours": True})
+    guess: Guess = field(default=Guess.NONE, metadata={"ours": True})
+
+    @property
+    def histograms(self) -> dict[str, tuple[float, ...]]:
+        """The buckets of each metric."""
+        return {control.family: control.buckets for control in self.metric_control}
 
     @property
     def one_by_one(self) -> bool:

@@ -20,7 +20,7 @@ from model_handlers.ensemble_checks import ensemble_problems
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.ragged_checks import check_ragged
 from model_handlers.sequence_checks import normalise_sequences, sequence_checks
-from model_handlers.tensor import check_elements, check_rank
+from model_handlers.tensor import TensorFormat, check_elements, check_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +71,7 @@ def check_named(config: ModelConfig) -> None:
     """
     for what, tensors in (("input", config.named_inputs), ("output", config.named_outputs)):
         for tensor in tensors if config.backend != "python" else ():
-            lacking = "data_type" if tensor.data_type == "TYPE_INVALID" else "dims"
+            lacking = "data_type" if tensor.data_type is None else "dims"
             raise invalid_model(f"model {what} '{tensor.name}' must specify '{lacking}' for {config.name}")
 
 
@@ -211,7 +211,7 @@ def _check_sample(config: ModelConfig, sample: WarmupSample) -> None:
             raise invalid_model(
                 f"warmup setting expects all variable-size dimensions are specified for input '{name}' for {model}"
             )
-        _check_path(f"input_data_file of warmup sample '{sample.name}'", given.file, model)
+        _check_path(f"input_data_file of warmup sample '{sample.name}'", given.input_data_file or "", model)
 
 
 def _tensor_checks(what: str, specs: Sequence[TensorSpec], model: str) -> Iterator[Check]:
@@ -235,7 +235,7 @@ def _check_tensor(subject: str, spec: TensorSpec, model: str) -> None:
     if not _are_dimensions(spec.dims):
         raise invalid_model(f"{subject} dimension {_WHOLE} for {model}")
     check_elements(subject, spec.dims, model)
-    if spec.format != "FORMAT_NONE" and len(spec.dims) != 3:
+    if spec.format is not TensorFormat.NONE and len(spec.dims) != 3:
         raise invalid_model(f"model input NHWC/NCHW require 3 dims for {model}: {subject} has {list(spec.dims)}")
     if spec.reshape is not None:
         _check_reshape(subject, spec.dims, spec.reshape, model)

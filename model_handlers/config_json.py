@@ -1,260 +1,286 @@
-"""A `ModelConfig` as the JSON of the published message: what clients ask for, and what a Python model is told.
+"""A `ModelConfig` and the published message, each made of the other by one walk over the fields of its values.
 
-PURE, and without protobuf: a model's own environment need not have it. The shape is that of protobuf's JSON with every
-default in it, but for integers of 64 bits, which are numbers here, and for what Triton adds: `optimization` to any
-model but an ensemble, `model_transaction_policy` to an ensemble. The tests compare the two.
+A field of a value is the message's field of that name, but for what its `metadata` says:
+
+- `path`: where it lies in the message, `rate_limiter.priority`. Its default is None where the message tells whether it
+  is set; else the outer field is there once one of those inside is set.
+- `only`: the kind of message that has it; `each`: the kind that its items are, or the field inside of them that counts.
+- `oneof`: at most one of several is set; or the name in the message for each class that the value may be of.
+- `is_message`: it is set or not, and holds nothing; `others`: it has the fields that no other path names.
+- `single`: its numbers have single precision. `unset`: what 0 means. `ours`: the message does not have it.
+
+Without protobuf, which a model's own environment need not have: a message is read by its `ListFields`, and written as
+JSON. That is protobuf's with every default in it, but for integers of 64 bits, which are numbers here. PURE.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+import struct
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from enum import Enum
+from types import MappingProxyType, NoneType, UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from model_handlers.config import QueuePolicy, WarmupData
-from model_handlers.sequence_json import sequence_json
+from model_handlers import config as _config
+from model_handlers import sequence_config as _sequences
+from model_handlers.config import BatchInputKind, BatchOutputKind, InstanceKind, ModelConfig
+from model_handlers.tensor import BY_CONFIG_NAME, BY_NUMBER, DataType, TensorFormat, TensorSpec
 
 if TYPE_CHECKING:
-    from model_handlers.config import (
-        Accelerator,
-        BatchInput,
-        BatchOutput,
-        DynamicBatching,
-        InstanceGroup,
-        ModelConfig,
-        RepositoryAgent,
-        VersionPolicy,
-        WarmupInput,
-        WarmupSample,
-    )
-    from model_handlers.tensor import TensorSpec
+    from collections.abc import Callable, Iterable
+
+    from model_handlers.config import NamedTensor
 
     Json = dict[str, Any]
 
-OPTIMIZATION: Json = {  # where config.pbtxt says nothing of it
+OPTIMIZATION: Mapping[str, Any] = {  # where config.pbtxt says nothing of it
     "priority": "PRIORITY_DEFAULT",
     "input_pinned_memory": {"enable": True},
     "output_pinned_memory": {"enable": True},
     "gather_kernel_buffer_threshold": 0,
     "eager_batching": False,
 }
+_PREFIXES: Mapping[Any, str] = {
+    InstanceKind: "KIND_",
+    BatchInputKind: "BATCH_",
+    BatchOutputKind: "BATCH_",
+    TensorFormat: "FORMAT_",
+}
 
 
 def config_json(config: ModelConfig, *, filled_in: bool = True) -> Json:
-    """The configuration as `GET /v2/models/M/config` answers it; not `filled_in`, without what Triton adds.
+    """The configuration as `GET /v2/models/M/config` answers it, and as an author's code is told.
 
-    Field names are the message's; every scalar, list and map is there, with its default if it was not set; messages
-    only where set; enums by name.
+    Every scalar, list and map is there, with its default if it was not set; messages only where set; enums by name.
+
+    Args:
+        config: the configuration.
+        filled_in: with what Triton adds: `optimization`, or `model_transaction_policy` to an ensemble.
     """
-    return {
-        "name": config.name,
-        "platform": config.platform,
-        "backend": config.backend,
-        "runtime": config.runtime,
-        "version_policy": _version_policy(config.version_policy),
-        "max_batch_size": config.max_batch_size,
-        "input": [_input(spec) for spec in config.inputs],
-        "output": [_output(spec) for spec in config.outputs],
-        "batch_input": [_batch_input(given) for given in config.batch_input],
-        "batch_output": [_batch_output(given) for given in config.batch_output],
-        **_optimization(config, filled_in=filled_in),
-        **_dynamic_batching(config.dynamic_batching),
-        **sequence_json(config.sequence_batching),
-        **_ensemble(config),
-        "instance_group": [_instance_group(group) for group in config.instance_group],
-        "default_model_filename": config.default_model_filename,
-        "cc_model_filenames": dict(config.cc_model_filenames),
-        "metric_tags": dict(config.metric_tags),
-        "parameters": {key: {"string_value": value} for key, value in config.parameters.items()},
-        "model_warmup": [_warmup(sample) for sample in config.model_warmup],
-        **({"model_operations": {"op_library_filename": list(config.op_libraries)}} if config.op_libraries else {}),
-        **_transaction_policy(config, filled_in=filled_in),
-        **({"response_cache": {"enable": True}} if config.response_cache else {}),
-        **_agents(config.agents),
-        **_histograms(config),
-    }
+    if filled_in and config.ensemble:
+        nothing: Any = MappingProxyType({})
+        config = replace(config, decoupled=bool(config.decoupled), optimization=nothing, optimization_level=0)
+        config = replace(config, cpu_accelerators=(), gpu_accelerators=())
+    elif filled_in:
+        config = replace(config, optimization={**OPTIMIZATION, **config.optimization})
+    return _written(config)
 
 
-def _agents(agents: tuple[RepositoryAgent, ...]) -> Json:
-    if not agents:
-        return {}
-    listed = [{"name": agent.name, "parameters": dict(agent.parameters)} for agent in agents]
-    return {"model_repository_agents": {"agents": listed}}
+def with_named(document: Json, config: ModelConfig) -> Json:
+    """The JSON with the tensors that config.pbtxt only names, each in its place."""
+    both: tuple[tuple[str, tuple[NamedTensor, ...]], ...] = (
+        ("input", config.named_inputs),
+        ("output", config.named_outputs),
+    )
+    for what, tensors in both:
+        for named in tensors:
+            # Their type may be None, which that of a whole one is not.
+            spec = TensorSpec(named.name, named.data_type, named.dims, optional=named.optional)  # type: ignore[arg-type]
+            document[what].insert(named.place, _written(spec, what))
+    return document
 
 
-def _histograms(config: ModelConfig) -> Json:
-    if not config.histograms:
-        return {}
-    controls = [
-        {"metric_identifier": {"family": family}, "histogram_options": {"buckets": list(buckets)}}
-        for family, buckets in config.histograms.items()
-    ]
-    return {"model_metrics": {"metric_control": controls}}
+def config_fields(config: ModelConfig) -> Json:
+    """Everything that the configuration says, as JSON for another process."""
+    return _written(config, ours=True)
 
 
-def _version_policy(policy: VersionPolicy) -> Json:
-    if policy.all:
-        return {"all": {}}
-    if policy.specific:
-        return {"specific": {"versions": list(policy.specific)}}
-    return {"latest": {"num_versions": policy.latest}}
+def config_from(said: Any) -> ModelConfig:
+    """The configuration that a published message or its JSON says, of whose rules nothing is checked.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is neither.
+    """
+    config: ModelConfig = _made(ModelConfig, said)
+    return config
 
 
-def _input(spec: TensorSpec) -> Json:
-    return {
-        "name": spec.name,
-        "data_type": spec.data_type.config_name,
-        "format": spec.format,
-        "dims": list(spec.dims),
-        **_reshape(spec),
-        "is_shape_tensor": False,
-        "allow_ragged_batch": spec.allow_ragged_batch,
-        "optional": spec.optional,
-        "is_non_linear_format_io": False,
-    }
+# -- the walk ----------------------------------------------------------------------------------------------------------
 
 
-def _output(spec: TensorSpec) -> Json:
-    return {
-        "name": spec.name,
-        "data_type": spec.data_type.config_name,
-        "dims": list(spec.dims),
-        **_reshape(spec),
-        "label_filename": spec.label_filename,
-        "is_shape_tensor": False,
-        "is_non_linear_format_io": False,
-    }
+def _made(value_class: Any, message: Any) -> Any:
+    outermost = said_by(message)
+    values = {}
+    for field in _FIELDS[value_class]:
+        said: Any = outermost
+        for name in field.path[:-1]:
+            said = said_by(said[name]) if said is not None and name in said else None
+        if said is not None and field.path[-1] in said:
+            values[field.name] = field.form.read(said[field.path[-1]])
+        elif field.default is MISSING or (said is not None and field.has_presence and len(field.path) > 1):
+            values[field.name] = field.empty
+    return value_class(**values)
 
 
-def _reshape(spec: TensorSpec) -> Json:
-    return {} if spec.reshape is None else {"reshape": {"shape": list(spec.reshape)}}
+def said_by(message: Any) -> Mapping[str, Any]:
+    """The fields that a message sets, or its JSON."""
+    return message if isinstance(message, dict) else {field.name: value for field, value in message.ListFields()}
 
 
-def _optimization(config: ModelConfig, *, filled_in: bool) -> Json:
-    """Filled in: with defaults for what changes nothing here, where nothing is said of it."""
-    if config.ensemble and filled_in:
-        return {}
-    accelerators = {
-        "gpu_execution_accelerator": [_accelerator(each) for each in config.gpu_accelerators],
-        "cpu_execution_accelerator": [_accelerator(each) for each in config.cpu_accelerators],
-    }
-    told = {name: json.loads(value) for name, value in config.optimization.items()}
-    found = {**OPTIMIZATION, **told} if filled_in else told
-    if config.optimization_level:
-        found["graph"] = {"level": config.optimization_level}
-    if any(accelerators.values()):
-        found["execution_accelerators"] = accelerators
-    return {"optimization": found} if found else {}
+def _written(value: Any, kind: str = "", *, ours: bool = False) -> Json:
+    """The JSON of a value, as that kind of message; with fields that are `ours`, too."""
+    document: Json = {}
+    for field in _FIELDS[type(value)]:
+        item = getattr(value, field.name)
+        if field.is_left_out(value, item, kind) or (field.is_ours and not ours):
+            continue
+        place = document
+        for name in field.path[:-1]:
+            place = place.setdefault(name, {})
+        place[field.path[-1]] = field.form.write(item)
+    return document
 
 
-def _accelerator(accelerator: Accelerator) -> Json:
-    return {"name": accelerator.name, "parameters": dict(accelerator.parameters)}
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How one kind of value is read and written, and what it is where the message says nothing."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+    empty: Any = None
 
 
-def _dynamic_batching(batching: DynamicBatching | None) -> Json:
-    if batching is None:
-        return {}
-    policy = batching.default_queue_policy
-    return {
-        "dynamic_batching": {
-            "preferred_batch_size": list(batching.preferred_batch_size),
-            "max_queue_delay_microseconds": batching.max_queue_delay_microseconds,
-            "preserve_ordering": batching.preserve_ordering,
-            "priority_levels": batching.priority_levels,
-            "default_priority_level": batching.default_priority_level,
-            **({} if policy == QueuePolicy() else {"default_queue_policy": _queue_policy(policy)}),
-            "priority_queue_policy": {
-                str(level): _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()
-            },
-        }
-    }
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of a value; see the top for what its metadata means."""
+
+    name: str
+    path: tuple[str, ...]
+    form: _Form
+    default: Any
+    empty: Any
+    how: Mapping[str, Any]
+    has_presence: bool
+    is_ours: bool
+    value_class: type | None
+    beside: tuple[tuple[str, Any], ...]
+
+    def is_left_out(self, value: Any, item: Any, kind: str) -> bool:
+        """Whether the message has no such field, or does not say it."""
+        if self.value_class is not None:
+            return not isinstance(item, self.value_class)
+        if self.how.get("only", kind) != kind:
+            return True
+        if self.has_presence or {"oneof", "is_message", "others"} & self.how.keys():
+            return item is None or (not self.has_presence and not item)
+        return bool(self.beside) and all(getattr(value, name) == default for name, default in self.beside)
 
 
-def _ensemble(config: ModelConfig) -> Json:
-    if not config.ensemble:
-        return {}
-    return {
-        "ensemble_scheduling": {
-            "step": [
-                {
-                    "model_name": step.model_name,
-                    "model_version": step.model_version,
-                    "input_map": dict(step.input_map),
-                    "output_map": dict(step.output_map),
-                    "model_namespace": step.model_namespace,
-                }
-                for step in config.ensemble
-            ],
-            "max_inflight_requests": config.max_inflight_requests,
-        }
-    }
+def _fields_of(value_class: Any) -> tuple[_Field, ...]:
+    hints = get_type_hints(value_class, {**vars(_config), **vars(_sequences), **globals()})
+    own = fields(value_class)
+    return tuple(made for each in own for made in _field(each, hints[each.name], own))
 
 
-def _queue_policy(policy: QueuePolicy) -> Json:
-    return {
-        "timeout_action": policy.timeout_action.name,
-        "default_timeout_microseconds": policy.default_timeout_microseconds,
-        "allow_timeout_override": policy.allow_timeout_override,
-        "max_queue_size": policy.max_queue_size,
-    }
+def _field(field: Field[Any], hint: Any, own: Iterable[Field[Any]]) -> Iterable[_Field]:
+    how = field.metadata
+    path = tuple(how.get("path", field.name).split("."))
+    beside = [each for each in own if len(path) > 1 and each.metadata.get("path", "").split(".")[:-1] == [*path[:-1]]]
+    siblings = () if _default(field) is MISSING else tuple((each.name, _default(each)) for each in beside)
+    names: Any = how.get("oneof")
+    classes: dict[str, Any] = names if isinstance(names, dict) else {path[-1]: None}
+    for name, value_class in classes.items():
+        form = _form(value_class or hint, how) if "others" not in how else _others(field.name, own)
+        yield _Field(
+            name=field.name,
+            path=(*path[:-1], name),
+            form=form,
+            default=_default(field),
+            empty=how.get("unset", form.empty),
+            how=how,
+            has_presence=field.default is None and hint != _OPTIONAL_TYPE,
+            is_ours="ours" in how,
+            value_class=value_class,
+            beside=siblings,
+        )
 
 
-def _instance_group(group: InstanceGroup) -> Json:
-    return {
-        "name": group.name,
-        "kind": f"KIND_{group.kind.name}",
-        "count": group.count,
-        "gpus": list(group.gpus),
-        **_rate_limiter(group),
-        "secondary_devices": [],
-        "profile": list(group.profile),
-        "passive": False,
-        "host_policy": group.host_policy,
-    }
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _rate_limiter(group: InstanceGroup) -> Json:
-    if not group.resources and group.priority == 1:
-        return {}
-    resources = [{"name": needed.name, "global": needed.is_global, "count": needed.count} for needed in group.resources]
-    return {"rate_limiter": {"resources": resources, "priority": group.priority}}
+# -- kinds of values ---------------------------------------------------------------------------------------------------
+
+_OPTIONAL_TYPE: Any = DataType | None
 
 
-def _batch_input(given: BatchInput) -> Json:
-    return {
-        "kind": f"BATCH_{given.kind.name}",
-        "target_name": list(given.target_name),
-        "data_type": given.data_type.config_name,
-        "source_input": list(given.source_input),
-    }
+def _form(hint: Any, how: Mapping[str, Any]) -> _Form:
+    if hint in (DataType, _OPTIONAL_TYPE):
+        return _Form(_data_type, _type_name)
+    if isinstance(hint, UnionType):
+        return _form(next(each for each in get_args(hint) if each is not NoneType), how)
+    if "is_message" in how:
+        return _Form(lambda _: True, lambda _: {})
+    if get_origin(hint) is tuple:
+        item = _form(get_args(hint)[0], how)
+        return _Form(lambda said: tuple(map(item.read, said)), lambda value: list(map(item.write, value)), ())
+    if get_origin(hint) is Mapping:
+        key, value = get_args(hint)
+        return _map_form(key, value, how)
+    if is_dataclass(hint):
+        return _Form(lambda said: _made(hint, said), lambda value: _written(value, how.get("each", "")))
+    if issubclass(hint, Enum):
+        return _enum_form(hint)
+    return _Form(_as_single, _shortest, 0.0) if "single" in how else _Form(_same, _same, hint())
 
 
-def _batch_output(given: BatchOutput) -> Json:
-    return {
-        "target_name": list(given.target_name),
-        "kind": "BATCH_SCATTER_WITH_INPUT_SHAPE",
-        "source_input": list(given.source_input),
-    }
+def _map_form(key: Any, value: Any, how: Mapping[str, Any]) -> _Form:
+    """Of values that are messages, sorted: protobuf has them in any order."""
+    item, inside, ordered = _form(value, {}), how.get("each", ""), sorted if is_dataclass(value) else iter
+    if inside:
+        item = _Form(lambda said: said_by(said).get(inside, ""), lambda value: {inside: value})
+
+    def read(said: Any) -> Any:
+        return MappingProxyType({key(name): item.read(said[name]) for name in ordered(said)})
+
+    def write(values: Mapping[Any, Any]) -> Json:
+        return {str(name): item.write(each) for name, each in values.items()}
+
+    return _Form(read, write, MappingProxyType({}))
 
 
-def _warmup(sample: WarmupSample) -> Json:
-    return {
-        "name": sample.name,
-        "batch_size": sample.batch_size,
-        "inputs": {name: _warmup_input(given) for name, given in sample.inputs.items()},
-        "count": sample.count,
-    }
+def _enum_form(enum: Any) -> _Form:
+    prefix = _PREFIXES.get(enum, "")
+
+    def read(said: Any) -> Any:
+        return enum[said.removeprefix(prefix)] if isinstance(said, str) else enum(said)
+
+    return _Form(read, lambda value: f"{prefix}{value.name}", next(iter(enum)))
 
 
-def _warmup_input(given: WarmupInput) -> Json:
-    data: dict[WarmupData, Json] = {
-        WarmupData.ZERO: {"zero_data": True},
-        WarmupData.RANDOM: {"random_data": True},
-        WarmupData.FILE: {"input_data_file": given.file},
-    }
-    return {"data_type": given.data_type.config_name, "dims": list(given.dims), **data[given.data]}
+def _others(path: str, own: Iterable[Field[Any]]) -> _Form:
+    paths = (each.metadata.get("path", "").split(".") for each in own)
+    known = {names[1] for names in paths if names[0] == path}
+    return _Form(lambda said: {name: value for name, value in said_by(said).items() if name not in known}, dict)
 
 
-def _transaction_policy(config: ModelConfig, *, filled_in: bool) -> Json:
-    if not (config.decoupled or config.not_decoupled or (config.ensemble and filled_in)):
-        return {}
-    return {"model_transaction_policy": {"decoupled": config.decoupled}}
+def _same(value: Any) -> Any:
+    return value
+
+
+def _data_type(said: Any) -> DataType | None:
+    return BY_CONFIG_NAME.get(said) if isinstance(said, str) else BY_NUMBER.get(said)
+
+
+def _type_name(data_type: DataType | None) -> str:
+    return "TYPE_INVALID" if data_type is None else data_type.config_name
+
+
+def _as_single(value: float) -> float:
+    (single,) = struct.unpack("f", struct.pack("f", value))
+    return float(single)
+
+
+def _shortest(value: float) -> float:
+    """The shortest number that single precision can't tell from this one, as protobuf writes them."""
+    packed = struct.pack("f", value)
+    texts = (f"{value:.{digits}g}" for digits in range(6, 10))
+    return next((float(text) for text in texts if struct.pack("f", float(text)) == packed), value)
+
+
+_FIELDS: Mapping[Any, tuple[_Field, ...]] = {
+    value: _fields_of(value)
+    for value in {**vars(_config), **vars(_sequences), "TensorSpec": TensorSpec}.values()
+    if isinstance(value, type) and is_dataclass(value) and value is not DataType
+}

@@ -5,7 +5,7 @@ Names follow the fields of Triton's ModelSequenceBatching. PURE, and without pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ class Control:
 
     kind: ControlKind
     int32_false_true: tuple[int, ...] = ()
-    fp32_false_true: tuple[float, ...] = ()
+    fp32_false_true: tuple[float, ...] = field(default=(), metadata={"single": True})
     bool_false_true: tuple[bool, ...] = ()
     data_type: DataType | None = None
 
@@ -69,11 +69,11 @@ class ControlInput:
 class InitialState:
     """What a sequence's state is at its start: zeros, or the contents of a file in the folder `initial_state`."""
 
-    name: str
     data_type: DataType | None
     dims: tuple[int, ...]
-    zero_data: bool = False
-    data_file: str = ""
+    zero_data: bool = field(default=False, metadata={"oneof": True})
+    data_file: str = field(default="", metadata={"oneof": True})
+    name: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class DirectStrategy:
     """
 
     max_queue_delay_microseconds: int = 0
-    minimum_slot_utilization: float = 0.0
+    minimum_slot_utilization: float = field(default=0.0, metadata={"single": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,9 @@ class SequenceBatching:
         iterative_sequence: whether the model may put a request back, to be executed again; such a request needs no id.
     """
 
-    strategy: DirectStrategy | OldestStrategy = DirectStrategy()
+    strategy: DirectStrategy | OldestStrategy = field(
+        default=DirectStrategy(), metadata={"oneof": {"direct": DirectStrategy, "oldest": OldestStrategy}}
+    )
     max_sequence_idle_microseconds: int = DEFAULT_IDLE_US
     control_input: tuple[ControlInput, ...] = ()
     state: tuple[SequenceState, ...] = ()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +77,7 @@ BF16 = _row("BF16", 14, "<u2", json=False)
 
 DATA_TYPES = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16)
 BY_NAME = {data_type.name: data_type for data_type in DATA_TYPES}
+BY_CONFIG_NAME = {data_type.config_name: data_type for data_type in DATA_TYPES}
 BY_NUMBER = {data_type.number: data_type for data_type in DATA_TYPES}
 # BF16 shares its dtype with UINT16, so an array alone says UINT16; the spec of the tensor tells them apart.
 BY_DTYPE = {data_type.dtype: data_type for data_type in DATA_TYPES if data_type is not BF16}
@@ -83,9 +85,17 @@ BY_DTYPE = {data_type.dtype: data_type for data_type in DATA_TYPES if data_type 
 BY_DTYPE_NAME = {row.dtype.name: row for row in DATA_TYPES if row not in (BYTES, BF16)} | {"bfloat16": BF16}
 
 
+class TensorFormat(Enum):
+    """Whether an input is an image, and where its channels lie; clients are told, nothing changes."""
+
+    NONE = 0
+    NHWC = 1
+    NCHW = 2
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A model's input or output as its configuration declares it.
+    """A model's input or output as its configuration declares it; `metadata` as `config_json` reads it.
 
     Attributes:
         name: the tensor's name.
@@ -95,17 +105,19 @@ class TensorSpec:
         optional: whether a request may leave the input out.
         label_filename: the path of a label file relative to the model directory, or "".
         allow_ragged_batch: whether requests of other shapes may share a batch; the model sees all elements in one row.
-        format: `FORMAT_NHWC` or `FORMAT_NCHW` when it says that it is an image; told to clients, changes nothing.
+        is_shape_tensor, is_non_linear_format_io: refused where they are set.
     """
 
     name: str
     data_type: DataType
+    format: TensorFormat = field(default=TensorFormat.NONE, kw_only=True, metadata={"only": "input"})
     dims: tuple[int, ...]
-    reshape: tuple[int, ...] | None = None
-    optional: bool = False
-    label_filename: str = ""
-    format: str = "FORMAT_NONE"
-    allow_ragged_batch: bool = False
+    reshape: tuple[int, ...] | None = field(default=None, metadata={"path": "reshape.shape"})
+    label_filename: str = field(default="", kw_only=True, metadata={"only": "output"})
+    is_shape_tensor: bool = field(default=False, kw_only=True)
+    allow_ragged_batch: bool = field(default=False, kw_only=True, metadata={"only": "input"})
+    optional: bool = field(default=False, kw_only=True, metadata={"only": "input"})
+    is_non_linear_format_io: bool = field(default=False, kw_only=True)
 
     @property
     def is_scalar(self) -> bool:

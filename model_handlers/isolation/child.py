@@ -29,9 +29,9 @@ import numpy as np
 from model_handlers import heap
 from model_handlers.base import Device
 from model_handlers.busy_poll import BusyPoll
+from model_handlers.config_json import config_fields, config_from
 from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memory
 from model_handlers.isolation.batches import pack_answers, unpack_requests
-from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.isolation.events import Events
 from model_handlers.isolation.framing import (
     MessageReader,

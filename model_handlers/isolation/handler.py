@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers import devices
 from model_handlers.allowance import allowed
 from model_handlers.base import Footprint, Handler
+from model_handlers.config_json import config_from
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation import memfd
-from model_handlers.isolation.config_fields import config_from
 from model_handlers.isolation.fork_client import forks_with
 from model_handlers.isolation.framing import Packing, ProtocolError, error_from, unpack
 from model_handlers.isolation.hosts import admit, leave

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.busy_poll import BusyPoll
-from model_handlers.isolation.config_fields import config_fields
+from model_handlers.config_json import config_fields
 from model_handlers.isolation.handler import IsolatedHandler
 from model_handlers.isolation.parameters import PLACEMENT
 from model_handlers.isolation.requests_handler import IsolatedRequestsHandler

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from model_handlers.config_json import config_fields
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.isolation.config_fields import config_fields
 from model_handlers.isolation.framing import error_from
 from model_handlers.isolation.handler import NONSENSE
 from model_handlers.isolation.leash import ChildDiedError

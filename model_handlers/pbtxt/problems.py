@@ -8,7 +8,7 @@ names, a tensor without a type. What follows from another problem alone may be m
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
@@ -18,9 +18,8 @@ from model_handlers.config_checks import checks, normalise
 from model_handlers.errors import MmeError
 from model_handlers.pbtxt.advice import advice, place_of
 from model_handlers.pbtxt.fields import Fate, field_error, set_fields
-from model_handlers.pbtxt.message import is_named_only, translated
+from model_handlers.pbtxt.message import gaps, is_named_only, translated
 from model_handlers.pbtxt.text import check_escapes, read_text, syntax_error
-from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from model_handlers.config import ModelConfig
+    from model_handlers.proto import model_config_pb2 as pb
 
 _MOST_REPAIRS = 50
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -86,8 +86,6 @@ def understand(text: str, *, model: str, strict_name: bool = False) -> Understoo
         problems.append(Finding("name", sentence, f'write name: "{model}", or leave the field out'))
     _complete_tensors(message, model, problems)
     config = _translated(message, model, problems)
-    if config is None:
-        return Understood(None, tuple(problems), notes)
     problems += config_findings(config)
     return Understood(config if problems else normalise(config), tuple(problems), notes)
 
@@ -231,33 +229,12 @@ def _complete_tensors(message: pb.ModelConfig, model: str, problems: list[Findin
                 tensor.data_type = _FP32
 
 
-def _translated(message: pb.ModelConfig, model: str, problems: list[Finding]) -> ModelConfig | None:
+def _translated(message: pb.ModelConfig, model: str, problems: list[Finding]) -> ModelConfig:
     """The configuration, without fields that can't be translated."""
-    for _ in range(len(message.DESCRIPTOR.fields)):
-        try:
-            return replace(translated(message, model), name=model)
-        except MmeError as error:
-            field = _culprit(message, model, error)
-            problems.append(Finding(field, error.message))
-            if not field:
-                return None
-            _clear(message, field)
-    return None
-
-
-def _culprit(message: pb.ModelConfig, model: str, error: MmeError) -> str:
-    """The field without which that error would not be."""
-    for field, _ in message.ListFields():
-        rest = pb.ModelConfig()
-        rest.CopyFrom(message)
-        _clear(rest, field.name)
-        try:
-            translated(rest, model)
-        except MmeError as other:
-            if other.message == error.message:
-                continue
-        return str(field.name)
-    return ""
+    for field, error in tuple(gaps(message, model)):
+        problems.append(Finding(field, error.message))
+        _clear(message, field)
+    return translated(message, model)
 
 
 def _clear(message: Message, field: str) -> None:

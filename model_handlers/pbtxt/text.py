@@ -8,13 +8,13 @@ which values are right that of `config_checks`. Runs on load threads and in `mme
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.protobuf import json_format, text_format
 
 from model_handlers.bounds import excesses
 from model_handlers.config_checks import normalise
-from model_handlers.config_json import config_json
+from model_handlers.config_json import config_json, with_named
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.pbtxt.advice import advice
 from model_handlers.pbtxt.fields import check_fields
@@ -22,7 +22,7 @@ from model_handlers.pbtxt.message import translated
 from model_handlers.proto import model_config_pb2 as pb
 
 if TYPE_CHECKING:
-    from model_handlers.config import ModelConfig, NamedTensor
+    from model_handlers.config import ModelConfig
 
 _COMMENT_OR_STRING = re.compile(r"""#.*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
 _ESCAPE = re.compile(r"\\([4-7][0-7]{2}|.)")  # the first alternative is no byte
@@ -63,16 +63,7 @@ def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False)
 
 def config_message(config: ModelConfig) -> pb.ModelConfig:
     """The published message that says what `config` says."""
-    message = json_format.ParseDict(config_json(config, filled_in=False), pb.ModelConfig())
-    for named in config.named_inputs:
-        message.input.insert(named.place, pb.ModelInput(optional=named.optional, **_named_fields(named)))
-    for named in config.named_outputs:
-        message.output.insert(named.place, pb.ModelOutput(**_named_fields(named)))
-    return message
-
-
-def _named_fields(named: NamedTensor) -> dict[str, Any]:
-    return {"name": named.name, "data_type": pb.DataType.Value(named.data_type), "dims": named.dims}
+    return json_format.ParseDict(with_named(config_json(config, filled_in=False), config), pb.ModelConfig())
 
 
 def config_text(config: ModelConfig) -> str:

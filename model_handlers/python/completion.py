@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.config import DynamicBatching
 from model_handlers.config_checks import normalise
-from model_handlers.config_json import config_json
+from model_handlers.config_json import config_json, with_named
 from model_handlers.errors import invalid_model
 from model_handlers.python import pb_config
 from model_handlers.python.failures import failed_load
-from model_handlers.tensor import DATA_TYPES, TensorSpec
+from model_handlers.tensor import BY_CONFIG_NAME, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from model_handlers.config import ModelConfig, NamedTensor
-
-_BY_CONFIG_NAME = {data_type.config_name: data_type for data_type in DATA_TYPES}
 
 
 def complete(config: ModelConfig, author_class: type[Any]) -> ModelConfig:
@@ -71,16 +69,7 @@ def _asked(config: ModelConfig, author_class: type[Any]) -> dict[str, Any]:
 
 def _document(config: ModelConfig) -> dict[str, Any]:
     """What the author's code is shown: as clients see it, and the tensors that are to be completed in their places."""
-    document = config_json(config)
-    for named in config.named_inputs:
-        document["input"].insert(named.place, _shown(named) | {"format": "FORMAT_NONE", "optional": named.optional})
-    for named in config.named_outputs:
-        document["output"].insert(named.place, _shown(named) | {"label_filename": ""})
-    return document
-
-
-def _shown(named: NamedTensor) -> dict[str, Any]:
-    return {"name": named.name, "data_type": named.data_type, "dims": list(named.dims), "is_shape_tensor": False}
+    return with_named(config_json(config), config)
 
 
 def _merged(config: ModelConfig, asked: Mapping[str, Any]) -> ModelConfig:
@@ -93,7 +82,7 @@ def _merged(config: ModelConfig, asked: Mapping[str, Any]) -> ModelConfig:
         dynamic_batching=batching,
         inputs=_with_added("input", config.inputs, config.named_inputs, asked["input"], config.name),
         outputs=_with_added("output", config.outputs, config.named_outputs, asked["output"], config.name),
-        decoupled=config.decoupled or bool(asked.get("model_transaction_policy", {}).get("decoupled")),
+        decoupled=bool(asked.get("model_transaction_policy", {}).get("decoupled")) or config.decoupled,
     )
 
 
@@ -122,7 +111,7 @@ def _spec(what: str, tensor: Mapping[str, Any], model: str) -> TensorSpec:
     subject = f"{what} '{name}' that auto_complete_config of model '{model}' adds"
     if not isinstance(name, str) or not name:
         raise invalid_model(f"{subject} has no text for a name")
-    data_type = _BY_CONFIG_NAME.get(tensor["data_type"])
+    data_type = BY_CONFIG_NAME.get(tensor["data_type"])
     if data_type is None:
         raise invalid_model(f"{subject} has data_type {tensor['data_type']!r}; data types look like 'TYPE_FP32'")
     dims = tuple(_integer(dim, f"a dimension of {subject}", model) for dim in tensor["dims"])

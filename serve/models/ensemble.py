@@ -66,7 +66,7 @@ class EnsembleModel:
         self.stats = stats
         self.outstanding = 0
         self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
-        decoupled = [member.config.decoupled for member in members]
+        decoupled = [bool(member.config.decoupled) for member in members]
         self.graph = Graph(config.own(name), config.ensemble, decoupled)
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
         self._turnstiles = Turnstiles(config.max_inflight_requests) if config.max_inflight_requests else None

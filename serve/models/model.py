@@ -128,7 +128,7 @@ class Model:
         self._queue: Queue[InferenceRequest] = queue_for(self.config.own(name), self.config, len(handlers))
         self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
         unasked = any(handler.sees_requests for _, handler in handlers)
-        self._decoupled = self.config.decoupled
+        self._decoupled = bool(self.config.decoupled)
         self._answers = Answers(
             signature,
             stats,

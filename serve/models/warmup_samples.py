@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.config import WarmupData
 from model_handlers.devices import free_memory, host_memory
 from model_handlers.disk import disk_errors
 from model_handlers.errors import Kind, MmeError, NotBegunError, invalid_model, out_of_memory
@@ -192,13 +191,13 @@ def _failed(sample: str, whose: str, error: MmeError) -> MmeError:
 def _tensor(given: WarmupInput, name: str, config: ModelConfig, folder: Path) -> Array:
     """The data of one input of one request, its batch dimension included."""
     shape = (1, *given.dims) if config.max_batch_size > 0 else given.dims
-    if given.data is WarmupData.FILE:
-        return _recorded(given, name, config.name, folder / given.file).reshape(shape)
+    if given.input_data_file is not None:
+        return _recorded(given, name, config.name, folder / given.input_data_file).reshape(shape)
     if given.data_type is BYTES:
         array = np.empty(shape, np.object_)
         array.fill(b"")
         return array
-    if given.data is WarmupData.ZERO:
+    if given.random_data is None:
         return np.zeros(shape, given.data_type.dtype)
     random = np.random.default_rng(0)
     if given.data_type.dtype.kind == "f":
@@ -210,7 +209,7 @@ def _tensor(given: WarmupInput, name: str, config: ModelConfig, folder: Path) ->
 
 def _recorded(given: WarmupInput, name: str, model: str, file: Path) -> Array:
     """The elements in a file, which may hold more."""
-    path = f"{FOLDER}/{given.file}"
+    path = f"{FOLDER}/{given.input_data_file}"
     with disk_errors(f"its data of input '{name}' can't be read from {path}"):
         if not file.is_file():
             raise invalid_model(f"there is no file {path}, which its input '{name}' is to be read from")

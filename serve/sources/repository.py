@@ -304,7 +304,7 @@ def selected_versions(config: ModelConfig, available: dict[int, Path], name: str
 
 def absent_versions(config: ModelConfig, available: Container[int]) -> list[int]:
     """Those that the version policy names and that are not there."""
-    return [version for version in config.version_policy.specific if version not in available]
+    return [version for version in config.version_policy.specific or () if version not in available]
 
 
 def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scripts: Scripts) -> Backend:

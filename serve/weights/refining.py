@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.config_json import config_fields, config_from
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.priority import lower_priority_for_good
 from model_handlers.system_limits import advised
 from serve.sources.disk import remove_staging

@@ -11,17 +11,17 @@ from model_handlers.config import (
     DynamicBatching,
     InstanceGroup,
     InstanceKind,
+    MetricControl,
     ModelConfig,
     QueuePolicy,
     RepositoryAgent,
     TimeoutAction,
-    WarmupData,
     WarmupInput,
     WarmupSample,
 )
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.tensor import FP32, TensorSpec
+from model_handlers.tensor import FP32, TensorFormat, TensorSpec
 
 
 def tensor(**changes):
@@ -36,7 +36,7 @@ def batching(*sizes, **changes):
 
 def warmup(batch_size=1, dims=(4, 2), file=""):
     """A warm-up sample of the input I."""
-    return WarmupSample("w", batch_size, 1, {"I": WarmupInput(FP32, dims, WarmupData.FILE, file)})
+    return WarmupSample("w", batch_size, {"I": WarmupInput(FP32, dims, input_data_file=file)})
 
 
 DELAYING = QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_microseconds=1)
@@ -55,7 +55,7 @@ BROKEN = {
     },
     "model output 'I' has different size for dims and reshape for bert": {"outputs": (tensor(reshape=(2, -1)),)},
     "model input NHWC/NCHW require 3 dims for bert: model input 'I' has [4, -1]": {
-        "inputs": (tensor(format="FORMAT_NHWC"),)
+        "inputs": (tensor(format=TensorFormat.NHWC),)
     },
     "dynamic batching preferred size must be positive for bert": {"dynamic_batching": batching(0, 4)},
     "dynamic batching preferred size must be <= max batch size for bert": {"dynamic_batching": batching(4, 9)},
@@ -91,9 +91,11 @@ BROKEN = {
     "directory": {"model_warmup": (warmup(file="../../etc/passwd"),)},
     "Response Cache does not currently support model bert with 'decoupled' transaction policy. Please disable the "
     "response cache.": {"response_cache": True, "decoupled": True},
-    "metric identifier must specify non-empty 'family' for bert": {"histograms": {"": (1.0,)}},
-    "histogram options must specify non-empty 'buckets' of 'h' for bert": {"histograms": {"h": ()}},
-    "model_metrics buckets of 'h' must be ascending numbers for bert": {"histograms": {"h": (1.0, 1.0)}},
+    "metric identifier must specify non-empty 'family' for bert": {"metric_control": (MetricControl("", (1.0,)),)},
+    "histogram options must specify non-empty 'buckets' of 'h' for bert": {"metric_control": (MetricControl("h", ()),)},
+    "model_metrics buckets of 'h' must be ascending numbers for bert": {
+        "metric_control": (MetricControl("h", (1.0, 1.0)),)
+    },
     "instance group bert_0 of model bert has kind KIND_CPU but specifies one or more GPUs": {
         "instance_group": (InstanceGroup("", InstanceKind.CPU, gpus=(0,)),)
     },

@@ -54,7 +54,7 @@ def load(save_model):
 
     def load(model, max_batch_size=8, inputs=(), outputs=(), groups=(), **parameters):
         config = ModelConfig(
-            "m", "openvino", "", max_batch_size, inputs, outputs, instance_group=groups, parameters=parameters
+            "m", "openvino", max_batch_size, inputs, outputs, instance_group=groups, parameters=parameters
         )
         path = save_model(model) if isinstance(model, openvino.Model) else model
         loaded.append(OpenvinoHandler.load(config, path, CPU))

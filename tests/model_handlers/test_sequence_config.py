@@ -70,8 +70,8 @@ BATCHING = SequenceBatching(
         ControlInput("ID", (Control(CORRID, data_type=BYTES),)),
     ),
     (
-        SequenceState("IN", "OUT", INT64, (-1, 2), (InitialState("zero", INT64, (1, 2), zero_data=True),), True),
-        SequenceState("IN2", "OUT2", BYTES, (1,), (InitialState("file", BYTES, (1,), data_file="a/b"),)),
+        SequenceState("IN", "OUT", INT64, (-1, 2), (InitialState(INT64, (1, 2), zero_data=True, name="zero"),), True),
+        SequenceState("IN2", "OUT2", BYTES, (1,), (InitialState(BYTES, (1,), data_file="a/b", name="file"),)),
     ),
     iterative_sequence=True,
 )
@@ -112,7 +112,7 @@ def state(**changes):
 
 def initial(**changes):
     """A state whose initial state obeys every rule, but for the changes."""
-    return state(initial_state=(replace(InitialState("z", FP32, (1, 2), zero_data=True), **changes),))
+    return state(initial_state=(replace(InitialState(FP32, (1, 2), zero_data=True, name="z"), **changes),))
 
 
 def control(name="T", kind=START, **values):

@@ -46,7 +46,7 @@ def load(nvidia, tmp_path):
     loaded = []
 
     def load(max_batch_size=0, device=GPU1, inputs=(), groups=(), **parameters):
-        config = ModelConfig("m", "tensorrt", "", max_batch_size, inputs, instance_group=groups, parameters=parameters)
+        config = ModelConfig("m", "tensorrt", max_batch_size, inputs, instance_group=groups, parameters=parameters)
         loaded.append(TensorrtHandler.load(config, tmp_path / "model.plan", device))
         return loaded[-1]
 

@@ -106,7 +106,7 @@ def load(trained):
     loaded = []
 
     def load(name, max_batch_size=256, inputs=(), outputs=(), **parameters):
-        config = ModelConfig("m", "fil", "", max_batch_size, inputs, outputs, parameters=parameters)
+        config = ModelConfig("m", "fil", max_batch_size, inputs, outputs, parameters=parameters)
         loaded.append(TreesHandler.load(config, trained[0].get(name, name), CPU))
         return loaded[-1]
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from model_handlers.config import ModelConfig
+from model_handlers.config import MetricControl, ModelConfig
 from serve.latencies import DEFAULT_LATENCIES, Latencies, Summary
 from serve.request import Timings
 from serve.stats import new_stats
@@ -77,5 +77,7 @@ def test_first_responses_have_tritons_buckets_or_the_models(asks, own, bounds):
     """The operator asks for them of every model, a configuration of its own."""
     stats = new_stats(Latencies(histograms=asks))
     histograms = {"nv_inference_first_response_histogram_ms": own} if own else {}
-    stats.keep_first_responses(ModelConfig("m", histograms=histograms))
+    stats.keep_first_responses(
+        ModelConfig("m", metric_control=tuple(MetricControl(*each) for each in histograms.items()))
+    )
     assert (stats.first_response.bounds if stats.first_response else None) == bounds

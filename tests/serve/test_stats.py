@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from model_handlers.config import ModelConfig
+from model_handlers.config import MetricControl, ModelConfig
 from model_handlers.errors import Kind
 from serve.request import Timings
 from serve.stats import FAILURE_REASONS, FIRST_RESPONSES, Duration, ModelStats, Outcome, TargetStats
@@ -177,7 +177,9 @@ def test_first_responses_are_kept_as_the_configuration_says(caplog):
     """In the buckets of the metric that there is; a reload without changes keeps the counts, another metric is told."""
     stats = ModelStats()
     stats.began_to_answer(1)
-    config = ModelConfig("m", histograms={FIRST_RESPONSES: (1.0, 10.0), "other": (1.0,)})
+    config = ModelConfig(
+        "m", metric_control=(MetricControl(FIRST_RESPONSES, (1.0, 10.0)), MetricControl("other", (1.0,)))
+    )
     stats.keep_first_responses(config)
     for ms in (0.5, 1, 5, 50):
         stats.began_to_answer(int(ms * 1e6))

@@ -69,7 +69,7 @@ class ScriptHost:
         self._script = file.imported(config.name)
         try:
             self._functions = ScriptFunctions(self._script.module, file.path, config.name, self._context)
-            self.config = with_body(replace(config, decoupled=config.decoupled or self._functions.streams))
+            self.config = with_body(replace(config, decoupled=self._functions.streams or config.decoupled))
             self._model = self._loaded(str(file.model_directory))
             self._transform = self._functions.get("transform_fn")
             self._handlers: ServingHandlers | None = None

@@ -20,6 +20,7 @@ from model_handlers.config import (
     Guess,
     InstanceGroup,
     InstanceKind,
+    MetricControl,
     ModelConfig,
     NamedTensor,
     QueuePolicy,
@@ -27,12 +28,11 @@ from model_handlers.config import (
     Resource,
     TimeoutAction,
     VersionPolicy,
-    WarmupData,
     WarmupInput,
     WarmupSample,
 )
+from model_handlers.config_json import config_fields, config_from
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.config_fields import config_fields, config_from
 from model_handlers.isolation.oom import OomLedger, counters, read_count
 from model_handlers.isolation.output import MAX_LINE, LineSplitter, Output
 from model_handlers.isolation.parameters import Deadlines, placement_of
@@ -47,7 +47,7 @@ from model_handlers.sequence_config import (
     SequenceBatching,
     SequenceState,
 )
-from model_handlers.tensor import BF16, BYTES, INT32, TensorSpec
+from model_handlers.tensor import BF16, BYTES, FP32, INT32, TensorFormat, TensorSpec
 
 _LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})
 FULL = ModelConfig(
@@ -57,7 +57,7 @@ FULL = ModelConfig(
     max_batch_size=8,
     guess=Guess.BATCH,
     inputs=(
-        TensorSpec("x", BF16, (-1, 2), reshape=(2,), optional=True, format="FORMAT_NCHW", allow_ragged_batch=True),
+        TensorSpec("x", BF16, (-1, 2), reshape=(2,), optional=True, format=TensorFormat.NCHW, allow_ragged_batch=True),
     ),
     outputs=(TensorSpec("y", BYTES, (), label_filename="labels.txt"), TensorSpec("z", BYTES, (1,), reshape=())),
     version_policy=VersionPolicy(latest=0, all=True, specific=(1, 3)),
@@ -66,10 +66,10 @@ FULL = ModelConfig(
             "g", InstanceKind.GPU, 2, (0, 1), (Resource("r", 2, is_global=True),), 3, ("0", "1"), host_policy="h"
         ),
     ),
-    dynamic_batching=DynamicBatching((2, 4), 5, True, QueuePolicy(TimeoutAction.DELAY, 1, True, 2), 3, 2, _LEVELS),
+    dynamic_batching=DynamicBatching((2, 4), 5, True, 3, 2, QueuePolicy(TimeoutAction.DELAY, 1, True, 2), _LEVELS),
     default_model_filename="f",
     optimization_level=-1,
-    optimization=MappingProxyType({"priority": '"PRIORITY_MAX"'}),
+    optimization=MappingProxyType({"priority": "PRIORITY_MAX"}),
     parameters=MappingProxyType({"a": "ä"}),
     metric_tags=MappingProxyType({"t": "u"}),
     decoupled=True,
@@ -78,11 +78,10 @@ FULL = ModelConfig(
     response_cache=True,
     runtime="r",
     max_inflight_requests=3,
-    histograms=MappingProxyType({"h": (1.0, 2.5)}),
+    metric_control=(MetricControl("h", (1.0, 2.5)),),
     op_libraries=("ops.so",),
-    named_inputs=(NamedTensor("left", 1, "TYPE_FP32", (), optional=True),),
-    named_outputs=(NamedTensor("right", 0, "TYPE_INVALID", (2, -1)),),
-    not_decoupled=True,
+    named_inputs=(NamedTensor("left", 1, FP32, (), optional=True),),
+    named_outputs=(NamedTensor("right", 0, None, (2, -1)),),
     strict=True,
     default_max_batch_size=6,
     part_of="whole",
@@ -91,8 +90,8 @@ FULL = ModelConfig(
     gpu_accelerators=(Accelerator("tensorrt", MappingProxyType({"precision_mode": "FP16"})), Accelerator("gpu_io")),
     cpu_accelerators=(Accelerator("openvino"),),
     model_warmup=(
-        WarmupSample("w", 2, 3, MappingProxyType({"x": WarmupInput(BF16, (1, 2), WarmupData.FILE, "f")})),
-        WarmupSample("none", 0, 1, MappingProxyType({})),
+        WarmupSample("w", 2, MappingProxyType({"x": WarmupInput(BF16, (1, 2), input_data_file="f")}), 3),
+        WarmupSample("none", 0, MappingProxyType({})),
     ),
     ensemble=(EnsembleStep("s", 1, MappingProxyType({"i": "x"}), MappingProxyType({"o": "y"}), "r"),),
     sequence_batching=SequenceBatching(
@@ -102,7 +101,7 @@ FULL = ModelConfig(
             ControlInput("START", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),
             ControlInput("ID", (Control(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=BYTES),)),
         ),
-        state=(SequenceState("i", "o", BF16, (-1, 2), (InitialState("z", BF16, (1, 2), True, "f"),), True, True),),
+        state=(SequenceState("i", "o", BF16, (-1, 2), (InitialState(BF16, (1, 2), True, "f", name="z"),), True, True),),
         iterative_sequence=True,
     ),
 )

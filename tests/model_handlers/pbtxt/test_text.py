@@ -17,13 +17,13 @@ from model_handlers.config import (
     DynamicBatching,
     InstanceGroup,
     InstanceKind,
+    MetricControl,
     ModelConfig,
     QueuePolicy,
     RepositoryAgent,
     Resource,
     TimeoutAction,
     VersionPolicy,
-    WarmupData,
     WarmupInput,
     WarmupSample,
 )
@@ -32,7 +32,7 @@ from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import config_message, config_text, parse_config
 from model_handlers.pbtxt.problems import understand
-from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT32, INT64, TensorSpec
+from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT32, INT64, TensorFormat, TensorSpec
 
 FULL = """
 # A comment, and both ways to write lists and messages.
@@ -83,7 +83,7 @@ PARSED = ModelConfig(
     version_policy=VersionPolicy(specific=(3, 1)),
     inputs=(
         TensorSpec("ids", INT64, (-1,)),
-        TensorSpec("image", FP32, (3, 4, 4), reshape=(1, 3, 4, 4), optional=True, format="FORMAT_NCHW"),
+        TensorSpec("image", FP32, (3, 4, 4), reshape=(1, 3, 4, 4), optional=True, format=TensorFormat.NCHW),
     ),
     outputs=(TensorSpec("label", BYTES, (1,), reshape=(), label_filename="labels.txt"),),
     instance_group=(
@@ -441,6 +441,7 @@ INPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, optional=st.booleans(), allow
     lambda spec: replace(spec, reshape=(1, *spec.dims) if spec.optional else None)
 )
 OUTPUTS = st.builds(TensorSpec, NAMES, TYPES, DIMS, label_filename=st.sampled_from(["", "labels.txt"]))
+SOURCES = [{"zero_data": True}, {"random_data": True}, {"input_data_file": "a/b"}]
 LEVELS = DynamicBatching(
     (),
     default_queue_policy=QueuePolicy(max_queue_size=7),
@@ -465,11 +466,6 @@ def cached(config):
     return replace(config, response_cache=cached, decoupled=not cached)
 
 
-def with_file(given):
-    """The input of a sample, with a file where its data are in one."""
-    return replace(given, file="a/b" if given.data is WarmupData.FILE else "")
-
-
 MAPS = st.dictionaries(NAMES, NAMES, max_size=3)
 CONFIGS = (
     st.builds(
@@ -491,7 +487,9 @@ CONFIGS = (
                 kind=st.sampled_from([InstanceKind.AUTO, InstanceKind.GPU]),
                 count=st.integers(1, 9),
                 gpus=st.lists(st.integers(0, 7), max_size=2).map(tuple),
-                resources=st.lists(st.builds(Resource, NAMES, st.integers(0, 9), st.booleans()), max_size=2).map(tuple),
+                resources=st.lists(
+                    st.builds(Resource, NAMES, st.integers(0, 9), is_global=st.booleans()), max_size=2
+                ).map(tuple),
                 priority=st.integers(1, 3),
                 host_policy=st.sampled_from(["", "one"]),
             ),
@@ -514,12 +512,12 @@ CONFIGS = (
         default_model_filename=st.sampled_from(["", "model.onnx", "a/b"]),
         cc_model_filenames=st.sampled_from([{}, {"8.6": "a100.plan", "9.0": "h100.plan"}]),
         optimization_level=st.integers(-1, 2),
-        optimization=st.sampled_from([{}, {"priority": '"PRIORITY_MIN"', "output_pinned_memory": '{"enable": false}'}]),
+        optimization=st.sampled_from([{}, {"priority": "PRIORITY_MIN", "output_pinned_memory": {"enable": False}}]),
         parameters=MAPS,
         metric_tags=st.dictionaries(st.sampled_from(["team", "stage_2"]), NAMES),
         runtime=st.just(""),
         op_libraries=st.sampled_from([(), ("a.so", "b.so")]),
-        histograms=st.sampled_from([{}, {"h": (1.0, 2.5)}]),
+        metric_control=st.sampled_from([(), (MetricControl("h", (1.0, 2.5)),)]),
         agents=st.lists(
             st.builds(RepositoryAgent, st.just("checksum"), st.sampled_from([{}, {"MD5:1/model.onnx": "abc"}])),
             max_size=2,
@@ -543,12 +541,14 @@ CONFIGS = (
                 WarmupSample,
                 NAMES,
                 st.just(0),
-                st.integers(1, 9),
                 st.dictionaries(
                     NAMES,
-                    st.builds(WarmupInput, TYPES, st.just((2, 3)), st.sampled_from(WarmupData)).map(with_file),
+                    st.builds(WarmupInput, TYPES, st.just((2, 3))).flatmap(
+                        lambda given: st.sampled_from(SOURCES).map(lambda source: replace(given, **source))
+                    ),
                     max_size=2,
                 ),
+                st.integers(1, 9),
             ),
             max_size=2,
         ).map(tuple),

@@ -232,7 +232,7 @@ def test_a_model_may_call_itself_decoupled(models, decoupled):
     handler = models.load(
         completing(INPUT, OUTPUT, f"c.set_model_transaction_policy({{'decoupled': {decoupled}}})", "return c"), ""
     )
-    assert handler.config.decoupled is decoupled
+    assert bool(handler.config.decoupled) is decoupled
 
 
 def test_a_model_cannot_call_itself_decoupled_where_config_pbtxt_says_that_it_is_not(models):

@@ -228,7 +228,7 @@ def test_too_few_rows_are_the_models_fault(wrong):
 
 def first_of(tmp_path, **fields):
     """The first value of a state."""
-    state = SequenceState("IN", "OUT", fields.pop("kind", INT64), (2,), (InitialState("i", **fields),))
+    state = SequenceState("IN", "OUT", fields.pop("kind", INT64), (2,), (InitialState(name="i", **fields),))
     return initial_states(config_of(states=(state,)), tmp_path)["IN"]
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from model_handlers.config import WarmupData, WarmupInput, WarmupSample
+from model_handlers.config import WarmupInput, WarmupSample
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelResponse
 from model_handlers.sequence_config import Control, ControlInput, ControlKind, SequenceBatching, SequenceState
@@ -19,8 +19,8 @@ from tests.cgroups import small_group
 
 def sample(given=None, *, name="s", batch_size=1, count=1, **inputs):
     """A sample of the input x, or of those named."""
-    inputs = inputs or {"x": given or WarmupInput(FP32, (2,), WarmupData.ZERO)}
-    return WarmupSample(name, batch_size, count, MappingProxyType(inputs))
+    inputs = inputs or {"x": given or WarmupInput(FP32, (2,), zero_data=True)}
+    return WarmupSample(name, batch_size, MappingProxyType(inputs), count)
 
 
 def warm(toys, folder, *samples, script=None, **config):
@@ -69,22 +69,24 @@ def test_samples_are_executed_in_order_each_as_often_as_it_says(toys, tmp_path):
 def test_a_model_that_does_not_batch_executes_the_requests_of_a_sample_one_by_one(toys, tmp_path):
     """There is nothing along which they could be joined."""
     spec = TensorSpec("x", FP32, (1, 2))
-    given = WarmupInput(FP32, (1, 2), WarmupData.ZERO)
+    given = WarmupInput(FP32, (1, 2), zero_data=True)
     handler = warm(toys, tmp_path, sample(given, batch_size=2), max_batch_size=0, inputs=(spec,))
 
     assert handler.batches == [[0], [0]]
 
 
-@pytest.mark.parametrize("data", [WarmupData.ZERO, WarmupData.RANDOM])
+@pytest.mark.parametrize("data", ["zero_data", "random_data"])
 @pytest.mark.parametrize("data_type", DATA_TYPES, ids=str)
 def test_made_up_data_has_the_inputs_type_and_shape(data_type, data, toys, tmp_path):
     """Of every type; texts are empty, numbers zero, or so small that they may be an index."""
-    array = executed(toys, tmp_path, WarmupInput(data_type, (3, 50), data), TensorSpec("x", data_type, (3, -1)), 4)
+    array = executed(
+        toys, tmp_path, WarmupInput(data_type, (3, 50), **{data: True}), TensorSpec("x", data_type, (3, -1)), 4
+    )
 
     assert (array.shape, array.dtype) == ((1, 3, 50), data_type.dtype)
     if data_type is BYTES:
         assert set(array.flat) == {b""}
-    elif data is WarmupData.ZERO:
+    elif data == "zero_data":
         assert not array.any()
     else:
         numbers = array.astype(np.float64)
@@ -94,7 +96,7 @@ def test_made_up_data_has_the_inputs_type_and_shape(data_type, data, toys, tmp_p
 def test_recorded_data_is_what_is_in_the_file(toys, tmp_path):
     """The elements that the shape has, from the file's beginning; it may hold more."""
     file = recorded(tmp_path, np.arange(5).astype("<i8").tobytes())
-    given = WarmupInput(INT64, (2, 2), WarmupData.FILE, file)
+    given = WarmupInput(INT64, (2, 2), input_data_file=file)
 
     assert executed(toys, tmp_path, given, TensorSpec("x", INT64, (2, 2))).tolist() == [[0, 1], [2, 3]]
 
@@ -103,7 +105,7 @@ def test_recorded_texts_are_in_the_wire_form(toys, tmp_path):
     """Each behind its length."""
     texts = np.array([b"a", b"", b"longer"], np.object_)
     file = recorded(tmp_path, encode_bytes_elements(texts))
-    given = WarmupInput(BYTES, (3,), WarmupData.FILE, file)
+    given = WarmupInput(BYTES, (3,), input_data_file=file)
 
     assert executed(toys, tmp_path, given, TensorSpec("x", BYTES, (3,))).tolist() == texts.tolist()
 
@@ -112,14 +114,14 @@ def test_a_reshape_holds_for_samples_as_well(toys, tmp_path):
     """They are given as clients give them."""
     spec = TensorSpec("x", FP32, (4,), reshape=(2, 2))
 
-    assert executed(toys, tmp_path, WarmupInput(FP32, (4,), WarmupData.ZERO), spec, 4).shape == (1, 2, 2)
+    assert executed(toys, tmp_path, WarmupInput(FP32, (4,), zero_data=True), spec, 4).shape == (1, 2, 2)
 
 
 def test_bad_data_is_told_by_file_and_bytes(toys, tmp_path):
     """A file that is not there, or too short, or no texts."""
 
     def given(file, data_type=FP32):
-        return sample(WarmupInput(data_type, (2,), WarmupData.FILE, file))
+        return sample(WarmupInput(data_type, (2,), input_data_file=file))
 
     short = recorded(tmp_path, b"12345", "short")
     text = {"inputs": (TensorSpec("x", BYTES, (2,)),)}
@@ -137,9 +139,9 @@ def test_bad_data_is_told_by_file_and_bytes(toys, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"x": WarmupInput(FP32, (3,), WarmupData.ZERO)}, "unexpected shape for input 'x' for model 'm'"),
-        ({"x": WarmupInput(INT64, (2,), WarmupData.ZERO)}, "inference input 'x' data-type is 'INT64'"),
-        ({"z": WarmupInput(FP32, (2,), WarmupData.ZERO)}, "unexpected inference input 'z'"),
+        ({"x": WarmupInput(FP32, (3,), zero_data=True)}, "unexpected shape for input 'x' for model 'm'"),
+        ({"x": WarmupInput(INT64, (2,), zero_data=True)}, "inference input 'x' data-type is 'INT64'"),
+        ({"z": WarmupInput(FP32, (2,), zero_data=True)}, "unexpected inference input 'z'"),
     ],
 )
 def test_a_sample_that_does_not_fit_the_model_is_refused(wrong, words, toys, tmp_path):
@@ -177,11 +179,11 @@ def test_no_memory_for_a_sample_is_no_fault_of_the_model(toys, tmp_path):
     [((2**50,), 1), ((2**62, 8), 1), ((1,), 2**32 - 1)],
     ids=["data", "more than 64 bits", "requests"],
 )
-@pytest.mark.parametrize("data", [WarmupData.ZERO, WarmupData.RANDOM])
+@pytest.mark.parametrize("data", ["zero_data", "random_data"])
 def test_a_sample_that_no_memory_holds_is_not_even_made(given, batch_size, data, toys, tmp_path):
     """The system would end the server, and with it all other models, for what one asks for."""
     spec = TensorSpec("x", FP32, (-1,) * len(given))
-    too_large = sample(WarmupInput(FP32, given, data), batch_size=batch_size)
+    too_large = sample(WarmupInput(FP32, given, **{data: True}), batch_size=batch_size)
 
     message = refused(toys, tmp_path, too_large, max_batch_size=2**32, inputs=(spec,))
 
@@ -191,15 +193,15 @@ def test_a_sample_that_no_memory_holds_is_not_even_made(given, batch_size, data,
 IN_A_GROUP = """
 import sys
 from pathlib import Path
-from model_handlers.config import ModelConfig, WarmupData, WarmupInput, WarmupSample
+from model_handlers.config import ModelConfig, WarmupInput, WarmupSample
 from model_handlers.errors import MmeError
 from model_handlers.tensor import FP32, TensorSpec
 from serve.models.warmup_samples import Warmup
 
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 held = bytearray(b"x") * (128 << 20)
-given = {"x": WarmupInput(FP32, (16 << 20,), WarmupData.ZERO)}
-config = ModelConfig("m", inputs=(TensorSpec("x", FP32, (-1,)),), model_warmup=(WarmupSample("s", 1, 1, given),))
+given = {"x": WarmupInput(FP32, (16 << 20,), zero_data=True)}
+config = ModelConfig("m", inputs=(TensorSpec("x", FP32, (-1,)),), model_warmup=(WarmupSample("s", 1, given),))
 try:
     Warmup(config, Path())
 except MmeError as error:
@@ -246,7 +248,7 @@ def test_a_model_of_sequences_is_warmed_up_by_first_requests(toys, tmp_path):
             seen.append({name: array.ravel().tolist() for name, array in inputs.items()})
             return [inputs["x"]]
 
-    ends = {"end": WarmupInput(FP32, (1,), WarmupData.RANDOM), "x": WarmupInput(FP32, (2,), WarmupData.ZERO)}
+    ends = {"end": WarmupInput(FP32, (1,), random_data=True), "x": WarmupInput(FP32, (2,), zero_data=True)}
     config = toys.config(sequence_batching=SEQUENCES, model_warmup=(sample(batch_size=2), sample(**ends)))
     Warmup(config, tmp_path).run(Keeping(config), "m_0")
 

@@ -510,7 +510,7 @@ def levelled(levels, default=1, max_batch_size=8, delay=0, default_queue_policy=
     own = {int(name.removeprefix("level_")): policy for name, policy in policies.items()}
     clocked = Clocked(max_batch_size)
     batching = DynamicBatching(
-        (max_batch_size,), delay, False, default_queue_policy or QueuePolicy(), levels, default, own
+        (max_batch_size,), delay, False, levels, default, default_queue_policy or QueuePolicy(), own
     )
     clocked.queue = BatchQueue("m", max_batch_size, batching)
     return clocked
@@ -719,7 +719,7 @@ class QueueLife(RuleBasedStateMachine):
         self.levels = levels if batches else 0
         self.default = min(default, levels)
         own = {level: policy for level, policy in own.items() if level <= levels}
-        batching = DynamicBatching(tuple(preferred), delay, False, policy, levels, self.default, own)
+        batching = DynamicBatching(tuple(preferred), delay, False, levels, self.default, policy, own)
         self.policies = batching.policies if batches else (QueuePolicy(),)
         self.queue = BatchQueue("m", max_batch_size, batching if batches else None)
 
