@@ -7,7 +7,6 @@ so that the next run can tell what a crash left from what a live process still w
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers import file_lock
 from model_handlers.disk import fsync_directory
 from model_handlers.errors import Kind, MmeError
 
@@ -29,11 +29,10 @@ _EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 def remove_staging(directory: Path) -> None:
     """Remove what runs that ended in the middle left in `directory`; what a live process unpacks stays."""
     for path in directory.glob(f"{_STAGING_PREFIX}*"):
-        with suppress(OSError):  # somebody else removes it too, or still writes
-            fd = _locked(path)
-            try:
+        with suppress(OSError):  # another process removes it too
+            fd = file_lock.take(path, os.O_DIRECTORY)
+            if fd is not None:
                 shutil.rmtree(path, ignore_errors=True)
-            finally:
                 os.close(fd)
 
 
@@ -87,26 +86,14 @@ def _staging(parent: Path) -> tuple[Path, int]:
     while True:
         staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=parent))
         try:
-            fd = _locked(staging)
-        except (FileNotFoundError, BlockingIOError):
+            fd = file_lock.take(staging, os.O_DIRECTORY)
+        except FileNotFoundError:
             continue
         except OSError:
             staging.rmdir()
             raise
-        if staging.exists():
+        if fd is not None:
             return staging, fd
-        os.close(fd)
-
-
-def _locked(directory: Path) -> int:
-    """A descriptor that holds the lock by which a live staging directory differs from a left one."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 def directory_size(path: Path) -> int:
