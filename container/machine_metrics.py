@@ -8,47 +8,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import GaugeMetricFamily, Metric
-
+from container.exposition import labels_of
 from model_handlers import devices
 from model_handlers.gpus import readings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from container.exposition import Exposition
 
-# Name, text, field of a reading.
+# Name, text, kind, field of a reading.
 _OF_GPUS = (
-    ("nv_gpu_utilization", "GPU utilization, 0.0 to 1.0", "utilization"),
-    ("nv_gpu_memory_total_bytes", "GPU memory, bytes", "total"),
-    ("nv_gpu_memory_used_bytes", "GPU memory in use by anybody, bytes", "used"),
-    ("nv_gpu_power_usage", "GPU power draw, watts", "power"),
-    ("nv_gpu_power_limit", "GPU power limit, watts", "power_limit"),
+    ("nv_gpu_utilization", "GPU utilization, 0.0 to 1.0", "gauge", "utilization"),
+    ("nv_gpu_memory_total_bytes", "GPU memory, bytes", "gauge", "total"),
+    ("nv_gpu_memory_used_bytes", "GPU memory in use by anybody, bytes", "gauge", "used"),
+    ("nv_gpu_power_usage", "GPU power draw, watts", "gauge", "power"),
+    ("nv_gpu_power_limit", "GPU power limit, watts", "gauge", "power_limit"),
+    ("nv_energy_consumption", "GPU energy since the driver was loaded, joules", "counter", "energy"),
 )
 
 
-class MachineCollector:
-    """Families of one scrape."""
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family that has a value."""
-        found = readings()
-        for name, text, field in _OF_GPUS:
-            yield from _of_gpus(GaugeMetricFamily(name, text), {gpu.uuid: getattr(gpu, field) for gpu in found})
-        energy = Metric("nv_energy_consumption", "GPU energy since the driver was loaded, joules", "unknown")
-        yield from _of_gpus(energy, {gpu.uuid: gpu.energy for gpu in found})
-        total, used = devices.machine_memory()
-        # Triton's pool of pinned memory: there is none here, and who looks for it finds that.
-        yield GaugeMetricFamily("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", 0)
-        yield GaugeMetricFamily("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", 0)
-        yield GaugeMetricFamily("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", devices.processor_share())
-        yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "The machine's memory, bytes", total)
-        yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", used)
-
-
-def _of_gpus(family: Metric, values: dict[str, float | None]) -> Iterator[Metric]:
-    """The family with the value of each GPU that has one, if any has."""
-    for uuid, value in values.items():
-        if value is not None:
-            family.add_sample(family.name, {"gpu_uuid": uuid}, value)
-    if family.samples:
-        yield family
+def write_machine(out: Exposition) -> None:
+    """Write every family that has a value."""
+    found = readings()
+    for name, text, kind, field in _OF_GPUS:
+        values = [(gpu.uuid, value) for gpu in found if (value := getattr(gpu, field)) is not None]
+        if values:
+            out.family(name, text, kind)
+        for uuid, value in values:
+            out.sample(name, labels_of({"gpu_uuid": uuid}), value)
+    total, used = devices.machine_memory()
+    # Triton's pool of pinned memory: there is none here, and who looks for it finds that.
+    out.one("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", "gauge", 0)
+    out.one("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", "gauge", 0)
+    out.one("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "gauge", devices.processor_share())
+    out.one("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "gauge", total)
+    out.one("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "gauge", used)

@@ -1,33 +1,32 @@
-"""Statistics → Prometheus text, on the same port. A Flask blueprint; the event loop reads numbers, a thread writes.
+"""Statistics → Prometheus text, on the same port. A Flask blueprint.
 
 Inference counters carry Triton's names and labels, so that dashboards made for it go on working; what a multi-model
 cache adds is named `mme_…`, and what the code of models counts as its authors name it. Nothing is counted here: the
-collector turns the engine's counters, and the models', into families when somebody scrapes.
+event loop lists what there is, and a thread reads its counters and writes them.
 """
 
 from __future__ import annotations
 
-import re
 import time
+from bisect import bisect_left
 from collections import Counter
-from itertools import accumulate
-from types import SimpleNamespace
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.utils import floatToGoString
 
-from container.machine_metrics import MachineCollector
+from container.exposition import Exposition, labels_of
+from container.machine_metrics import write_machine
+from model_handlers.base import total
 from model_handlers.gpus import gpu_uuids
 from model_handlers.metric_checks import MetricKind
 from model_handlers.metrics import METRICS
-from serve.stats import BOUNDS_SECONDS, EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
+from serve.stats import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from container.on_loop import OnLoop
     from container.service import Service
@@ -36,12 +35,10 @@ if TYPE_CHECKING:
     from model_handlers.metrics import Family, Reading
     from serve.engine import Engine
     from serve.latencies import Latencies, Summary
-    from serve.stats import ModelStats
+    from serve.stats import ModelStats, TargetStats
+    from serve.targets.target import Target
 
 _TOTAL = "_total"
-# prometheus_client writes a counter whose name lacks `_total` as untyped, and knows no other way to write one: whatever
-# is written so here is one, and some of those who scrape leave out what has no type.
-_UNTYPED = re.compile(rb"^(# TYPE \S+) untyped$", re.MULTILINE)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DURATIONS = {
     "nv_inference_request_duration_us": ("success", "Microseconds of successful requests, end to end, summed up"),
@@ -58,279 +55,271 @@ _SUMMARIES = {
     "nv_inference_compute_output_summary_us": "compute_output",
 }
 _CACHE_SUMMARIES = {"nv_cache_hit_summary_per_model": "cache_hit", "nv_cache_miss_summary_per_model": "cache_miss"}
+_TARGET_COUNTS = {
+    "mme_model_cache_hits_total": ("hits", "Requests that found their model in memory"),
+    "mme_model_cache_misses_total": ("misses", "Requests that did not find their model in memory"),
+    "mme_model_loads_total": ("loads", "Loads that succeeded"),
+    "mme_model_load_failures_total": ("load_failures", "Loads that failed"),
+    "mme_model_refused_requests_total": ("refused", "Requests that failed because their model could not be loaded"),
+}
+_TARGET_SECONDS = {
+    "mme_model_wait_seconds_total": ("wait", "Seconds that requests waited for the model to be loaded, summed up"),
+    "mme_model_download_seconds_total": ("download", "Seconds of fetching and unpacking, summed up"),
+    "mme_model_load_seconds_total": ("load", "Seconds of loading, without the download, summed up"),
+    "mme_model_unload_seconds_total": ("unload", "Seconds of unloading, summed up"),
+}
+_TIMES = {
+    "wait": "Seconds that a request waited for its model (ModelLoadingWaitTime)",
+    "download": "Seconds of fetching and unpacking an archive (ModelDownloadingTime)",
+    "load": "Seconds of loading a model, without the download (ModelLoadingTime)",
+    "unload": "Seconds of unloading a model, requests under way included (ModelUnloadingTime)",
+}
+_GUESSED = "1 for what is known of a batch dimension that no configuration names: named, proven, unproven, refuted, "
 
 
 def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
     """/metrics over a service."""
     routes = Blueprint("metrics", __name__)
-    counted = _Collector(service.engine, service.settings.latencies)
 
     def metrics() -> Response:
-        families = on_loop.call(list, counted.collect())
-        dropped = service.logs.dropped
-        families.append(CounterMetricFamily("mme_log_lines_dropped", "Lines of the log that nothing read", dropped))
-        families += MachineCollector().collect()  # asking drivers takes milliseconds, which the loop does not have
-        text = _UNTYPED.sub(rb"\1 counter", generate_latest(SimpleNamespace(collect=lambda: families)))
-        return Response(text, content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        out = Exposition()
+        _Scrape(out, on_loop.call(_Now.of, service.engine), service.settings.latencies).write()
+        out.one("mme_log_lines_dropped_total", "Lines of the log that nothing read", "counter", service.logs.dropped)
+        write_machine(out)  # asking drivers takes milliseconds
+        return Response(out.text(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     routes.add_url_rule("/metrics", "metrics", metrics)
     return routes
 
 
-class _Collector:
-    """Families from the engine's counters."""
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What there is to be counted, and what changes together, at one moment of the loop.
 
-    def __init__(self, engine: Engine, latencies: Latencies) -> None:
-        self._engine = engine
+    Attributes:
+        engine: whose.
+        stats: (name, version) and counters of each model.
+        targets: name and counters of each target.
+        residents: name, bytes and target of what is in memory under its name.
+        retiring: what is in memory beside.
+        used: bytes of all that is in memory or promised.
+        reserved: bytes that are promised.
+        grown: bytes that executions took and no model is charged for.
+    """
+
+    engine: Engine
+    stats: list[tuple[tuple[str, int], ModelStats]]
+    targets: list[tuple[str, TargetStats]]
+    residents: list[tuple[str, Footprint, Target]]
+    retiring: list[Target]
+    used: Footprint
+    reserved: Footprint
+    grown: Footprint
+
+    @classmethod
+    def of(cls, engine: Engine) -> _Now:
+        """Take it, on the loop."""
+        cache = engine.cache
+        there = [(entry, entry.resident) for entry in cache.all_entries() if entry.resident is not None]
+        named = cache.entries
+        return cls(
+            engine,
+            list(engine.stats.items()),
+            list(engine.target_stats.items()),
+            [(entry.name, entry.footprint, target) for entry, target in there if named.get(entry.name) is entry],
+            [target for entry, target in there if named.get(entry.name) is not entry],
+            cache.room.used(),
+            cache.room.reserved,
+            cache.room.grown,
+        )
+
+
+class _Scrape:
+    """Writes every family, on a thread."""
+
+    def __init__(self, out: Exposition, now: _Now, latencies: Latencies) -> None:
+        self._out = out
+        self._now = now
         self._latencies = latencies
+        # The labels that a model's configuration adds begin with `_`.
+        self._models = [
+            (_labels(name, version, stats), stats) for (name, version), stats in sorted(now.stats, key=itemgetter(0))
+        ]
+        self._targets = [(labels_of({"model": name}), stats) for name, stats in sorted(now.targets, key=itemgetter(0))]
 
-    def collect(self) -> Iterator[Metric]:
-        """Every family; iterated on the loop."""
-        yield from self._inference()
-        yield from self._models_now()
+    def write(self) -> None:
+        """Do it."""
+        self._inference()
+        self._models_now()
         if self._latencies.summaries:
-            yield from self._summaries()
-        yield self._batch_sizes()
-        yield self._first_responses()
-        yield from self._responses()
-        yield from self._cache()
-        yield from self._cache_times()
-        yield from self._memory()
-        yield from _of_models()
+            self._summaries()
+        self._batch_sizes()
+        self._first_responses()
+        self._responses()
+        self._cache()
+        self._cache_times()
+        self._memory()
+        self._of_models()
 
-    def _models(self) -> list[tuple[dict[str, str], ModelStats]]:
-        """Labels and counters of each version of each model; the labels that its configuration adds begin with `_`."""
-        return [
-            (_labels(name, version, stats), stats)
-            for (name, version), stats in sorted(self._engine.stats.items(), key=lambda item: item[0])
-        ]
+    def _family(self, name: str, text: str, samples: Iterable[tuple[str, float]], kind: str = "counter") -> None:
+        self._out.family(name, text, kind)
+        for labels, value in samples:
+            self._out.sample(name, labels, value)
 
-    def _inference(self) -> Iterator[Metric]:
+    def _inference(self) -> None:
         """Triton's counters."""
-        models = self._models()
-        failures = [
-            ({**labels, "reason": why}, stats.failures[why]) for labels, stats in models for why in FAILURE_REASONS
-        ]
-        counts = [(labels, stats.inference_count) for labels, stats in models]
-        executions = [(labels, stats.execution_count) for labels, stats in models]
-        succeeded = [(labels, stats.success.count) for labels, stats in models]
-        yield _family("nv_inference_request_success", "Successful requests", succeeded)
-        yield _family("nv_inference_request_failure", "Failed requests to a loaded model, by reason", failures)
-        yield _family("nv_inference_count", "Inferences: batch elements", counts)
-        yield _family("nv_inference_exec_count", "Executions: batches", executions)
+        models = self._models
+        succeeded = ((labels, stats.success.count) for labels, stats in models)
+        failures = (
+            (f'{labels},reason="{why}"', stats.failures[why]) for labels, stats in models for why in FAILURE_REASONS
+        )
+        counts = ((labels, stats.inference_count) for labels, stats in models)
+        executions = ((labels, stats.execution_count) for labels, stats in models)
+        self._family("nv_inference_request_success", "Successful requests", succeeded)
+        self._family("nv_inference_request_failure", "Failed requests to a loaded model, by reason", failures)
+        self._family("nv_inference_count", "Inferences: batch elements", counts)
+        self._family("nv_inference_exec_count", "Executions: batches", executions)
         for name, (field, text) in _DURATIONS.items() if self._latencies.counters else ():
-            yield _family(name, text, [(labels, getattr(stats, field).ns / 1000) for labels, stats in models])
+            self._family(name, text, ((labels, getattr(stats, field).ns / 1000) for labels, stats in models))
 
-    def _models_now(self) -> Iterator[Metric]:
+    def _models_now(self) -> None:
         """Triton's gauges."""
         waiting: Counter[int] = Counter()  # by the statistics that count them, which several models may share
-        for _, model_now in self._engine.resident_models():
-            waiting[id(model_now.stats)] += model_now.queued
-        models = self._models()
-        pending = [(labels, waiting[id(stats)]) for labels, stats in models if id(stats) in waiting]
-        yield _family("nv_inference_pending_request_count", "Requests that wait for an instance", pending, "gauge")
-        loads = [(labels, stats.load_ns / 1e9) for labels, stats in models if stats.load_ns]
-        yield _family("nv_model_load_duration_secs", "Seconds that the model's last load took", loads, "gauge")
-        guessed = [({**labels, "state": stats.batching}, 1.0) for labels, stats in models if stats.batching]
-        text = (
-            "1 for what is known of a batch dimension that no configuration names: named, proven, unproven, refuted, "
-        )
-        yield _family("mme_guessed_batching", f"{text}other or off", guessed, "gauge")
+        for _, _, target in self._now.residents:
+            for model in target.models():
+                waiting[id(model.stats)] += model.queued
+        models = self._models
+        pending = ((labels, waiting[id(stats)]) for labels, stats in models if id(stats) in waiting)
+        self._family("nv_inference_pending_request_count", "Requests that wait for an instance", pending, "gauge")
+        loads = ((labels, stats.load_ns / 1e9) for labels, stats in models if stats.load_ns)
+        self._family("nv_model_load_duration_secs", "Seconds that the model's last load took", loads, "gauge")
+        guessed = ((f'{labels},state="{stats.batching}"', 1.0) for labels, stats in models if stats.batching)
+        self._family("mme_guessed_batching", f"{_GUESSED}other or off", guessed, "gauge")
 
-    def _summaries(self) -> Iterator[Metric]:
+    def _summaries(self) -> None:
         """Quantiles, in microseconds."""
         now, quantiles = time.monotonic(), self._latencies.quantiles
         for name, field in (*_SUMMARIES.items(), *_CACHE_SUMMARIES.items()):
-            family = Metric(name, "Microseconds, of the last minute", "summary")
-            for labels, stats in self._models():
+            self._out.family(name, "Microseconds, of the last minute", "summary")
+            for labels, stats in self._models:
                 if stats.summaries is None or (name in _CACHE_SUMMARIES and not stats.cached):
                     continue
                 summary: Summary = getattr(stats.summaries, field)
                 for quantile, ns in zip(quantiles, summary.quantiles(quantiles, now), strict=True):
-                    family.add_sample(name, {**labels, "quantile": f"{quantile:g}"}, ns / 1000)
-                family.add_sample(f"{name}_count", labels, summary.count)
-                family.add_sample(f"{name}_sum", labels, summary.ns / 1000)
-            yield family
+                    self._out.sample(name, f'{labels},quantile="{quantile:g}"', ns / 1000)
+                self._out.sample(f"{name}_count", labels, summary.count)
+                self._out.sample(f"{name}_sum", labels, summary.ns / 1000)
 
-    def _responses(self) -> Iterator[Metric]:
+    def _responses(self) -> None:
         """Of models whose responses are cached, under Triton's names; and what all of it takes."""
-        for what in ("hit", "miss"):
-            plural = {"hit": "hits", "miss": "misses"}[what]
-            cached = [(labels, getattr(stats, f"cache_{what}")) for labels, stats in self._models() if stats.cached]
-            counts = [(labels, each.count) for labels, each in cached]
-            took = [(labels, each.ns / 1000) for labels, each in cached]
-            yield _family(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", counts)
-            yield _family(f"nv_cache_{what}_duration_per_model", f"Microseconds of cache {plural}", took)
-        cache = self._engine.responses
-        yield GaugeMetricFamily("mme_response_cache_budget_bytes", "Bytes that cached responses may take", cache.budget)
-        yield GaugeMetricFamily("mme_response_cache_used_bytes", "Bytes that cached responses take", cache.used)
+        for what, plural in (("hit", "hits"), ("miss", "misses")):
+            cached = [(labels, getattr(stats, f"cache_{what}")) for labels, stats in self._models if stats.cached]
+            counts = ((labels, each.count) for labels, each in cached)
+            took = ((labels, each.ns / 1000) for labels, each in cached)
+            self._family(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", counts)
+            self._family(f"nv_cache_{what}_duration_per_model", f"Microseconds of cache {plural}", took)
+        cache, gauge = self._now.engine.responses, "gauge"
+        self._out.one("mme_response_cache_budget_bytes", "Bytes that cached responses may take", gauge, cache.budget)
+        self._out.one("mme_response_cache_used_bytes", "Bytes that cached responses take", gauge, cache.used)
 
-    def _first_responses(self) -> Metric:
+    def _first_responses(self) -> None:
         """Of models whose configuration sets its buckets, which are milliseconds."""
-        family = Metric(FIRST_RESPONSES, "Milliseconds from a request to its first response", "histogram")
-        for labels, stats in self._models():
+        self._out.family(FIRST_RESPONSES, "Milliseconds from a request to its first response", "histogram")
+        for labels, stats in self._models:
             kept = stats.first_response
-            if kept is None:
-                continue
-            bounds = (*map(floatToGoString, (bound * 1000 for bound in kept.bounds)), "+Inf")
-            for bound, count in zip(bounds, accumulate(kept.counts), strict=True):
-                family.add_sample(f"{FIRST_RESPONSES}_bucket", {**labels, "le": bound}, count)
-            family.add_sample(f"{FIRST_RESPONSES}_count", labels, kept.total.count)
-            family.add_sample(f"{FIRST_RESPONSES}_sum", labels, kept.total.ns / 1e6)
-        return family
+            if kept is not None:
+                bounds = [bound * 1000 for bound in kept.bounds]
+                self._out.histogram(FIRST_RESPONSES, labels, bounds, list(kept.counts), kept.total.ns / 1e6)
 
-    def _batch_sizes(self) -> Metric:
-        family = HistogramMetricFamily(
-            "mme_batch_size", "Batch elements of each execution", labels=["model", "version"]
+    def _batch_sizes(self) -> None:
+        name = "mme_batch_size"
+        self._out.family(name, "Batch elements of each execution", "histogram")
+        for (model, version), stats in sorted(self._now.stats, key=itemgetter(0)):
+            counts, inferences = [0] * (len(_BATCH_SIZES) + 1), 0
+            for size, batch in list(stats.batches.items()):
+                counts[bisect_left(_BATCH_SIZES, size)] += batch.compute_infer.count
+                inferences += size * batch.compute_infer.count
+            labels = labels_of({"model": model, "version": str(version)})
+            self._out.histogram(name, labels, _BATCH_SIZES, counts, inferences)
+
+    def _cache(self) -> None:
+        targets = self._targets
+        for name, (field, text) in _TARGET_COUNTS.items():
+            self._family(name, text, ((labels, getattr(stats, field)) for labels, stats in targets))
+        evictions = (
+            (f'{labels},reason="{why}"', stats.evictions[why]) for labels, stats in targets for why in EVICTION_REASONS
         )
-        for labels, stats in self._models():
-            sizes = {size: batch.compute_infer.count for size, batch in stats.batches.items()}
-            buckets = [
-                (str(float(bound)), float(sum(count for size, count in sizes.items() if size <= bound)))
-                for bound in _BATCH_SIZES
-            ]
-            total = sum(sizes.values())
-            buckets.append(("+Inf", float(total)))
-            family.add_metric(
-                [labels["model"], labels["version"]], buckets, sum(size * count for size, count in sizes.items())
-            )
-        return family
+        self._family("mme_model_evictions_total", "Times the model left memory for another, by reason", evictions)
+        freed = (
+            (f'kind="{kind}",{labels}', size)
+            for labels, stats in targets
+            for kind, size in (("host", stats.evicted.host), ("device", stats.evicted.device))
+        )
+        self._family("mme_model_evicted_bytes_total", "Bytes that its evictions gave back", freed)
+        for name, (field, text) in _TARGET_SECONDS.items():
+            self._family(name, text, ((labels, getattr(stats, field).ns / 1e9) for labels, stats in targets))
 
-    def _cache(self) -> Iterator[Metric]:
-        counters = {
-            field: CounterMetricFamily(f"mme_{name}", text, labels=["model"])
-            for field, name, text in (
-                ("hits", "model_cache_hits", "Requests that found their model in memory"),
-                ("misses", "model_cache_misses", "Requests that did not find their model in memory"),
-                ("loads", "model_loads", "Loads that succeeded"),
-                ("load_failures", "model_load_failures", "Loads that failed"),
-                ("refused", "model_refused_requests", "Requests that failed because their model could not be loaded"),
-            )
-        }
-        seconds = {
-            field: CounterMetricFamily(f"mme_model_{field}_seconds", text, labels=["model"])
-            for field, text in (
-                ("wait", "Seconds that requests waited for the model to be loaded, summed up"),
-                ("download", "Seconds of fetching and unpacking, summed up"),
-                ("load", "Seconds of loading, without the download, summed up"),
-                ("unload", "Seconds of unloading, summed up"),
-            )
-        }
-        for name, stats in sorted(self._engine.target_stats.items()):
-            for field, family in counters.items():
-                family.add_metric([name], getattr(stats, field))
-            for field, family in seconds.items():
-                family.add_metric([name], getattr(stats, field).ns / 1e9)
-        yield from counters.values()
-        yield from self._evictions()
-        yield from seconds.values()
-
-    def _cache_times(self) -> Iterator[Metric]:
+    def _cache_times(self) -> None:
         """Of all models together: a histogram for each of hundreds would be thousands of time series."""
-        times = self._engine.times
-        for name, text, histogram in (
-            ("wait", "Seconds that a request waited for its model (ModelLoadingWaitTime)", times.wait),
-            ("download", "Seconds of fetching and unpacking an archive (ModelDownloadingTime)", times.download),
-            ("load", "Seconds of loading a model, without the download (ModelLoadingTime)", times.load),
-            ("unload", "Seconds of unloading a model, requests under way included (ModelUnloadingTime)", times.unload),
-        ):
-            bounds = (*(str(bound) for bound in BOUNDS_SECONDS), "+Inf")
-            reached = [float(count) for count in accumulate(histogram.counts)]
-            buckets = list(zip(bounds, reached, strict=True))
-            yield HistogramMetricFamily(f"mme_{name}_duration_seconds", text, buckets, histogram.total.ns / 1e9)
+        for what, text in _TIMES.items():
+            times, name = getattr(self._now.engine.times, what), f"mme_{what}_duration_seconds"
+            self._out.family(name, text, "histogram")
+            self._out.histogram(name, "", times.bounds, list(times.counts), times.total.ns / 1e9)
 
-    def _evictions(self) -> Iterator[Metric]:
-        evictions = CounterMetricFamily(
-            "mme_model_evictions", "Times the model left memory for another, by reason", labels=["model", "reason"]
-        )
-        freed = CounterMetricFamily(
-            "mme_model_evicted_bytes", "Bytes that its evictions gave back", labels=["model", "kind"]
-        )
-        for name, stats in sorted(self._engine.target_stats.items()):
-            for reason in EVICTION_REASONS:
-                evictions.add_metric([name, reason], stats.evictions[reason])
-            freed.add_metric([name, "host"], stats.evicted.host)
-            freed.add_metric([name, "device"], stats.evicted.device)
-        yield from (evictions, freed)
-
-    def _memory(self) -> Iterator[Metric]:
-        cache = self._engine.cache
-        yield GaugeMetricFamily("mme_loaded_models", "Models in memory (LoadedModelCount)", cache.resident_count)
-        uuids = gpu_uuids()
-        model = GaugeMetricFamily("mme_model_memory_bytes", "Bytes that a model takes, as measured")
-        for entry in cache.entries.values():
-            if entry.resident is not None:
-                on = {number: uuid for number, uuid in uuids.items() if entry.footprint.on({number}).devices}
-                _add_memory(model, entry.footprint, on, model=entry.name)
-        yield model
-        used, grown = cache.room.used(), self._engine.grown()
-        reserved = cache.room.reserved
+    def _memory(self) -> None:
+        now, engine, gauge = self._now, self._now.engine, "gauge"
+        residents = now.residents
+        self._out.one("mme_loaded_models", "Models in memory (LoadedModelCount)", gauge, len(residents))
+        uuids, name = gpu_uuids(), "mme_model_memory_bytes"
+        self._out.family(name, "Bytes that a model takes, as measured", gauge)
+        for model, footprint, _ in residents:
+            on = {number: uuid for number, uuid in uuids.items() if footprint.on({number}).devices}
+            self._bytes(name, footprint, on, model=model)
+        grown = total((target.growth() for target in [*(each[2] for each in residents), *now.retiring]), now.grown)
         for what, footprint, text in (
-            ("budget", cache.room.budget, "Bytes of memory for models: budget"),
-            ("used", used, "Bytes of memory for models: used"),
-            ("loaded", used - grown - reserved, "Bytes of those used that models took when they were loaded"),
+            ("budget", engine.cache.room.budget, "Bytes of memory for models: budget"),
+            ("used", now.used, "Bytes of memory for models: used"),
+            ("loaded", now.used - grown - now.reserved, "Bytes of those used that models took when they were loaded"),
             ("grown", grown, "Bytes of those used that executions took since"),
-            ("reserved", reserved, "Bytes of those used that are promised to loads"),
+            ("reserved", now.reserved, "Bytes of those used that are promised to loads"),
         ):
-            family = GaugeMetricFamily(f"mme_memory_{what}_bytes", text)
-            _add_memory(family, footprint, uuids)
-            yield family
-        yield GaugeMetricFamily(
-            "mme_memory_in_flight_bytes",
-            "Bytes of requests and responses on the way, which no budget for models counts",
-            self._engine.on_the_way(),
-        )
-        disk = self._engine.disk_room
+            self._out.family(f"mme_memory_{what}_bytes", text, gauge)
+            self._bytes(f"mme_memory_{what}_bytes", footprint, uuids)
+        text = "Bytes of requests and responses on the way, which no budget for models counts"
+        self._out.one("mme_memory_in_flight_bytes", text, gauge, engine.on_the_way())
+        disk = engine.disk_room
         if disk is not None:
-            yield GaugeMetricFamily("mme_disk_budget_bytes", "Bytes of disk for archives and weights", disk.budget)
-            yield GaugeMetricFamily("mme_disk_used_bytes", "Bytes of disk that archives and weights take", disk.used)
-            yield CounterMetricFamily("mme_disk_evictions", "Archives that left the disk for others", disk.evictions)
+            self._out.one("mme_disk_budget_bytes", "Bytes of disk for archives and weights", gauge, disk.budget)
+            self._out.one("mme_disk_used_bytes", "Bytes of disk that archives and weights take", gauge, disk.used)
+            text = "Archives that left the disk for others"
+            self._out.one("mme_disk_evictions_total", text, "counter", disk.evictions)
+
+    def _bytes(self, name: str, footprint: Footprint, uuids: Mapping[int, str], **labels: str) -> None:
+        """A sample for the host, and one for each of these GPUs."""
+        self._out.sample(name, labels_of({**labels, "kind": "host"}), footprint.host)
+        sizes = dict(enumerate(footprint.devices))
+        for number, uuid in uuids.items():
+            told = labels_of({**labels, "kind": "device", "gpu_uuid": uuid})
+            self._out.sample(name, told, sizes.get(number, 0))
+
+    def _of_models(self) -> None:
+        """What the code of models counts."""
+        for family, readings in METRICS.read():
+            text, kind = family.description or f"A {family.kind.value} of a model", family.kind.value
+            self._out.family(family.name, text, kind)
+            for reading in readings:
+                self._reading(family, reading)
+
+    def _reading(self, family: Family, reading: Reading) -> None:
+        labels = labels_of(reading.labels)
+        if family.kind is MetricKind.HISTOGRAM:
+            self._out.histogram(family.name, labels, reading.buckets, reading.counts, reading.value)
+        else:
+            self._out.sample(family.name, labels, reading.value)
 
 
-def _add_memory(family: Metric, footprint: Footprint, uuids: Mapping[int, str], **labels: str) -> None:
-    """A sample for the host, and one for each of these GPUs."""
-    family.add_sample(family.name, {**labels, "kind": "host"}, footprint.host)
-    sizes = dict(enumerate(footprint.devices))
-    for number, uuid in uuids.items():
-        family.add_sample(family.name, {**labels, "kind": "device", "gpu_uuid": uuid}, sizes.get(number, 0))
-
-
-def _family(name: str, text: str, samples: Iterable[tuple[dict[str, str], float]], kind: str = "unknown") -> Metric:
-    """A family of a sample for each labels and value; Triton's counters end as they like, so their kind is unknown."""
-    family = Metric(name, text, kind)
-    for labels, value in samples:
-        family.add_sample(name, labels, value)
-    return family
-
-
-def _labels(model: str, version: int, stats: ModelStats) -> dict[str, str]:
+def _labels(model: str, version: int, stats: ModelStats) -> str:
     namespace = {"namespace": stats.namespace} if stats.namespace else {}
     gpu = {"gpu_uuid": stats.gpu_uuid} if stats.gpu_uuid else {}
     tags = {f"_{tag}": value for tag, value in stats.tags.items()}
-    return {"model": model, "version": str(version), **gpu, **namespace, **tags}
-
-
-def _of_models() -> Iterator[Metric]:
-    """What the code of models counts."""
-    for family, readings in METRICS.read():
-        text = family.description or f"A {family.kind.value} of a model"
-        if family.kind is MetricKind.HISTOGRAM:
-            yield _histogram(family, text, readings)
-            continue
-        shown = Metric(family.name, text, "gauge" if family.kind is MetricKind.GAUGE else "unknown")
-        if family.kind is MetricKind.COUNTER and family.name.endswith(_TOTAL):
-            shown = Metric(family.name.removesuffix(_TOTAL), text, "counter")
-        for reading in readings:
-            shown.add_sample(family.name, reading.labels, reading.value)
-        yield shown
-
-
-def _histogram(family: Family, text: str, readings: list[Reading]) -> Metric:
-    shown = Metric(family.name, text, "histogram")
-    for reading in readings:
-        bounds = (*map(floatToGoString, reading.buckets), "+Inf")
-        for bound, count in zip(bounds, accumulate(reading.counts), strict=True):
-            shown.add_sample(f"{family.name}_bucket", {**reading.labels, "le": bound}, count)
-        shown.add_sample(f"{family.name}_count", reading.labels, sum(reading.counts))
-        shown.add_sample(f"{family.name}_sum", reading.labels, reading.value)
-    return shown
+    return labels_of({"model": model, "version": str(version), **gpu, **namespace, **tags})

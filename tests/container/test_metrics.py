@@ -7,11 +7,10 @@ import socket
 import sys
 import threading
 
-import prometheus_client
 import psutil
 import pytest
 
-from container import metrics
+from container.exposition import Exposition
 from container.metrics_port import MetricsPort
 from container.settings import Mode
 from model_handlers import devices
@@ -220,15 +219,15 @@ def test_names_that_nobody_has_do_not_grow_the_metrics(own):
     assert not [key for key in samples if "nobody" in str(key)]
 
 
-def test_the_loop_reads_numbers_and_writes_no_text(own, monkeypatch):
+def test_the_loop_lists_models_and_writes_no_text(own, monkeypatch):
     """Hundreds of models are thousands of lines, which no request has to wait for."""
-    threads = []
+    threads, family = [], Exposition.family
 
-    def generate(registry):
+    def begin(out, *told):
         threads.append(threading.current_thread())
-        return prometheus_client.generate_latest(registry)
+        family(out, *told)
 
-    monkeypatch.setattr(metrics, "generate_latest", generate)
+    monkeypatch.setattr(Exposition, "family", begin)
     scrape(own)
 
     assert threads
