@@ -37,7 +37,7 @@ from container.shared_memory import Place  # noqa: TC001 - compiled, the types o
 from container.targets import Flavor, InferenceType
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.request import InferenceResponse
-from serve.threads import ThreadPerTask
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 _JSON = b"application/json"
 _ENCODINGS = f"Accept-Encoding: {', '.join(ENCODINGS)}\r\n".encode()
-_COMPRESSORS = ThreadPerTask("compress")
+_COMPRESSORS = ThreadPool("compress", idle_seconds=0)
 _QUICK_BYTES = 1 << 18  # which take less than a millisecond to be compressed; more of them are for another thread
 
 

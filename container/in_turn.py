@@ -11,7 +11,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from serve.threads import ThreadPerTask
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger("mme.request")
-_WRITERS = ThreadPerTask("write")
+_WRITERS = ThreadPool("write", idle_seconds=0)
 
 
 class InTurn:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from container.shared_memory import Unread
 from model_handlers.errors import Kind, MmeError
-from serve.threads import ThreadPerTask
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_READERS = ThreadPerTask("read")
+_READERS = ThreadPool("read", idle_seconds=0)
 _AT_ONCE = 4  # bodies of JSON that are read; their elements take memory, where others are no more than bodies
 
 

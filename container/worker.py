@@ -45,7 +45,7 @@ from container.wsgi import call_application
 from model_handlers.errors import MmeError
 from model_handlers.heap import return_large_blocks
 from serve.life import is_followed, life_of
-from serve.threads import SteadyPool
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     import socket
@@ -311,9 +311,9 @@ class _Front:
         self._keys = service.keys
         self._allowed_hosts = service.settings.allowed_hosts
         self._pools = {
-            Work.READS: SteadyPool(_READ_THREADS, "flask-read"),
-            Work.ASKS: SteadyPool(_ASK_THREADS, "flask-ask"),
-            Work.CHANGES: SteadyPool(_CHANGE_THREADS, "flask-change"),
+            Work.READS: ThreadPool("flask-read", most=_READ_THREADS, keeps_one=True),
+            Work.ASKS: ThreadPool("flask-ask", most=_ASK_THREADS, keeps_one=True),
+            Work.CHANGES: ThreadPool("flask-change", most=_CHANGE_THREADS, keeps_one=True),
         }
 
     def gate(self, sockets: Iterable[socket.socket]) -> Gate:

@@ -52,7 +52,7 @@ from serve.targets.prepared import PreparedTarget
 from serve.targets.proofs import Proofs
 from serve.targets.target_loader import ModelLoader
 from serve.targets.upkeep import Upkeep
-from serve.threads import LOAD_PATIENCE_SECONDS, SteadyPool, ThreadPerTask, on_daemon
+from serve.threads import LOAD_PATIENCE_SECONDS, ThreadPool, on_daemon
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
@@ -109,12 +109,13 @@ class Engine:
         self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
         self._script = SharedScript(options.scripts, options.cache_directory)
         self._origins = Origins(options, self._script.scripts, self._store, self._let_go)
-        self._loads = ThreadPerTask("load", lower_priority, patience=LOAD_PATIENCE_SECONDS)
+        self._loads = ThreadPool("load", lower_priority, idle_seconds=0, patience=LOAD_PATIENCE_SECONDS)
         self.poll = LoopPoll(loop, self._loads.works)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
-        self._unloads = SteadyPool(options.load_threads + _SPARE, "unload", lower_priority)
+        self._unloads = ThreadPool("unload", lower_priority, most=options.load_threads + _SPARE, keeps_one=True)
         # Of one thread: what a stuck load would keep from being written.
-        self._writes = SteadyPool(1, "state")
+        self._writes = ThreadPool("state", most=1, keeps_one=True)
+        self._instances = ThreadPool("instance", keeps_one=True)
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         self._known = known = Footprints(file.read(), options.budget)
         self._footprints = LazyFile(file, known, self._writes, delay=_FOOTPRINT_SECONDS)
@@ -172,6 +173,7 @@ class Engine:
             host=options.budget.host,
             larger=self._executes_more,
             threads=ThreadBudget(options.framework_threads) if options.framework_threads else None,
+            instances=self._instances,
         )
 
     def _batch_verdicts(self) -> BatchVerdicts:
@@ -462,13 +464,14 @@ class Engine:
         await self._meter.close()
         await self.cache.close()
         await on_daemon("end loads", self._loads.shutdown)  # which takes a moment where some were cut short
-        self._unloads.shutdown(wait=True)
+        self._unloads.shutdown()
+        self._instances.shutdown()
         if self.disk_room is not None:
             self.disk_room.close()
         await self._footprints.flush()
         await self._footprints.close()
         await self.register.close()
-        self._writes.shutdown(wait=True)
+        self._writes.shutdown()
 
     def _note(self, event: CacheEvent) -> None:
         if event.deed is not Deed.LOADED:

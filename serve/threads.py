@@ -1,27 +1,25 @@
-"""Threads for work that may never come back, pools that a full system does not stop, threads started for the loop.
-
-A pool has so many threads, and a framework that hangs in one of them takes it for good. Loads are few and long, so
-each has a thread of its own; how many run at once is decided by whoever asks.
+"""Pools of threads that grow with the work there is at the moment, and threads started for the event loop.
 
 `Thread.start` waits until the new thread runs, which takes milliseconds where the processors are busy: nothing for an
-event loop. So it leaves that to a thread which does nothing else.
+event loop. So pools leave that to a thread which does nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
+import functools
 import logging
 import math
+import sys
 import threading
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, cast
+from collections import deque
+from concurrent.futures import Executor, Future
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Generic, NamedTuple, ParamSpec, TypeVar
 
 from model_handlers.errors import MmeError
-from model_handlers.system_limits import no_room_for, start_thread
+from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +29,7 @@ R = TypeVar("R")
 
 _log = logging.getLogger("mme.threads")
 _AGAIN_SECONDS = 0.1  # until a thread is tried again for which the system had no room
+_IDLE_SECONDS = 10.0  # after which a thread without work ends
 LOAD_PATIENCE_SECONDS = 10.0  # that a load waits for its thread
 
 
@@ -38,61 +37,262 @@ def _nothing() -> None:
     """No work, and no preparation."""
 
 
-class _Asked(NamedTuple):
-    """A thread to be started, and who is told when there is no room for it by that time of the monotonic clock."""
+class ThreadPool(Executor):
+    """Threads for work that takes long: as many as there is work at the moment. Work is handed over on any thread.
 
-    thread: threading.Thread
-    refused: Callable[[MmeError], None]
+    The thread that became idle last takes the next piece of work, since its memory is warm; so the others end in time.
+    Where none is idle one is started. Until it runs, the work waits for it or for the first that becomes idle: where
+    the system has no room for another thread, those that there are do the work.
+
+    Attributes:
+        most: threads at most.
+
+    Args:
+        name: what threads are called, with a number behind it.
+        initializer: called on each thread first.
+        keeps_one: whether one thread is there from the beginning and never ends, so that work gets done on a system
+            without room for threads.
+        idle_seconds: after which a thread without work ends; 0 for a fresh thread for each piece of work.
+        patience: seconds that work which was submitted waits for a thread for which the system has no room; then that
+            is its error.
+
+    Raises:
+        MmeError: UNAVAILABLE, there is no room for the one that it keeps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        initializer: Callable[[], None] = _nothing,
+        *,
+        most: int = sys.maxsize,
+        keeps_one: bool = False,
+        idle_seconds: float = _IDLE_SECONDS,
+        patience: float = math.inf,
+    ) -> None:
+        self._name = name
+        self._initializer = initializer
+        self.most = most
+        self._least = int(keeps_one)
+        self._idle_seconds = idle_seconds
+        self._patience = patience
+        self._started = 0
+        self._idle: list[SimpleQueue[Callable[[], object]]] = []  # what idle threads listen to; the last is the warmest
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._count = 0  # threads that there are or that were asked for
+        self._closed = False
+        if keeps_one:
+            self._count = 1
+            self._start()
+
+    def __repr__(self) -> str:
+        return f"<ThreadPool {self._name}: {self._count} threads, {len(self._idle)} idle, {len(self._waiting)} wait>"
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Have a thread do something that tells its result itself."""
+        try:
+            idle = self._idle.pop()
+        except IndexError:
+            self._queue(work)
+        else:
+            idle.put(work)
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Have a thread call a function."""
+        task = _Task(functools.partial(fn, *args, **kwargs))
+        self.run(task)
+        return task.future
+
+    def works(self) -> bool:
+        """Whether anything is under way."""
+        return self._count > len(self._idle)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the interface
+        """Take nothing on any more, and end the threads when they have done what there is."""
+        with self._lock:
+            self._closed = True
+            waiting = list(self._waiting)
+        for work in waiting if cancel_futures else ():
+            if isinstance(work, _Task):
+                work.future.cancel()
+        while self._wakes_one():
+            pass
+        with self._ended:
+            while wait and self._count:
+                self._ended.wait()
+
+    def _queue(self, work: Callable[[], object]) -> None:
+        """Have it done by a thread that is started for it, or by the first that becomes idle."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("no work is taken on after the shutdown")
+            grows = self._count < self.most
+            if grows:
+                _STARTER.start(self, time.monotonic() + self._patience)
+                self._count += 1
+            self._waiting.append(work)
+        self._wakes_one()  # one may have become idle before it saw the work
+
+    def _wakes_one(self) -> bool:
+        """Have an idle thread look around; whether there was one."""
+        try:
+            idle = self._idle.pop()
+        except IndexError:
+            return False
+        idle.put(_nothing)
+        return True
+
+    # -- on the thread that starts them ----------------------------------------------------------------------------
+
+    def start_thread(self) -> None:
+        """Start a thread that was asked for, unless the work was done meanwhile.
+
+        Raises:
+            MmeError: UNAVAILABLE, there is no room for it.
+        """
+        with self._lock:
+            if not self._waiting:
+                self._lessen()
+                return
+        self._start()
+
+    def refuse_thread(self, error: MmeError) -> None:
+        """Start no thread that was asked for: there was no room for it in time."""
+        with self._lock:
+            self._lessen()
+            work = self._waiting.popleft() if self._waiting else None
+        if isinstance(work, _Task):
+            work.refuse(error)
+
+    def _start(self) -> None:
+        start_thread(threading.Thread(target=self._main, name=f"{self._name}_{self._started}", daemon=True))
+        self._started += 1
+
+    # -- on each thread --------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        work: Callable[[], object] | None = self._initializer
+        while work is not None:
+            try:
+                work()
+            except BaseException:  # noqa: BLE001 - the thread has other work to do
+                _log.exception("work on a thread of '%s' failed", self._name)
+            del work  # and all that it knows, which would stay until the next comes
+            work = self._next(inbox)
+
+    def _next(self, inbox: SimpleQueue[Callable[[], object]]) -> Callable[[], object] | None:
+        """What the thread does next; None to end."""
+        while True:
+            try:
+                return self._waiting.popleft()
+            except IndexError:
+                self._idle.append(inbox)
+            # Who adds work looks for idle threads afterwards, and here it is the other way round: one of both sees it.
+            if (self._waiting or self._closed) and self._withdraws(inbox):
+                if self._closed and self._leaves():
+                    return None
+                continue
+            try:
+                return inbox.get(timeout=None if self._count <= self._least else self._idle_seconds)
+            except Empty:
+                if not self._withdraws(inbox):
+                    return inbox.get()  # which is on its way
+            if self._leaves():
+                return None
+
+    def _withdraws(self, inbox: SimpleQueue[Callable[[], object]]) -> bool:
+        """Whether an idle thread was given nothing; it is not idle any more."""
+        try:
+            self._idle.remove(inbox)
+        except ValueError:
+            return False
+        return True
+
+    def _leaves(self) -> bool:
+        """Whether a thread that is not idle any more ends."""
+        with self._lock:
+            if self._waiting or (self._count <= self._least and not self._closed):
+                return False
+            self._lessen()
+            return True
+
+    def _lessen(self) -> None:
+        """There is a thread less. Within the lock."""
+        self._count -= 1
+        self._ended.notify_all()
+
+
+class _Task(Generic[R]):
+    """A function to be called, and the future of its result."""
+
+    def __init__(self, function: Callable[[], R]) -> None:
+        self.future: Future[R] = Future()
+        self._function = function
+
+    def __call__(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._function()
+        except BaseException as error:  # noqa: BLE001 - as executors do
+            self.future.set_exception(error)
+            del self  # whose error knows this frame: they, and the arguments, would wait for the collector
+        else:
+            self.future.set_result(result)
+
+    def refuse(self, error: MmeError) -> None:
+        """Not call it."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+class _Asked(NamedTuple):
+    """A thread that a pool wants, and the time of the monotonic clock until which it is tried."""
+
+    pool: ThreadPool
     until: float
 
 
-class ThreadStarter:
-    """Starts threads for those who can't wait until they run. They get the priority of the first who asked."""
+class _Starter:
+    """The thread that starts those of all pools. They get the priority of the first thread that asked."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked: SimpleQueue[_Asked] = SimpleQueue()
         self._running = False
 
-    def start(
-        self,
-        thread: threading.Thread,
-        refused: Callable[[MmeError], None] = lambda _: None,
-        patience: float = math.inf,
-    ) -> None:
-        """Have a thread started, soon.
-
-        Args:
-            thread: it.
-            refused: told why, on another thread, once it was tried for so many seconds; it is not started any more.
-            patience: those seconds.
+    def start(self, pool: ThreadPool, until: float) -> None:
+        """Have a pool start a thread, soon.
 
         Raises:
-            RuntimeError: the system has no room even for the one that starts threads; nothing was asked for then.
+            MmeError: UNAVAILABLE, there is no room even for the one that starts threads; nothing was asked for.
         """
         if not self._running:
             with self._lock:
                 if not self._running:
-                    threading.Thread(target=self._main, name="starter", daemon=True).start()
+                    start_thread(threading.Thread(target=self._main, name="starter", daemon=True))
                     self._running = True
-        self._asked.put(_Asked(thread, refused, time.monotonic() + patience))
+        self._asked.put(_Asked(pool, until))
 
     def _main(self) -> None:
         full = False
         while True:
             asked = self._asked.get()
             full = self._is_full_for(asked, full)
-            del asked  # which knows what is to come of the work
+            del asked  # and the pool, with the work that waits
 
     def _is_full_for(self, asked: _Asked, before: bool) -> bool:  # noqa: FBT001 - as it was for the one before
         """Whether the system has no room for a thread, which is tried again then or refused; else it is started."""
         try:
-            start_thread(asked.thread)
+            asked.pool.start_thread()
         except MmeError as error:  # some of those that there are will end
             if not before:
                 _log.warning("%s; it is tried again until there is room for it", error)
             if time.monotonic() > asked.until:
-                asked.refused(error)
+                asked.pool.refuse_thread(error)
             else:
                 time.sleep(_AGAIN_SECONDS)
                 self._asked.put(asked)
@@ -100,131 +300,9 @@ class ThreadStarter:
         return False
 
 
-STARTER = ThreadStarter()
+_STARTER = _Starter()
 
 
 async def on_daemon(name: str, function: Callable[[], R]) -> R:
-    """What a function returns that asks somebody who may never answer, and changes nothing.
-
-    Its thread keeps nobody from ending: neither the loop, nor the process.
-    """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[R] = loop.create_future()
-
-    def tell(result: R | None, error: BaseException | None) -> None:
-        if answer.done():  # who asked has left
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(cast("R", result))
-
-    def run() -> None:
-        result: R | None = None
-        problem: BaseException | None = None
-        try:
-            result = function()
-        except BaseException as error:  # noqa: BLE001 - it is the answer
-            problem = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, result, problem)
-
-    STARTER.start(threading.Thread(target=run, name=name, daemon=True))
-    return await answer
-
-
-class SteadyPool(ThreadPoolExecutor):
-    """A pool whose work waits for one of its threads where the system has no room for another.
-
-    One is there from the beginning: what makes room could not be done for want of room else.
-
-    Args:
-        threads: so many at most.
-        name: what they are called, with a number behind it.
-        initializer: called on each first.
-
-    Raises:
-        MmeError: UNAVAILABLE, there is no room for the first one.
-    """
-
-    def __init__(self, threads: int, name: str, initializer: Callable[[], None] = _nothing) -> None:
-        self._behind = 0  # pieces of work that had to do without a thread more
-        super().__init__(threads, name, initializer)
-        self.submit(_nothing)
-
-    def _adjust_thread_count(self) -> None:
-        while self._behind and self._idle_semaphore.acquire(blocking=False):  # one that only seems to be idle
-            self._behind -= 1
-        try:
-            super()._adjust_thread_count()
-        except RuntimeError as error:  # the work is queued by now
-            if not self._threads:
-                raise no_room_for(f"{self._thread_name_prefix}_0") from error
-            self._behind += 1
-
-
-class ThreadPerTask(Executor):
-    """An executor that starts a thread for each piece of work.
-
-    Args:
-        name: what threads are called, with a number behind it.
-        initializer: called on each thread first.
-        patience: seconds that work waits for a thread for which the system has no room; then that is its error.
-    """
-
-    def __init__(self, name: str, initializer: Callable[[], None] = _nothing, *, patience: float = math.inf) -> None:
-        self._names = (f"{name}_{number}" for number in itertools.count())
-        self._initializer = initializer
-        self._patience = patience
-        self._lock = threading.Lock()
-        self._threads: dict[threading.Thread, threading.Event] = {}  # one that is not started can't be joined
-        self._closed = False
-
-    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Have it started."""
-        future: Future[R] = Future()
-        future.set_running_or_notify_cancel()
-        ended = threading.Event()
-
-        def run(future: Future[R]) -> None:
-            try:
-                self._initializer()
-                result = fn(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - as executors do
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            finally:
-                del future  # whose error knows this frame: they, and the arguments, would wait for the collector
-                over(threading.current_thread())
-
-        def over(thread: threading.Thread) -> None:
-            with self._lock:
-                del self._threads[thread]
-            ended.set()
-
-        def refused(error: MmeError) -> None:
-            future.set_exception(error)
-            over(thread)
-
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("no work is taken on after the shutdown")
-            thread = threading.Thread(target=run, args=(future,), name=next(self._names))
-            STARTER.start(thread, refused, self._patience)  # which ends no sooner than this lock is free
-            self._threads[thread] = ended
-        return future
-
-    def works(self) -> bool:
-        """Whether anything is under way."""
-        return bool(self._threads)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - the interface
-        """Take nothing on any more; wait for what is under way."""
-        with self._lock:
-            self._closed = True
-            threads = list(self._threads.items())
-        for thread, ended in threads if wait else ():
-            ended.wait()
-            if thread.ident is not None:  # else it was never begun
-                thread.join()
+    """Return what a function returns that may hang; its thread keeps neither the loop nor the process from ending."""
+    return await asyncio.wrap_future(ThreadPool(name, idle_seconds=0).submit(function))

@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from model_handlers.isolation.fork_client import FORKS
 from model_handlers.isolation.listener import Channel
 from model_handlers.isolation.questions import WRITER
-from serve.threads import STARTER
+from serve.threads import ThreadPool
 from tests.event_loop import run_on_loop, with_entered
 from tests.processes import children, read, still_there
-from tests.waiting import PATIENCE, ends, eventually
+from tests.waiting import PATIENCE, ends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,9 +96,8 @@ def read_once():
 @pytest.fixture(scope="session", autouse=True)
 def starter():
     """The thread that starts others is there for all tests."""
-    STARTER.start(thread := threading.Thread(target=lambda: None))
-    eventually(lambda: thread.ident)
-    thread.join()
+    (pool := ThreadPool("first")).submit(int)
+    pool.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ def eventually(condition, what: str = "it"):
 
 def ends(thread: threading.Thread) -> bool:
     """Whether a thread does, as the last that it did for the test said."""
+    eventually(lambda: thread.ident, "a thread to begin that is just being started")
     thread.join(PATIENCE)
     return not thread.is_alive()
 

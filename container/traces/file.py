@@ -24,7 +24,7 @@ import orjson
 from container.traced import Tracing
 from model_handlers.tensor import BF16, BYTES
 from serve.request import MOST_STEPS
-from serve.threads import ThreadPerTask
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ class FileTracer(Tracing):
         self._files = itertools.count()
         self._entries: list[dict[str, Any]] = []
         self._traces = self._bytes = 0
-        self._writers = ThreadPerTask("traces")
+        self._writers = ThreadPool("traces", idle_seconds=0)
 
     def responded(self, trace: Trace, response: InferenceResponse) -> None:
         """Keep the tensors of a response, if any are traced; of endless ones those of the first."""

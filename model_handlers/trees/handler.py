@@ -74,6 +74,7 @@ class TreesHandler(Handler):
 
     def __init__(self, forest: Forest, config: ModelConfig, threads: Threads) -> None:
         self._threads = threads
+        self.thread_bound = threads.count > 1
         self._outcome = outcome_of(config, forest)
         super().__init__(_complete(config, forest, self._outcome.columns))
         self._forest = forest

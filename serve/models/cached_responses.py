@@ -22,7 +22,7 @@ import numpy as np
 
 from model_handlers.tensor import encode_bytes_elements
 from serve.request import InferenceResponse
-from serve.threads import ThreadPerTask
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -40,7 +40,7 @@ _OVERHEAD = 1024  # bytes of a response's objects and of its key, about
 _ELEMENT_OVERHEAD = 41  # bytes of a text beside its letters, and of the place that holds it
 _AT_ONCE = 1 << 20  # bytes that are compared or copied on the loop, in a millisecond
 _STRING = 256  # bytes, as which a text counts there
-_THREADS = ThreadPerTask("response cache")
+_THREADS = ThreadPool("response cache", idle_seconds=0)
 
 
 class CachedResponses:

@@ -1,6 +1,6 @@
 """One execution of a batch, at once or begun ahead: collate, execute, scatter, and what the time went into.
 
-`execute_batch` is the whole of an execution and touches nothing but its arguments; it runs on a lane's own thread, or
+`execute_batch` is the whole of an execution and touches nothing but its arguments; it runs on a thread, or
 on the event loop for models so quick that a thread hand-off would cost more than the work. `begin_batch` and
 `finish_batch` are its halves, for handlers whose process is given a batch before it has answered the last one.
 """

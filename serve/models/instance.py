@@ -1,4 +1,4 @@
-"""One execution lane of a model: take a batch, have it executed, report; on a thread of its own where that takes long.
+"""One execution lane of a model: take a batch, have it executed, report; on a thread where that takes long.
 
 Where the handler's process can be sent batches from the event loop, or ahead of the last answer, the lane does that.
 """
@@ -6,9 +6,7 @@ Where the handler's process can be sent batches from the event loop, or ahead of
 from __future__ import annotations
 
 import functools
-import threading
 import time
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from serve.models.execution import (
@@ -21,7 +19,7 @@ from serve.models.execution import (
     stamp,
     timed,
 )
-from serve.threads import STARTER
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,18 +38,19 @@ _NOTHING: tuple[Batch, Sequence[ModelRequest], int, int] = ([], (), 0, 0)
 
 
 class Instance:
-    """A lane with a thread of its own, from the first batch on that needs one.
+    """A lane, which has a thread of a pool while it executes.
 
     Where the handler can send batches to another process, they are sent and received on the event loop (`send`,
-    `receive`), and the thread has what would take long.
+    `receive`), and a thread has what would take long. A handler that is `thread_bound` has a thread of the lane's own.
 
     Args:
-        name: `<model>_<group>_<index>`, the thread's name too.
+        name: `<model>_<group>_<index>`.
         handler: what executes; may be shared with other lanes on the same device.
         signature: the model's.
         pull: asks for the next batch; marks the lane idle and returns [] when there is none.
         pull_ahead: asks for one behind the batch that is executed; [] where there is none to be had so early.
-        report: takes a finished execution; called on the lane's thread.
+        report: takes a finished execution; called on a thread.
+        threads: those of all instances.
         post: takes what the model answers unasked; called on any thread. None where nobody would take it.
         number: which of its model's lanes it is.
 
@@ -68,6 +67,7 @@ class Instance:
         pull: Callable[[Instance], Batch],
         pull_ahead: Callable[[Instance], Batch],
         report: Callable[[Execution], None],
+        threads: ThreadPool,
         post: Post | None = None,
         number: int = 0,
     ) -> None:
@@ -80,11 +80,11 @@ class Instance:
         self._pull_ahead = pull_ahead
         self._report = report
         self._post = post
-        self._inbox: SimpleQueue[Callable[[], Execution] | None] = SimpleQueue()
+        self._own_threads = ThreadPool(name, most=1) if handler.thread_bound else None
+        self._threads = self._own_threads or threads
+        self._inbox: list[Callable[[], Execution]] = []  # what a thread begins with
+        self._handed: list[bool] = []  # as many as threads have work of this lane; appending and popping are atomic
         self._sent = _NOTHING
-        self._own_thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self._has_thread = False
-        self._ended = threading.Event()
 
     def __repr__(self) -> str:
         return f"<Instance {self.name}>"
@@ -94,10 +94,9 @@ class Instance:
         self._hand(functools.partial(self._work, batch))
 
     def _hand(self, work: Callable[[], Execution]) -> None:
-        self._inbox.put(work)
-        if not self._has_thread:  # many lanes never need one
-            STARTER.start(self._own_thread)
-            self._has_thread = True
+        self._handed.append(True)
+        self._inbox.append(work)
+        self._threads.run(self._main)
 
     def execute(self, batch: Batch) -> Execution:
         """Execute a batch on the calling thread, while the lane is idle."""
@@ -180,19 +179,20 @@ class Instance:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """End the thread after what it is doing, and wait for it. Never called on the event loop."""
-        self._inbox.put(None)
-        if self._has_thread:
-            self._ended.wait()  # it may have yet to be started
-            self._own_thread.join()
+        """Wait until no thread has work of the lane. Never called on the event loop."""
+        while self._handed:  # it may have yet to be begun
+            time.sleep(_POLL_SECONDS)
+        if self._own_threads is not None:
+            self._own_threads.shutdown()
 
     def _main(self) -> None:
-        while work := self._inbox.get():
-            self._report(work())
-            del work  # and its batch, whose bodies would stay until the next one comes
+        """Execute what was handed over, and what can be pulled then. On a thread."""
+        try:
+            self._report(self._inbox.pop()())
             while batch := self._pull(self):
                 self._report(self._work(batch))
-        self._ended.set()
+        finally:
+            self._handed.pop()
 
 
 class Retired:

@@ -43,6 +43,7 @@ from serve.models.sequence_tensors import signature_for
 from serve.scheduling.batch_queue import BatchQueue
 from serve.scheduling.ordering import InOrder
 from serve.scheduling.queues import keeps_order, queue_for
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     import asyncio
@@ -88,6 +89,7 @@ class Model:
         dispatches: gives it its turn to hand out batches, among the models of the loop.
         poll: keeps the loop awake where something is likely to come at once.
         proof: what is known of its batch dimension, where that is guessed; None for nothing yet.
+        threads: on which the instances of all models execute; None for a thread for each piece of work.
         turns: whether free lanes take turns, as on several devices; else the one that was busy last goes on, whose
             memory is warm.
         larger: told of each batch with more input bytes than any before.
@@ -108,14 +110,14 @@ class Model:
         dispatches: Dispatches | None = None,
         poll: LoopPoll | None = None,
         proof: BatchProof | None = None,
+        threads: ThreadPool | None = None,
         *,
         turns: bool = False,
         larger: Callable[[], None] | None = None,
     ) -> None:
         self.input_bytes = self._largest = 0
         self._larger = larger
-        self.name = name
-        self.version = version
+        self.name, self.version = name, version
         self.config: ModelConfig = handlers[0][1].config
         self.stats = stats
         self._loop = loop
@@ -140,8 +142,19 @@ class Model:
             decoupled=self._decoupled,
             unasked=unasked,
         )
+        threads = threads or ThreadPool(name, idle_seconds=0)
         self._lanes = [
-            Instance(lane, handler, signature, self._pull, self._pull_ahead, self._report, self._answers.post, number)
+            Instance(
+                lane,
+                handler,
+                signature,
+                self._pull,
+                self._pull_ahead,
+                self._report,
+                threads,
+                self._answers.post,
+                number,
+            )
             for number, (lane, handler) in enumerate(handlers)
         ]
         self._limits = limits
@@ -151,7 +164,9 @@ class Model:
             limits.wake = self._ask_for_dispatch
         self._dispatches = dispatches or Dispatches(loop)
         self._poll = poll or LoopPoll(loop, lambda: False)
-        self._remote = RemoteLanes([lane for lane in self._lanes if lane.handler.patience], loop, self._received)
+        self._remote = RemoteLanes(
+            [lane for lane in self._lanes if lane.handler.patience], loop, self._received, threads
+        )
         self._overruns: Overruns | None = None
         if EXECUTION_TIMEOUT in self.config.parameters and not all(handler.apart for _, handler in handlers):
             self._overruns = Overruns(Deadlines.of(self.config).execution, loop, self._overran)
@@ -411,7 +426,7 @@ class Model:
         self._answers.give_up(batch, MmeError(Kind.TIMED_OUT, late))
 
     def _pull(self, lane: Instance) -> Batch:
-        """The lane's next batch; [] makes it idle. On the lane's thread."""
+        """The lane's next batch; [] makes it idle. On a thread."""
         batch = self._pulled_batch(lane)
         if self._overruns is not None:
             self._overruns.begun(lane.number, batch)

@@ -2,7 +2,7 @@
 
 A thread that only waits for a process costs two hand-offs a batch, one to it and one back. So the loop sends a batch
 itself, where the handler says that this takes microseconds, and looks after the descriptors on which its answers will
-be heard. All else is left to the lane's own thread: batches that are not sent so, and whatever is heard that is not
+be heard. All else is left to a thread: batches that are not sent so, and whatever is heard that is not
 simply the answers: the death of the process, or a part of a message. A batch without an answer when its time is over
 is left to it as well. A process that owes responses of its own accord has as much time for each of them.
 
@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 from typing import TYPE_CHECKING
-
-from serve.threads import STARTER
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from serve.models.execution import Execution
     from serve.models.instance import Instance
     from serve.models.signature import Batch
+    from serve.threads import ThreadPool
 
 
 class RemoteLanes:
@@ -36,6 +34,7 @@ class RemoteLanes:
         lanes: those whose handlers have patience.
         loop: the event loop.
         finished: takes a lane's execution; the lane is idle then.
+        threads: those of all instances.
     """
 
     def __init__(
@@ -43,15 +42,17 @@ class RemoteLanes:
         lanes: Iterable[Instance],
         loop: asyncio.AbstractEventLoop,
         finished: Callable[[Instance, Execution], None],
+        threads: ThreadPool,
     ) -> None:
         self._loop = loop
         self._finished = finished
+        self._threads = threads
         self._ears = {lane: _Ears(loop, functools.partial(self._heard, lane)) for lane in lanes}
         self._out: dict[Instance, float] = {}  # whose batch is under way, and when its time is over
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, lane: Instance, batch: Batch) -> bool:
-        """Have an idle lane's process execute a batch; False leaves the batch to the lane's thread."""
+        """Have an idle lane's process execute a batch; False leaves the batch to a thread."""
         ears = self._ears.get(lane)
         if ears is None:
             return False
@@ -75,7 +76,7 @@ class RemoteLanes:
             self._finished(lane, execution)
 
     def _leave(self, lane: Instance) -> None:
-        """Have the lane's thread wait for what is still to come."""
+        """Have a thread wait for what is still to come."""
         del self._out[lane]
         self._ears[lane].close()
         lane.wait()
@@ -90,7 +91,7 @@ class RemoteLanes:
         for lane in self._ears:
             due = lane.handler.due()
             if 0.0 < due <= now:
-                STARTER.start(threading.Thread(target=lane.handler.end_overdue, name=f"{lane.name} due", daemon=True))
+                self._threads.run(lane.handler.end_overdue)
                 due = now + lane.handler.patience  # or a batch is under way, whose own limit ends it
             if due:
                 looks_at.append(due)

@@ -20,7 +20,7 @@ from model_handlers import devices, heap
 from model_handlers.base import Footprint, total
 from serve.cache.growth import Growth
 from serve.targets.measuring import taken
-from serve.threads import SteadyPool
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ class Meter:
     ) -> None:
         self._cache = cache
         self._loop = loop
-        self._thread = SteadyPool(1, "meter")
+        self._thread = ThreadPool("meter", most=1, keeps_one=True)
         self._passing = passing
         self._counted = counted
         heap.trim()

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from serve.stats import ModelStats
     from serve.targets.measuring import Others
     from serve.targets.target import AnyModel
+    from serve.threads import ThreadPool
     from serve.weights.store import WeightStore
 
 
@@ -86,6 +87,7 @@ class ModelLoader:
         host: bytes of the host that all models together may take; 0 for no such bound.
         larger: see `Model`.
         threads: those that frameworks may have in this process; None for any number.
+        instances: see `Model`, `threads`.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class ModelLoader:
         host: int = 0,
         larger: Callable[[], None] | None = None,
         threads: ThreadBudget | None = None,
+        instances: ThreadPool | None = None,
     ) -> None:
         self.scales = Scales()
         self._loop = loop
@@ -142,6 +145,7 @@ class ModelLoader:
         self._started = started
         self._larger = larger
         self.threads = threads
+        self._instances = instances
         self._under_way = under_way or UnderWay()
 
     def overrule(self) -> None:
@@ -350,6 +354,7 @@ class ModelLoader:
                 self._dispatches,
                 self._poll,
                 self._proof_of(prepared, version, config),
+                self._instances,
                 turns=len({device for _, device in prepared.lanes}) > 1,
                 larger=self._larger,
             )

@@ -16,7 +16,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from serve.threads import SteadyPool
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ class Upkeep:
         self._cache = cache
         self._loop = loop
         self._counted = counted
-        self._thread = SteadyPool(1, "upkeep", lower_priority)
+        self._thread = ThreadPool("upkeep", lower_priority, most=1, keeps_one=True)
         self._watched: list[_Watched] = []
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None

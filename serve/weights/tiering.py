@@ -21,7 +21,7 @@ from model_handlers.errors import MmeError
 from model_handlers.threads import within
 from serve.cache.room import megabytes
 from serve.models.model import Model
-from serve.threads import SteadyPool
+from serve.threads import ThreadPool
 from serve.weights.heat import Heat
 from serve.weights.mode import Tier, Weights
 from serve.weights.refining import Refiner
@@ -117,8 +117,8 @@ class Tiering:
         self._threads = threads
         self._refiner = Refiner(store)
         # Two threads: packing must not wait for a disk, or for a large model that is refined.
-        self._changing = SteadyPool(1, "weights", lower_priority)
-        self._refining = SteadyPool(1, "refine", lower_priority)
+        self._changing = ThreadPool("weights", lower_priority, most=1, keeps_one=True)
+        self._refining = ThreadPool("refine", lower_priority, most=1, keeps_one=True)
         self._watched: list[_Watched] = []
         self._changes = 0  # under way
         self._tasks: set[asyncio.Task[None]] = set()

@@ -8,7 +8,6 @@ import json
 import socket
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from container.service import Service
 from container.settings import Mode, PingMode, Settings
 from container.worker import _Front
 from model_handlers.isolation.parameters import Deadlines
+from serve.threads import ThreadPool
 from tests.onnx_types import ONNX_TYPES
 from tests.waiting import PATIENCE
 
@@ -201,7 +201,8 @@ class Running:
     def loads_held_up(self):
         """While it lasts, no load and no unload begins: threads for loads wait, all those for unloads are busy."""
         over, loads = threading.Event(), self.engine._loads
-        busy = [pool.submit(over.wait, PATIENCE) for pool in pools_of(self.engine) for _ in range(pool._max_workers)]
+        pools = [pool for pool in vars(self.engine).values() if isinstance(pool, ThreadPool) and pool.most < 1000]
+        busy = [pool.submit(over.wait, PATIENCE) for pool in pools for _ in range(pool.most)]
         begin = loads._initializer
         loads._initializer = lambda: over.wait(PATIENCE) and begin()
         try:
@@ -229,18 +230,6 @@ class _Loop:
         self.loop.close()
 
 
-def pools_of(owner):
-    """The thread pools that an object owns."""
-    return [value for value in vars(owner).values() if isinstance(value, ThreadPoolExecutor)]
-
-
-def _fill_pool(pool):
-    """Have a pool make its threads now, so that no test is blamed for them."""
-    barrier = threading.Barrier(min(pool._max_workers, 8))
-    for made in [pool.submit(barrier.wait, PATIENCE) for _ in range(barrier.parties)]:
-        made.result(PATIENCE)
-
-
 def start_service(**settings):
     """A service on a loop of its own, Flask and our HTTP server over it; and a function that ends it all."""
     own = _Loop()
@@ -262,8 +251,6 @@ def start_service(**settings):
         return http, await own.loop.create_server(http.protocol_factory, "127.0.0.1", 0)
 
     http, listener = on_loop.run(listen())
-    for pool in (*pools_of(service.engine), *front._pools.values()):
-        _fill_pool(pool)
     loads = on_loop.call(service.start)
     on_loop.run(asyncio.wait_for(asyncio.shield(loads), PATIENCE))
     running = Running(service, on_loop, make_app(service, on_loop), listener.sockets[0].getsockname()[1])

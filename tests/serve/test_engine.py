@@ -1070,7 +1070,17 @@ async def test_loaders_yield_to_lanes(toys, tmp_path, repository):
                 nice[thread.name.partition("_")[0]] = os.getpriority(os.PRIO_PROCESS, thread.native_id)
         load = loads_of(engine).submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert (load.result(), nice["unload"], nice["a"]) == (10, 10, own)
+        assert (load.result(), nice["unload"], nice["instance"]) == (10, 10, own)
+
+
+async def test_models_that_execute_nothing_have_no_threads(toys, tmp_path, repository):
+    """However many were asked: instances share the threads of those that execute at a time."""
+    async with engine_of(tmp_path, repository=repository) as engine:
+        before = {thread.name for thread in threading.enumerate()}
+        for name in "abc":
+            await answered(engine, toys, name)
+        begun = {thread.name.rstrip("0123456789") for thread in threading.enumerate() if thread.name not in before}
+        assert begun <= {"instance_", "load_", "weights_", "refine_", "meter_", "starter"}
 
 
 # -- control -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from serve.models.instance import Instance
 from serve.models.layout_check import check_layout
 from serve.models.signature import Signature, collate
 from serve.request import InferenceRequest, InferenceResponse, Layout
+from serve.threads import ThreadPool
+from tests.waiting import ends
 
 
 class TwoOutputs:
@@ -286,6 +288,11 @@ def test_an_output_that_is_not_what_its_reshape_says_fails(toys, dims, reshape, 
     assert error.message == f"model 'm' returned output 'y' with shape {list(shape)}, not {[-1, *reshape]}"
 
 
+def threads():
+    """A pool that leaves no thread to the next test."""
+    return ThreadPool("lane", idle_seconds=0)
+
+
 def lane_on(handler, batches):
     """A lane that is handed the given batches when it asks, in its handler's way, and the queue of what it reports."""
     reports, pending = SimpleQueue(), list(batches)
@@ -297,7 +304,9 @@ def lane_on(handler, batches):
         return []
 
     pull, pull_ahead = (none, some) if handler.ahead else (some, none)
-    return Instance("lane", handler, Signature("m", 1, handler.config), pull, pull_ahead, reports.put), reports
+    return Instance(
+        "lane", handler, Signature("m", 1, handler.config), pull, pull_ahead, reports.put, threads()
+    ), reports
 
 
 def lane_of(toys, batches, script=None):
@@ -308,7 +317,7 @@ def lane_of(toys, batches, script=None):
 
 
 def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
-    """A lane runs what it was given, then what it pulls, each once and in order, on its own thread."""
+    """A lane runs what it was given, then what it pulls, each once and in order, on one thread of the pool."""
     config = toys.config()
     batches = [[request_of(config, [number, number])] for number in range(4)]
     lane, handler, reports = lane_of(toys, batches[1:])
@@ -316,8 +325,26 @@ def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
     assert [reports.get(timeout=60).batch for _ in batches] == batches
     lane.stop()
     assert handler.batches == [[0], [1], [2], [3]]
-    assert set(handler.threads) == {"lane"}
-    assert "lane" not in {thread.name for thread in threading.enumerate()}
+    assert set(handler.threads) == {"lane_0"}
+
+
+def test_a_thread_bound_lane_keeps_its_thread(toys):
+    """OpenMP has a team for each thread that computes: such lanes have one each, and end it when they are stopped."""
+    config = toys.config()
+
+    class Bound(toys.Scripted):
+        thread_bound = True
+
+    lanes = [lane_on(Bound(config), []) for _ in range(2)]
+    for _ in range(3):
+        for lane, reports in lanes:
+            lane.run([request_of(config, [1, 1])])
+            reports.get(timeout=60)
+    for lane, _ in lanes:
+        lane.stop()
+        assert set(lane.handler.threads) == {"lane_0"}
+    named = [thread for thread in threading.enumerate() if thread.name == "lane_0"]
+    assert all(ends(thread) for thread in named)
 
 
 def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
@@ -330,7 +357,7 @@ def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
         kept.put(seen() is not None)
         return []
 
-    lane = Instance("lane", toys.Scripted(config), Signature("m", 1, config), none, none, lambda _: None)
+    lane = Instance("lane", toys.Scripted(config), Signature("m", 1, config), none, none, lambda _: None, threads())
     lane.run(batch)
     del batch
 

@@ -116,7 +116,7 @@ async def test_a_batch_forms_while_the_lane_is_busy(toys):
         gate.let(2)
         await answers(*calls)
         assert handler.batches == [[0], [1, 2, 3, 4, 5]]
-        assert set(handler.threads) == {"m_0"}
+        assert all(thread.startswith("m_") for thread in handler.threads)
 
 
 async def test_a_batch_never_exceeds_the_maximum_and_never_splits_a_request(toys):
@@ -181,7 +181,7 @@ async def test_two_lanes_execute_at_the_same_time(toys):
         gate.open()
         await answers(*calls)
         assert sorted(handler.batches) == [[0], [1], [2], [3]]
-        assert set(handler.threads) == {"m_0", "m_1"}
+        assert len(set(handler.threads)) >= 2
         assert [call.kind for call in calls] == [None] * 4
 
 
@@ -247,7 +247,7 @@ async def test_a_model_earns_the_loop_by_being_quick(toys):
         await answers(ask(model, toys.Call(2)))
         assert handler.threads == ["m_0", threading.current_thread().name]
         await answers(ask(model, toys.Call(3, 3, 3, 3, 3, 3)))  # another size has to earn it anew
-        assert handler.threads[2] == "m_0"
+        assert handler.threads[2].startswith("m_")
 
 
 async def test_a_slow_execution_loses_the_loop(toys):
@@ -272,7 +272,7 @@ async def test_a_slow_execution_loses_the_loop(toys):
         slow = True
         await answers(ask(model, toys.Call(2)))
         await answers(ask(model, toys.Call(3)))
-        assert handler.threads[-1] == "m_0"
+        assert handler.threads[-1].startswith("m_")
 
 
 def test_costs_are_averages_that_one_accident_does_not_move_far():
@@ -303,7 +303,7 @@ async def test_the_loop_executes_only_what_it_may(toys, case):
     async with serving(toys, handler=handler, inline_ns=inline_ns) as (model, _):
         for number in range(5):
             await answers(ask(model, toys.Call(number)))
-        assert set(handler.threads) == {"m_0"}
+        assert all(thread.startswith("m_") for thread in handler.threads)
 
 
 async def test_an_execution_on_the_loop_that_fails_is_answered(toys):
