@@ -13,20 +13,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.framework_errors import ONNX_RUNTIME
 from model_handlers.tensorrt.runtime import tensorrt
 
 FATAL = 4  # ONNX Runtime's number for it
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
-_MEMORY_WORDS = (
-    "bad_alloc",
-    "allocate memory",
-    "out of memory",
-    "CUDA_ERROR_OUT_OF_MEMORY",
-    "ALLOC_FAILED",  # of cuBLAS and its kin, whose handles have memory of their own
-    "DEVICE_ALLOCATION_FAILED",  # of cuDNN
-)
 _LIMIT = re.compile(r"Available memory of (\d+) is smaller than requested bytes of (\d+)")  # of an arena
 GPU_LIMIT = "gpu_mem_limit"
 # It is wrapped in the place in the sources, the machine's name, and the option by which it was met.
@@ -126,9 +119,7 @@ def translated(error: Exception, model: str, *, loading: bool, limited: bool = F
     `limited` tells whether the model has an arena on a GPU with a limit of its own.
     """
     words = _words(error)
-    if isinstance(error, MemoryError) or any(word in words for word in _MEMORY_WORDS):
-        return out_of_memory(f"model '{model}' ran out of memory: {words}")
-    beyond = _LIMIT.search(words)
+    beyond = None if ONNX_RUNTIME.is_full(error) else _LIMIT.search(words)
     if beyond is not None and not limited:
         return out_of_memory(
             f"model '{model}' ran out of memory: it needs {int(beyond[2]) / 1e6:.1f} MB more, and what executes in the "
@@ -137,11 +128,9 @@ def translated(error: Exception, model: str, *, loading: bool, limited: bool = F
         )
     if beyond is not None:  # more memory for all would be no help
         words += "; the model's own limit, gpu_mem_limit, leaves no more: raise it, or send less at a time"
-    if loading:
-        is_none = type(error).__name__ == "InvalidProtobuf"
-        hint = "; the file is no ONNX model, or was cut off: export it, or copy it, anew" if is_none else ""
-        return invalid_model(f"ONNX Runtime can't load model '{model}': {words}{hint}")
-    return MmeError(Kind.EXECUTION_FAILED, f"ONNX Runtime failed while running model '{model}': {words}")
+    if loading and type(error).__name__ == "InvalidProtobuf":
+        words += "; the file is no ONNX model, or was cut off: export it, or copy it, anew"
+    return ONNX_RUNTIME.error(error, model, words, loading=loading)
 
 
 def _words(error: Exception) -> str:

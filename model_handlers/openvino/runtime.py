@@ -10,7 +10,8 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.framework_errors import OPENVINO
 from model_handlers.importing import import_without
 
 if TYPE_CHECKING:
@@ -84,9 +85,4 @@ def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
     """OpenVINO's exceptions have no kinds, but for memory that the C++ library does not get."""
     lines = [line.strip() for line in str(error).splitlines()]
     words = " ".join(line for line in lines if line and not _NOISE.match(line)) or " ".join(lines)
-    words = words[:_MOST_WORDS]
-    if isinstance(error, MemoryError):
-        return out_of_memory(f"model '{model}' ran out of memory: {words}")
-    if loading:
-        return invalid_model(f"OpenVINO can't load model '{model}': {words}")
-    return MmeError(Kind.EXECUTION_FAILED, f"OpenVINO failed while running model '{model}': {words}")
+    return OPENVINO.error(error, model, words[:_MOST_WORDS], loading=loading)

@@ -15,7 +15,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, MmeError
+from model_handlers.framework_errors import PYTORCH
 from model_handlers.lost import lost_process
 
 if TYPE_CHECKING:
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 PRELOAD = "model_handlers.pytorch.runtime:pytorch"
-_MEMORY_WORDS = (
-    "can't allocate memory",
-    "CUDA out of memory",
-    "CUDA error: out of memory",  # of the context or a kernel's code, before anything is allocated
-    "ALLOC_FAILED",  # of cuBLAS and its kin, whose handles have memory of their own
-    "DEVICE_ALLOCATION_FAILED",  # of cuDNN
-    "not enough memory",
-    "std::bad_alloc",
-)
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]", re.MULTILINE)  # of its version.py, which says None otherwise
 _WORDS = 600  # characters of an exception, whose C++ stack is of no use to a client
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -141,13 +133,9 @@ def translated(error: Exception, model: str, *, loading: bool, given: str = "") 
 
     `given` says behind it what an execution was given.
     """
-    words = first_words(error)
-    full = isinstance(error, (MemoryError, pytorch().OutOfMemoryError))
-    if full or any(word in str(error) for word in _MEMORY_WORDS):
-        return out_of_memory(f"model '{model}' ran out of memory: {words}")
-    if loading:
-        return invalid_model(f"PyTorch can't load model '{model}': {words}")
-    return MmeError(Kind.EXECUTION_FAILED, f"PyTorch execute failure: model '{model}': {words}{given}")
+    is_full = isinstance(error, pytorch().OutOfMemoryError)
+    failure = PYTORCH.error(error, model, first_words(error), loading=loading, is_full=is_full)
+    return MmeError(failure.kind, failure.message + given) if failure.kind is Kind.EXECUTION_FAILED else failure
 
 
 def first_words(error: Exception) -> str:

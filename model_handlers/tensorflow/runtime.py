@@ -12,7 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, MmeError
+from model_handlers.framework_errors import TENSORFLOW
 from model_handlers.importing import import_without
 
 PRELOAD = "model_handlers.tensorflow.runtime:preload"
@@ -75,8 +76,5 @@ def preload() -> None:
 def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
     """TensorFlow's errors have codes; what else it raises is Python's."""
     words = " ".join((getattr(error, "message", "") or str(error)).split())[:_WORDS]
-    if isinstance(error, (MemoryError, tensorflow().errors.ResourceExhaustedError)):
-        return out_of_memory(f"model '{model}' ran out of memory: {words}")
-    if loading:
-        return invalid_model(f"TensorFlow can't load model '{model}': {words}")
-    return MmeError(Kind.EXECUTION_FAILED, f"TensorFlow failed while running model '{model}': {words}")
+    is_full = isinstance(error, tensorflow().errors.ResourceExhaustedError)
+    return TENSORFLOW.error(error, model, words, loading=loading, is_full=is_full)
