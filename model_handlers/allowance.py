@@ -8,15 +8,14 @@ load may go on up to that while the machine has the memory free, some always bei
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from model_handlers import devices
+from model_handlers.ambient import Ambient
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _FOR_A_MOMENT = 2  # times what is promised
 _OTHERS = 20  # a part of the machine's memory that loads leave alone beyond what is promised to them
@@ -87,19 +86,6 @@ class Allowance:
         return max(self._promised, min(_FOR_A_MOMENT * self._promised, total + free))
 
 
-_allowed: ContextVar[Allowance | None] = ContextVar("what the load under way may take", default=None)
-
-
-@contextmanager
-def allowing(allowance: Allowance | None) -> Iterator[None]:
-    """Models that are loaded inside may take this together."""
-    token = _allowed.set(allowance)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
-
-
-def allowed() -> Allowance | None:
-    """What the load under way here may take; None for all that it likes."""
-    return _allowed.get()
+_allowed: Ambient[Allowance] = Ambient("what the load under way may take")
+allowing = _allowed.given  # models that are loaded inside may take this together
+allowed = _allowed.get  # what the load under way here may take; None for all that it likes

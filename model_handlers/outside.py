@@ -6,13 +6,13 @@ can call nobody. It has it from the beginning of its load on: whoever loads says
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from model_handlers.ambient import Ambient
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from model_handlers.errors import MmeError
     from model_handlers.requests import Responder
@@ -109,19 +109,6 @@ class Caller:
         self._tell = []
 
 
-_offered: ContextVar[Outside | None] = ContextVar("outside of the models that are loaded", default=None)
-
-
-@contextmanager
-def offering(outside: Outside | None) -> Iterator[None]:
-    """Models that are loaded inside may ask this of the server."""
-    token = _offered.set(outside)
-    try:
-        yield
-    finally:
-        _offered.reset(token)
-
-
-def offered() -> Outside | None:
-    """What a model that is loaded here and now may ask; None for nothing."""
-    return _offered.get()
+_offered: Ambient[Outside] = Ambient("outside of the models that are loaded")
+offering = _offered.given  # models that are loaded inside may ask this of the server
+offered = _offered.get  # what a model that is loaded here and now may ask; None for nothing

@@ -11,15 +11,13 @@ from __future__ import annotations
 import math
 import os
 import threading
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from model_handlers import control_groups
+from model_handlers.ambient import Ambient
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _SMALL_MODEL = 1 << 20  # bytes of the model file
@@ -98,17 +96,8 @@ class ThreadBudget:
             self.taken -= count
 
 
-_budget: ContextVar[ThreadBudget | None] = ContextVar("whose threads models take that are loaded here", default=None)
-
-
-@contextmanager
-def within(budget: ThreadBudget | None) -> Iterator[None]:
-    """Models that are loaded inside take their threads from this; from none, as many as they want."""
-    token = _budget.set(budget)
-    try:
-        yield
-    finally:
-        _budget.reset(token)
+_budget: Ambient[ThreadBudget] = Ambient("whose threads models take that are loaded here")
+within = _budget.given  # models that are loaded inside take their threads from this; from none, as many as they want
 
 
 def take_threads(wanted: int, model: str, parameter: str = "", teams: int = 1) -> Threads:
