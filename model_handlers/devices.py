@@ -65,8 +65,23 @@ def private_memory(process: int | str = "self") -> int:
     Raises:
         OSError: there is no such process.
     """
-    fields = Path(f"/proc/{process}/statm").read_text().split()
-    return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
+    return touched_memory(Path(f"/proc/{process}/statm").read_bytes())[1]
+
+
+def touched_memory(statm: bytes) -> tuple[int, int]:
+    """Bytes that a process has touched, and those of them that are of no file, whoever shares them."""
+    _, resident, of_files, _ = statm.split(None, 3)
+    return int(resident) * mmap.PAGESIZE, (int(resident) - int(of_files)) * mmap.PAGESIZE
+
+
+def unshared_memory(process: int) -> int:
+    """Bytes of a process that no other shares, files among them; found by walking through its memory.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
 
 
 def file_for(device: Device, config: ModelConfig, version_directory: Path) -> Path:

@@ -10,11 +10,12 @@ stopped: it could take gigabytes in the time that others need to leave.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import signal
 import time
 from typing import TYPE_CHECKING, Self
+
+from model_handlers import devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,11 +79,9 @@ class LoadWatch:
                 if not (self._child.alive and self._child.pid):
                     return None
                 self._statm = os.open(f"/proc/{self._child.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
-            fields = os.pread(self._statm, 128, 0).split(None, 3)
+            return devices.touched_memory(os.pread(self._statm, 128, 0))
         except OSError:
             return None
-        resident, of_files = int(fields[1]), int(fields[2])
-        return resident * mmap.PAGESIZE, (resident - of_files) * mmap.PAGESIZE
 
     def _taken(self, of_no_file: int) -> int | None:
         """Bytes that the process takes for itself alone; None where it is not time to find out."""

@@ -18,9 +18,9 @@ import signal
 import socket
 import time
 from array import array
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers import devices
 from model_handlers.errors import Kind
 from model_handlers.isolation.fork_client import FORKS, forks_with
 from model_handlers.isolation.framing import MessageReader, ProtocolError, encode_message
@@ -272,12 +272,9 @@ class Child:
         if not (self.alive and self.pid) or self.host is not None:
             return None
         try:
-            lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
+            return devices.unshared_memory(self.pid)
         except OSError:
             return None
-        return sum(
-            int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))
-        )
 
     def _send_some(self) -> None:
         if self._unsent_fds:
