@@ -75,6 +75,7 @@ COMPILED = {
         "http1/connection",
         "http1/ending",
         "http1/exchange",
+        "http1/known_heads",
         "http1/reader",
         "http2/connection",
         "http2/frames",

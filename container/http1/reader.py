@@ -16,6 +16,7 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 from container.http1 import head
 from container.http1.exchange import Exchange
 from container.http1.head import METHODS, Refusal
+from container.http1.known_heads import END
 from container.http1.limits import KIB
 from container.turn_budget import BODY, SMALL, STEP, TurnBudget
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from container.http1.head import Fields
+    from container.http1.known_heads import KnownHead
     from container.http1.limits import Limits
     from container.http1.server import Http1Server
 
@@ -32,23 +34,12 @@ _LONGEST_READ = 256 * 1024
 _CHUNK_OVERHEAD = 8
 _SPECIAL = frozenset(("transfer-encoding", "expect", "upgrade", "origin", "sec-fetch-site"))
 _SLASH = 47
-_HEAD_END = b"\r\n\r\n"
-_LONGEST_REPEAT = 2 * KIB  # of a head: every idle connection may keep one
 _PIECE = 4 * KIB  # of heads, or of chunks, that are parsed at once
 _LARGEST_PIECE = 64 * KIB  # of large chunks
 
 
 class _NoMore(Exception):  # noqa: N818  no error
     """Raised through llhttp to stop it: what follows in this read is not for us."""
-
-
-class _Repeat:
-    """A head that a client repeats, the bytes of a whole request with it, and what it means."""
-
-    def __init__(self, head: bytes, size: int, like: Exchange) -> None:
-        self.head = head
-        self.size = size
-        self.method, self.target, self.headers = like.method, like.target, like.headers
 
 
 class RequestReader:
@@ -61,6 +52,7 @@ class RequestReader:
     def __init__(self, server: Http1Server) -> None:
         self._server = server
         self._turns = server.turns
+        self._known_heads = server.known_heads
         self._budget = TurnBudget()
         self._memory = server.memory
         self._limits: Limits = server.limits
@@ -78,8 +70,8 @@ class RequestReader:
         self._usual_headers: dict[str, str] = {}  # and what came of them
         self._usual_target = b""  # of the last request with those fields
         self._usual_method = ""  # likewise
-        self._recognised: Exchange | None = None  # of the read at hand, the last one with that target as well
-        self._repeat: _Repeat | None = None
+        self._recognised: Exchange | None = None  # of the read at hand, the last one that asks for nothing special
+        self._repeat: KnownHead | None = None  # of the last request, if it is known
         self._arriving: Exchange | None = None
         self._buffer: BytesIO | None = None
         self._wants_continue = False
@@ -134,8 +126,12 @@ class RequestReader:
 
     def data_received(self, data: bytes) -> None:
         """Parse one read."""
-        begins, repeat, turns = self._boundary, self._repeat, self._turns
-        if begins and repeat is not None and len(data) == repeat.size and data.startswith(repeat.head):
+        begins, repeat, turns = self._boundary, None, self._turns
+        if begins and self._taking:
+            repeat = self._repeat
+            if repeat is None or len(data) != repeat.size or not data.startswith(repeat.head):
+                self._repeat = repeat = self._known_heads.of(data)
+        if repeat is not None:
             turns.left -= len(repeat.head) // SMALL
             if not self._rest and (turns.left >= 0 or not turns.spent(self._budget)):
                 # Between requests llhttp holds nothing: the same bytes mean what they meant, and it need not see them.
@@ -153,7 +149,7 @@ class RequestReader:
                 self._parse(data)
                 recognised, self._recognised = self._recognised, None
                 if recognised is not None and begins and self._boundary:
-                    self._learn(data, recognised)
+                    self._repeat = self._known_heads.learn(data, recognised)
                 return
         if self._rest:
             self._rest = self._rest[self._at :] + data
@@ -208,8 +204,8 @@ class RequestReader:
         end, body = len(data), 0
         if arriving is None:
             if self._taking:
-                head_end = data.find(_HEAD_END, at, at + _PIECE)
-                end = min(end, head_end + len(_HEAD_END) if head_end >= 0 else at + _PIECE)
+                head_end = data.find(END, at, at + _PIECE)
+                end = min(end, head_end + len(END) if head_end >= 0 else at + _PIECE)
         elif "transfer-encoding" in arriving.headers:
             body = self._body_size(arriving)
             end = min(end, at + self._piece)
@@ -230,7 +226,7 @@ class RequestReader:
         if not self._rest:
             recognised, self._recognised = self._recognised, None
             if recognised is not None and self._whole and self._boundary:
-                self._learn(data, recognised)
+                self._repeat = self._known_heads.learn(data, recognised)
 
     def _too_much(self) -> Refusal:
         return Refusal(503, self._memory.full)
@@ -283,13 +279,10 @@ class RequestReader:
             and parser.should_keep_alive()
             and ("connection" not in usual or parser.get_http_version() == "1.1")
         ):
-            exchange = self._arriving = Exchange(self, method, target, usual, False, False)
-            if target == self._usual_target and method == self._usual_method:
-                self._recognised = exchange
-            else:
-                if self._server.gates_targets:
-                    self._let_in(method, target, usual, usual.get("host"))
-                self._usual_target, self._usual_method = target, method
+            if self._server.gates_targets and (target != self._usual_target or method != self._usual_method):
+                self._let_in(method, target, usual, usual.get("host"))
+            self._usual_target, self._usual_method = target, method
+            self._recognised = self._arriving = Exchange(self, method, target, usual, False, False)
         else:
             self._arriving = self._checked(parser, method, target, fields)
 
@@ -338,15 +331,6 @@ class RequestReader:
 
     # the rare things
 
-    def _learn(self, data: bytes, exchange: Exchange) -> None:
-        """Remember a head that came again, if a read was just it and its body.
-
-        Such a read is as long as the sum below; one that holds anything more, or a longer head, is longer than that.
-        """
-        end = data.find(_HEAD_END, 0, _LONGEST_REPEAT) + len(_HEAD_END)
-        if end + int(exchange.headers.get("content-length", 0)) == len(data):
-            self._repeat = _Repeat(data[:end], len(data), exchange)
-
     def _take_no_more(self) -> None:
         """Throw away whatever else the client sends, and whatever was half read."""
         self._taking = False
@@ -393,6 +377,7 @@ class RequestReader:
             del headers["upgrade"]
             self._replay = head.rebuild(method, target, headers, http10=http10)
             return None
+        exchange = Exchange(self, method, target, headers, http10, final)
         if (
             self._head_bound <= self._line_limit
             and whole == target
@@ -400,7 +385,8 @@ class RequestReader:
         ):
             self._usual_fields, self._usual_headers = fields, headers
             self._usual_target, self._usual_method = target, method
-        return Exchange(self, method, target, headers, http10, final)
+            self._recognised = exchange
+        return exchange
 
     def _let_in(self, method: str, target: bytes, headers: Mapping[str, str], host: str | None) -> None:
         """Refuse a request that the server's gate does not let in."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from container.http1.connection import HttpProtocol
 from container.http1.head import body_too_large, status_line
+from container.http1.known_heads import KnownHeads
 from container.open_files import ConnectionCap, most_connections
 from container.request_memory import RequestMemory
 from container.turn_budget import Turns
@@ -52,6 +53,7 @@ class Http1Server:
         parted: whether idle connections close at once.
         now: loop time of the last sweep, in seconds.
         heads: status → status line and Date, for the current second.
+        known_heads: of requests.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Http1Server:
         self.draining = self.parted = False
         self.now = loop.time()
         self.heads: dict[int, bytes] = {}
+        self.known_heads = KnownHeads()
         self._loop = loop
         self._date = b""
         self._empty = asyncio.Event()
@@ -112,6 +115,7 @@ class Http1Server:
 
     def forget_heads(self) -> None:
         """Ask the gate again for every head, those too that clients repeat."""
+        self.known_heads.forget()
         for connection in self.connections:
             connection.forget_heads()
 

@@ -42,6 +42,16 @@ def test_a_repeat_is_not_parsed(known):
         assert "connection" not in answer.headers
 
 
+def test_a_repeat_of_another_connection_is_not_parsed(known):
+    """Heads are known to the server, from whichever client they came."""
+    server, first = known()
+    first.close()
+    server.until(lambda: not server.server.connections)
+    client = server.connect()
+
+    assert unparsed(server, client, POST).body == b"POST /a abc"
+
+
 def test_a_repeated_head_request(serve):
     """It is answered without a body each time."""
     client = serve().connect()
