@@ -1,8 +1,8 @@
 """Everything that is wrong with a config.pbtxt, and not only the first of it. PURE.
 
-A load stops at the first rule that is broken; whoever writes a configuration wants all of them at once. So what can't
-be read is set aside, named, and the rest is judged without it: a field that there is none of, a value that no enum
-names, a tensor without a type. What follows from another problem alone may be missing until that one is mended.
+A load stops at the first rule that is broken; the author of a configuration wants all of them at once. So values
+that no enum names and the first field that does not exist are named, and the rest is judged without them. What follows
+from another problem alone may be missing until that one is mended.
 """
 
 from __future__ import annotations
@@ -30,15 +30,11 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.proto import model_config_pb2 as pb
 
-_MOST_REPAIRS = 50
+_MOST_VALUES = 50
 _NAME = re.compile(r"[A-Za-z_]\w*")
 # What stands before the value of an enum: the field, and maybe other values.
 _ENUM_VALUE = re.compile(r"(\w+)\s*:\s*\[?(?:[^\[\]{}<>:]*,)?\s*$")
-_STRING = r"""(?:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
-_SCALAR = re.compile(rf"""{_STRING}(?:\s*{_STRING})*|[^\s,;\]}}>"']+""")
-_TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[\[{<]|[\]}>]""")
 _FP32 = 11
-_STAND_IN = {"data_type": "11"}  # for a value that the enum has not; 0 does for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +99,34 @@ def config_findings(config: ModelConfig) -> Iterator[Finding]:
 
 
 def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | None:
-    """The message, what can't be read left out; None where nobody can tell where that ends."""
+    """The message, without what it does not know; None where it can't be read all the same."""
     try:
         check_escapes(text, model)
     except MmeError as error:
         problems.append(Finding("", _bare(error, model)))
         return None
-    for _ in range(_MOST_REPAIRS):
+    skips_fields, place = False, -1
+    for _ in range(_MOST_VALUES):
         try:
-            return read_text(text)
+            return read_text(text, allow_unknown_field=skips_fields)
         except text_format.ParseError as error:
-            place = place_of(text, error)
-            problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model), advice(text, error)))
-            repaired = _repaired(text, place)
-            if repaired is None:
+            before, place = place, place_of(text, error)
+            if place == before:  # no field of a name that does not exist
                 return None
-            text = repaired
+            problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model), advice(text, error)))
+            repaired = _with_other_value(text, place)
+            skips_fields |= repaired is None
+            text = repaired or text
     return None
+
+
+def _with_other_value(text: str, place: int) -> str | None:
+    """The text with a value that its enum has, where it has not the one at that place."""
+    before, value = _ENUM_VALUE.search(text, 0, place), _NAME.match(text, place)
+    if before is None or value is None:
+        return None
+    stand_in = "11" if before[1] == "data_type" else "0"
+    return text[:place] + stand_in.ljust(len(value[0])) + text[value.end() :]
 
 
 def _bare(error: MmeError, model: str) -> str:
@@ -133,56 +140,6 @@ def _unreadable(text: str, place: int, sentence: str, mend: str) -> Finding:
         return Finding("", sentence, mend)
     before = _ENUM_VALUE.search(text, 0, place)
     return Finding(before[1] if before is not None else found[0], sentence, mend)
-
-
-def _repaired(text: str, place: int) -> str | None:
-    """The text without what can't be read at that place, or with something in its place; None if that does not help."""
-    for candidate in (_without_field(text, place), _with_other_value(text, place)):
-        if candidate is not None and _gets_further(candidate, place):
-            return candidate
-    return None
-
-
-def _gets_further(text: str, place: int) -> bool:
-    try:
-        read_text(text)
-    except text_format.ParseError as error:
-        return place_of(text, error) > place
-    return True
-
-
-def _without_field(text: str, place: int) -> str | None:
-    """The text without the field that begins there; lines and columns of the rest stay what they are."""
-    name = _NAME.match(text, place)
-    if name is None or _ENUM_VALUE.search(text, 0, place):
-        return None
-    begin = name.end()
-    while begin < len(text) and text[begin] in " \t\r\n:":
-        begin += 1
-    end = _end_of_value(text, begin)
-    if end is None:
-        return None
-    return text[:place] + re.sub(r"[^\n]", " ", text[place:end]) + text[end:]
-
-
-def _end_of_value(text: str, begin: int) -> int | None:
-    if begin >= len(text) or text[begin] not in "[{<":
-        scalar = _SCALAR.match(text, begin)
-        return scalar.end() if scalar is not None else None
-    depth = 0
-    for token in _TOKEN.finditer(text, begin):
-        depth += (token[0] in "[{<") - (token[0] in "]}>")
-        if depth == 0:
-            return token.end()
-    return None
-
-
-def _with_other_value(text: str, place: int) -> str | None:
-    before, value = _ENUM_VALUE.search(text, 0, place), _NAME.match(text, place)
-    if before is None or value is None:
-        return None
-    stand_in = _STAND_IN.get(before[1], "0")
-    return text[:place] + stand_in.ljust(len(value[0])) + text[value.end() :]
 
 
 # -- the message -------------------------------------------------------------------------------------------------------

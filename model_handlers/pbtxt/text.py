@@ -80,15 +80,15 @@ def _parse_text(text: str, model: str) -> pb.ModelConfig:
         raise (invalid_model(f"{refused.message.removesuffix('.')}; {hint}") if hint else refused) from None
 
 
-def read_text(text: str) -> pb.ModelConfig:
-    """Return the message that the text is.
+def read_text(text: str, *, allow_unknown_field: bool = False) -> pb.ModelConfig:
+    """Return the message that the text is, maybe without fields that the message does not have.
 
     Raises:
         text_format.ParseError: it is none. The parser lets any number pass for an enum, and the message refuses one of
             more than 32 bits without a word of where it stands.
     """
     try:
-        return text_format.Parse(text, pb.ModelConfig())
+        return text_format.Parse(text, pb.ModelConfig(), allow_unknown_field=allow_unknown_field)
     except ValueError as error:
         at = max(text.find(str(error).rpartition(" ")[2]), 0)
         column = at - text.rfind("\n", 0, at)
