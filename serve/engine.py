@@ -47,6 +47,7 @@ from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import LazyFile, StateFile
 from serve.targets import batch_verdicts, proofs
 from serve.targets.batch_verdicts import BatchVerdicts
+from serve.targets.heap_trim import HeapTrim
 from serve.targets.meter import Meter
 from serve.targets.prepared import PreparedTarget
 from serve.targets.proofs import Proofs
@@ -116,6 +117,7 @@ class Engine:
         # Of one thread: what a stuck load would keep from being written.
         self._writes = ThreadPool("state", most=1, keeps_one=True)
         self._instances = ThreadPool("instance", keeps_one=True)
+        self._heap = HeapTrim(self._instances)
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         self._known = known = Footprints(file.read(), options.budget)
         self._footprints = LazyFile(file, known, self._writes, delay=_FOOTPRINT_SECONDS)
@@ -174,6 +176,7 @@ class Engine:
             larger=self._executes_more,
             threads=ThreadBudget(options.framework_threads) if options.framework_threads else None,
             instances=self._instances,
+            left=self._heap.left,
         )
 
     def _batch_verdicts(self) -> BatchVerdicts:
@@ -465,6 +468,7 @@ class Engine:
         await self.cache.close()
         await on_daemon("end loads", self._loads.shutdown)  # which takes a moment where some were cut short
         self._unloads.shutdown()
+        self._heap.close()
         self._instances.shutdown()
         if self.disk_room is not None:
             self.disk_room.close()

@@ -36,6 +36,7 @@ class Target:
 
     Args:
         started: told when it serves.
+        left: told when it was closed, so that freed memory goes back to the system.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Target:
         footprint: Footprint | None = None,
         labels: Labels | None = None,
         started: Callable[[Target], None] | None = None,
+        left: Callable[[], None] = heap.trim,
     ) -> None:
         self.name = name
         self.labels = labels or {}
@@ -59,6 +61,7 @@ class Target:
         self.grown = Footprint()
         self.closed = False
         self._started = started
+        self._left = left
 
     def __repr__(self) -> str:
         return f"<Target {self.name}: versions {sorted(self.versions)}>"
@@ -141,7 +144,7 @@ class Target:
     def close(self) -> None:
         """Give all memory back to the system."""
         with contextlib.ExitStack() as versions:  # each is closed, though another raises
-            versions.callback(heap.trim)
+            versions.callback(self._left)
             for model in self.models():
                 versions.callback(model.close)
         self.closed = True

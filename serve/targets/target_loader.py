@@ -10,7 +10,7 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from model_handlers import devices
+from model_handlers import devices, heap
 from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.config import Guess
@@ -88,6 +88,7 @@ class ModelLoader:
         larger: see `Model`.
         threads: those that frameworks may have in this process; None for any number.
         instances: see `Model`, `threads`.
+        left: told of every target that was closed; on any thread.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class ModelLoader:
         larger: Callable[[], None] | None = None,
         threads: ThreadBudget | None = None,
         instances: ThreadPool | None = None,
+        left: Callable[[], None] = heap.trim,
     ) -> None:
         self.scales = Scales()
         self._loop = loop
@@ -146,6 +148,7 @@ class ModelLoader:
         self._larger = larger
         self.threads = threads
         self._instances = instances
+        self._left = left
         self._under_way = under_way or UnderWay()
 
     def overrule(self) -> None:
@@ -203,13 +206,15 @@ class ModelLoader:
         if prepared.handler is None:
             versions = self._ensembles(prepared, parts)
             labels = ensemble_labels(config, labels, {part: target.labels for part, target in parts.items()})
-            return Target(name, versions, members, labels=labels, started=self._started)
+            return Target(name, versions, members, labels=labels, started=self._started, left=self._left)
         models, taken = self._load_allowed(prepared, cancelled)
         # What a process was forked from counts apart, the next time too.
         known = taken if prepared.placement is Placement.PROCESS else taken.whole()
         self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, known)
         forms = forms if forms is not None and forms.known else None
-        return Target(name, models, members, forms=forms, footprint=taken, labels=labels, started=self._started)
+        return Target(
+            name, models, members, forms=forms, footprint=taken, labels=labels, started=self._started, left=self._left
+        )
 
     def _load_allowed(
         self, prepared: PreparedTarget, cancelled: Callable[[], bool]
