@@ -20,15 +20,16 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.base import Footprint, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from serve.cache.shared_bytes import Tally
 
 FOR_EVER = math.inf
 
@@ -89,9 +90,9 @@ class Resident:
         keep_until: that clock's reading before which it stays; `FOR_EVER` if it is pinned.
         leased: whether a request holds it now.
         leaving: whether it is being unloaded already: its bytes come without anybody's doing.
-        shared: what it takes together with others in memory, by number: bytes that come back with the last of them.
+        shared: files that others in memory may map too, by name: bytes that come back with the last of them.
         charged: how many of those bytes are in its footprint.
-        part: how many that were if all who take them were charged alike.
+        part: how many that were if all who map them were charged alike.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Resident:
     keep_until: float = 0.0
     leased: bool = False
     leaving: bool = False
-    shared: Mapping[int, int] = field(default_factory=dict)
+    shared: Mapping[str, int] = field(default_factory=dict)
     charged: int = 0
     part: int = 0
 
@@ -133,8 +134,36 @@ class Plan:
     again_at: float = 0.0
 
 
+class Residents(Protocol):
+    """Everybody in memory, as far as a plan has to look at them."""
+
+    @property
+    def taken(self) -> Footprint:
+        """What they are charged for together."""
+
+    @property
+    def staying(self) -> Tally:
+        """Those that are not leaving already."""
+
+    @property
+    def pinned(self) -> Tally:
+        """Those of them that are pinned."""
+
+    def candidates(self, now: float, *, and_from_disk: bool = False) -> Iterable[Resident]:
+        """Those who may go at that reading of the clock, in the policy's order.
+
+        Who leaves the disk as well costs a download too when it comes back.
+        """
+
+    def again_at(self, now: float) -> float:
+        """When the first of those may go who may not yet, by the clock alone; 0 if there are none."""
+
+    def named(self, name: str) -> Resident | None:
+        """The one of that name that is not leaving already."""
+
+
 def plan(
-    residents: Iterable[Resident],
+    residents: Residents,
     reserved: Footprint,
     need: Footprint,
     budget: Footprint,
@@ -151,69 +180,96 @@ def plan(
         policy: the order in which models go.
         now: the reading of the clock that `last_used` and `keep_until` are of.
     """
-    staying = [r for r in residents if not r.leaving]
-    if not need.fits(budget - taken_by(r for r in staying if r.keep_until == FOR_EVER)):
+    if not need.fits(budget - residents.pinned.total):
         return Plan((), fits=False, possible=False)
-    free = budget - taken_by(staying, reserved)
-    victims = _victims(_candidates(staying, budget, policy, now), _Going(staying), free, need)
+    free = budget - residents.staying.total - reserved
+    victims = _victims(residents.candidates(now), Going(residents.staying), free, need)
     if victims is None:
-        return Plan((), fits=False, possible=True, again_at=_again_at(staying, now))
+        return Plan((), fits=False, possible=True, again_at=residents.again_at(now))
     return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
 
 
-def relief(
-    residents: Iterable[Resident],
-    need: Footprint | None,
+def regain(
+    residents: Residents,
+    reserved: Footprint,
+    grown: Resident,
     budget: Footprint,
     policy: Policy = Policy.LRU,
     now: float = 0.0,
 ) -> Plan:
+    """Decide who must go for one that grew while it was in memory, and stays. Arguments are those of `plan`."""
+    need = grown.own + Footprint(sum(grown.shared.values())) + reserved
+    free = budget - residents.staying.total + need - reserved
+    others = (each for each in residents.candidates(now) if each.name != grown.name)
+    victims = _victims(others, Going(residents.staying), free, need) or []
+    return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
+
+
+def relief(
+    residents: Residents,
+    need: Footprint | None,
+    budget: Footprint,
+    policy: Policy = Policy.LRU,
+    now: float = 0.0,
+    *,
+    name: str = "",
+    and_from_disk: bool = False,
+) -> Plan:
     """Decide who must go so that `need` bytes come back, whatever room the budget has.
 
     It is everybody who may go and holds any of a memory of which all of them hold less than that. Where the need is
-    None one goes, whatever it holds. Other arguments are those of `plan`.
+    None one goes, whatever it holds. For model `name`, which stays; other arguments are those of `plan`.
     """
-    staying = [r for r in residents if not r.leaving]
-    candidates = _candidates(staying, budget, policy, now)
+    candidates = [each for each in residents.candidates(now, and_from_disk=and_from_disk) if each.name != name]
     if need is None:
         first = candidates[:1]
         return Plan(_names(first), fits=bool(first), possible=True, age=_age(first, budget, policy))
-    everybody = _Going(staying)
+    everybody = Going(residents.staying)
     there = need.within(total(everybody.frees(r) for r in candidates))
-    victims = _victims(candidates, _Going(staying), Footprint(), there) or []
+    victims = _victims(candidates, Going(residents.staying), Footprint(), there) or []
     return Plan(_names(victims), fits=there == need, possible=True, age=_age(victims, budget, policy))
 
 
-def taken_by(residents: Iterable[Resident], first: Footprint | None = None) -> Footprint:
-    """Bytes of these together, if nobody else were there, and `first`."""
-    there = list(residents)
-    pieces: dict[int, int] = {}
-    for resident in there:
-        pieces.update(resident.shared)
-    return total((r.own for r in there), (first or Footprint()) + Footprint(sum(pieces.values())))
+def without(together: Tally, gone: Iterable[Resident]) -> Footprint:
+    """Bytes of those that are together, when some of them have left."""
+    going, left = Going(together), together.total
+    for each in gone:
+        left -= going.frees(each)
+    return left
 
 
-class _Going:
-    """Some residents go, one after the other; what the last of several frees is more than the first did."""
+def beside(together: Tally, more: Iterable[Resident]) -> Footprint:
+    """Bytes of those that are together and of some more."""
+    there = list(more)
+    files = {file: size for each in there for file, size in each.shared.items() if file not in together.users}
+    return total((each.own for each in there), together.total + Footprint(sum(files.values())))
 
-    def __init__(self, staying: Iterable[Resident]) -> None:
-        self._users = Counter(piece for resident in staying for piece in resident.shared)
+
+class Going:
+    """Some of those that are together go, one after the other: the last that maps a file frees it."""
+
+    def __init__(self, together: Tally) -> None:
+        self._users = together.users
+        self._gone: dict[str, int] = {}  # of each file: how many of its users
 
     def frees(self, resident: Resident) -> Footprint:
         """It goes; what comes back."""
-        if not resident.shared:
-            return resident.footprint
-        self._users.subtract(resident.shared.keys())
-        return resident.own + Footprint(sum(size for piece, size in resident.shared.items() if not self._users[piece]))
+        alone = 0
+        for file, size in resident.shared.items():
+            gone = self._gone[file] = self._gone.get(file, 0) + 1
+            alone += size if gone == self._users[file] else 0
+        return resident.own + Footprint(alone) if resident.shared else resident.footprint
 
     def takes(self, resident: Resident) -> Footprint:
         """It stays after all; what that costs."""
-        alone = sum(size for piece, size in resident.shared.items() if not self._users[piece])
-        self._users.update(resident.shared.keys())
+        alone = 0
+        for file, size in resident.shared.items():
+            alone += size if self._gone[file] == self._users[file] else 0
+            self._gone[file] -= 1
         return resident.own + Footprint(alone)
 
 
-def _victims(candidates: Iterable[Resident], going: _Going, free: Footprint, need: Footprint) -> list[Resident] | None:
+def _victims(candidates: Iterable[Resident], going: Going, free: Footprint, need: Footprint) -> list[Resident] | None:
     """Who of those that may go, in that order, makes `need` fit beside what is free; None where all don't."""
     chosen: list[Resident] = []
     for candidate in candidates:
@@ -252,19 +308,5 @@ def worth(resident: Resident, budget: Footprint) -> float:
     return resident.age + (resident.uses * resident.reload_seconds / share if share else FOR_EVER)
 
 
-def _candidates(staying: list[Resident], budget: Footprint, policy: Policy, now: float) -> list[Resident]:
-    """Those who may go, in the order in which they do."""
-    free = [r for r in staying if not r.leased and r.keep_until <= now]
-    if policy is Policy.GDSF:
-        return sorted(free, key=lambda r: (worth(r, budget), r.last_used))
-    if policy is Policy.LFU:
-        return sorted(free, key=lambda r: (r.uses, r.last_used))
-    return sorted(free, key=lambda r: r.last_used)
-
-
 def _age(victims: list[Resident], budget: Footprint, policy: Policy) -> float:
     return max((worth(victim, budget) for victim in victims), default=0.0) if policy is Policy.GDSF else 0.0
-
-
-def _again_at(staying: list[Resident], now: float) -> float:
-    return min((r.keep_until for r in staying if now < r.keep_until < FOR_EVER), default=0.0)

@@ -361,8 +361,8 @@ class Loading(Generic[P, T]):
                 return footprint
             evicted += more
             entry.resident = resident
-            self._charges.charge(entry, footprint)
             entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
+            self._charges.charge(entry, footprint)
             return None
         finally:
             if not promise.orphaned:

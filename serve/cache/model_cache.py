@@ -95,11 +95,10 @@ class ModelCache(Generic[P, T]):
         self._rules = rules
         self._retiring: dict[str, set[Entry[T]]] = {}  # by their names, which mean others
         self._charges = Charges()
-        self._ranking = Ranking(self._charges, rules)
+        self._ranking = Ranking(self.entries, self._charges, rules, budget)
         self.room = Room(
             budget,
-            lambda: self._charges.taken,
-            self._ranking.residents,
+            self._ranking,
             self._evict,
             policy=rules.policy,
             evicts=evicts,
@@ -267,21 +266,15 @@ class ModelCache(Generic[P, T]):
         Returns:
             their names, when their memory was given back; () if there is nobody who may go.
         """
-        return await self._put_out(name, self._ranking.residents(and_from_disk=reason == "disk"), need, reason)
-
-    async def _relieve_devices(self, name: str, need: tuple[int, ...]) -> tuple[str, ...]:
-        """The same of devices alone, for a load: who holds none of the memory that is needed stays."""
-        residents = [each for each in self._ranking.residents() if each.name != name]
-        return await self._put_out(name, residents, Footprint(0, need), "load")
-
-    async def _put_out(
-        self, name: str, residents: list[eviction.Resident], need: Footprint | None, reason: str
-    ) -> tuple[str, ...]:
-        victims = self.room.relieve(name, residents, need, reason)
+        victims = self.room.relieve(name, need, reason)
         closings = [closing for name in victims if (closing := self.entries[name].closing) is not None]
         if closings:
             await asyncio.wait(closings)
         return victims
+
+    async def _relieve_devices(self, name: str, need: tuple[int, ...]) -> tuple[str, ...]:
+        """The same of devices alone, for a load: who holds none of the memory that is needed stays."""
+        return await self.relieve(name, Footprint(0, need), "load")
 
     def forget(self, entry: Entry[T]) -> None:
         """Drop an entry that is not in memory, and that nobody has begun to load."""
@@ -349,6 +342,7 @@ class ModelCache(Generic[P, T]):
         entry.state = step(entry.state, Event.LOADED)
         entry.loaded_at = entry.last_used = time.monotonic()
         self._ready[entry.name] = entry
+        self._ranking.arrived(entry)
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -372,7 +366,7 @@ class ModelCache(Generic[P, T]):
 
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
         """A resident takes more or less than before."""
-        self._charges.recharge(entry, footprint)
+        self._ranking.remeasured(entry, footprint)
         self.room.settle()
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:
@@ -449,6 +443,7 @@ class ModelCache(Generic[P, T]):
     def _start_closing(self, entry: Entry[T], reason: str, *, hurries: bool = True) -> None:
         """From here on nobody gets a lease. Who does not hurry waits for all requests that it has, however long."""
         entry.state = step(entry.state, Event.UNLOAD)
+        self._ranking.leaves(entry)
         if self._ready.get(entry.name) is entry:
             del self._ready[entry.name]
         entry.closing = asyncio.get_running_loop().create_task(
@@ -471,7 +466,7 @@ class ModelCache(Generic[P, T]):
         await entry.drained()
         await self._loading.close(entry, resident)
         footprint = entry.footprint
-        self._charges.discharge(entry)
+        self._ranking.left(entry)
         entry.left(reason)
         if entry in (retiring := self._retiring.get(entry.name, set())):
             retiring.remove(entry)

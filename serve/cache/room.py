@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Footprint, total
+from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from serve.cache import eviction
 
@@ -60,8 +59,7 @@ class Room:
         grown: bytes that executions took and no model is charged for.
 
     Args:
-        taken: bytes of everybody in memory.
-        residents: everybody in memory, as the eviction plan wants to know them.
+        residents: everybody in memory.
         evict: begins to carry out a plan, for the model named second and the reason of `stats.EVICTION_REASONS` named
             third; the victims' bytes come back later.
         policy: the order in which residents go.
@@ -72,8 +70,7 @@ class Room:
     def __init__(
         self,
         budget: Footprint,
-        taken: Callable[[], Footprint],
-        residents: Callable[[], Iterable[eviction.Resident]],
+        residents: eviction.Residents,
         evict: Callable[[eviction.Plan, str, str], None],
         *,
         policy: eviction.Policy = eviction.Policy.LRU,
@@ -82,7 +79,6 @@ class Room:
     ) -> None:
         self.budget = budget
         self.reserved = self.grown = Footprint()
-        self._taken = taken
         self._residents = residents
         self._evict = evict
         self._policy = policy
@@ -98,7 +94,7 @@ class Room:
 
     def used(self) -> Footprint:
         """Bytes of everything in memory and of everything promised."""
-        return self._taken() + self._apart()
+        return self._residents.taken + self._apart()
 
     def _apart(self) -> Footprint:
         """Bytes that are taken and no resident's, so that no eviction gives them back."""
@@ -162,17 +158,23 @@ class Room:
             raise
         return claim.evicted
 
-    def relieve(
-        self, name: str, residents: Iterable[eviction.Resident], need: Footprint | None, reason: str
-    ) -> tuple[str, ...]:
-        """Begin to put out those residents that hold `need` bytes together, or all who may go if they hold less.
+    def relieve(self, name: str, need: Footprint | None, reason: str) -> tuple[str, ...]:
+        """Begin to put out others that hold `need` bytes together, or all who may go if they hold less.
 
         A need of None is one of them, whatever it holds. It is for model `name`, which is short of what no budget here
         counts. Where nobody is put out, nobody is.
         """
         if not self._evicts:
             return ()
-        plan = eviction.relief(residents, need, self.budget, self._policy, time.monotonic())
+        plan = eviction.relief(
+            self._residents,
+            need,
+            self.budget,
+            self._policy,
+            time.monotonic(),
+            name=name,
+            and_from_disk=reason == "disk",
+        )
         if plan.victims:
             self._evict(plan, name, reason)
         return plan.victims
@@ -181,19 +183,16 @@ class Room:
         """Model `name` grew while it was in memory: if all take more than there is, others leave, if that is enough."""
         if not self._evicts or self.used().fits(self.budget):
             return
-        residents = list(self._residents())
-        grown = [each for each in residents if each.name == name]
-        held = {piece for each in grown for piece in each.shared}  # which nobody else's leaving gives back
-        others = [_without(each, held) for each in residents if each.name != name]
-        staying = eviction.taken_by(grown, self._apart())
-        plan = eviction.plan(others, Footprint(), staying, self.budget, self._policy, time.monotonic())
+        grown = self._residents.named(name)
+        if grown is None:
+            return
+        plan = eviction.regain(self._residents, self._apart(), grown, self.budget, self._policy, time.monotonic())
         if plan.victims:
             self._evict(plan, name, "growth")
 
     def overdrawn(self) -> int:
         """Bytes of the host that are taken beyond the budget, and stay so when all that are leaving have left."""
-        staying = (resident for resident in self._residents() if not resident.leaving)
-        return max(eviction.taken_by(staying, self._apart()).host - self.budget.host, 0)
+        return max((self._residents.staying.total + self._apart()).host - self.budget.host, 0)
 
     def give_back(self, bytes_promised: Footprint) -> None:
         """End a reservation: the bytes are free, or counted as a resident's from now on."""
@@ -255,10 +254,9 @@ class Room:
             claim.give_way()
             claim.give_way = None
             claim.awaits_own = True
-        residents = list(self._residents())
-        self._crowd = len(residents)
+        self._crowd = self._residents.staying.count
         plan = eviction.plan(
-            residents, self._apart() + set_aside, claim.need, self.budget, self._policy, time.monotonic()
+            self._residents, self._apart() + set_aside, claim.need, self.budget, self._policy, time.monotonic()
         )
         full = not plan.fits or (bool(plan.victims) and not self._evicts)
         if full and claim.patient and not self._evicts:
@@ -278,25 +276,30 @@ class Room:
 
         Where nobody is evicted, who waits in front of it waits for bytes that are on their way, and will have them.
         """
-        staying = [resident for resident in self._residents() if not resident.leaving]
-        others = [resident for resident in staying if resident.name != claim.name]
-        own = [resident for resident in staying if resident.name == claim.name]
+        own = self._named([claim.name])
         room = self.budget if self._evicts else self.budget - ahead
-        if not claim.need.fits(room - self._kept(others, [])):
+        if not claim.need.fits(room - self._kept(own, stays=False)):
             return False
-        return not claim.need.fits(room - self._kept(others, own)) or self._wait_for_each_other(staying)
+        return not claim.need.fits(room - self._kept(own, stays=True)) or self._wait_for_each_other()
 
-    def _kept(self, others: Iterable[eviction.Resident], own: list[eviction.Resident]) -> Footprint:
-        """Bytes that nobody gives back, whoever waits for them, with what stays of the claimant's own."""
+    def _named(self, names: Iterable[str]) -> list[eviction.Resident]:
+        return [each for name in names if (each := self._residents.named(name)) is not None]
+
+    def _kept(self, own: list[eviction.Resident], *, stays: bool) -> Footprint:
+        """Bytes that nobody gives back, whoever waits for them, with or without the claimant's own."""
         if not self._evicts:
-            return eviction.taken_by([*others, *own], self._apart())
-        return eviction.taken_by([*(other for other in others if other.keep_until == eviction.FOR_EVER), *own])
+            staying = self._residents.staying
+            return self._apart() + (staying.total if stays else eviction.without(staying, own))
+        pinned = [each for each in own if each.keep_until == eviction.FOR_EVER]
+        if stays:
+            return eviction.beside(self._residents.pinned, [each for each in own if each not in pinned])
+        return eviction.without(self._residents.pinned, pinned)
 
-    def _wait_for_each_other(self, staying: list[eviction.Resident]) -> bool:
+    def _wait_for_each_other(self) -> bool:
         """Whether nobody who is to take a place has room beside those that stay until their places are taken."""
         waiting = {claim.name: claim for claim in self._claims if claim.give_way and not claim.granted.done()}
-        stay = [one for one in staying if one.name in waiting or one.keep_until == eviction.FOR_EVER]
-        free = self.budget - eviction.taken_by(stay)
+        stay = [each for each in self._named(waiting) if each.keep_until != eviction.FOR_EVER]
+        free = self.budget - eviction.beside(self._residents.pinned, stay)
         return not any(claim.need.fits(free) for claim in waiting.values())
 
     def _withdraw(self, claim: _Claim) -> None:
@@ -321,30 +324,20 @@ class Room:
 
     def _pinned(self, claim: _Claim) -> str:
         need = claim.need
-        pinned = [r.footprint for r in self._residents() if r.keep_until == eviction.FOR_EVER]
-        taken = total(pinned)
+        taken, count = self._residents.pinned.total, self._residents.pinned.count
         return (
             f"model '{claim.name}' needs {megabytes(need)}, but {megabytes(taken, need)} of "
-            f"{megabytes(self.budget, need)} are taken by {len(pinned)} pinned models: pin fewer of them (MME_PIN), or "
+            f"{megabytes(self.budget, need)} are taken by {count} pinned models: pin fewer of them (MME_PIN), or "
             f"raise {_setting(need, self.budget - taken)}"
         )
 
     def _in_use(self, claim: _Claim) -> str:
-        now = time.monotonic()
-        kept = any(now < resident.keep_until < eviction.FOR_EVER for resident in self._residents())
+        kept = self._residents.again_at(time.monotonic())
         whose = "in use or loaded too recently to leave (MME_MIN_RESIDENCY)" if kept else "in use"
         return (
             f"model '{claim.name}' waited {self._patience:.0f} s for {megabytes(claim.need)} of memory held by models "
             f"{whose}; try again, or give the server a larger memory budget"
         )
-
-
-def _without(resident: eviction.Resident, pieces: set[int]) -> eviction.Resident:
-    """A resident as it is to those who hold these pieces themselves."""
-    if pieces.isdisjoint(resident.shared):
-        return resident
-    shared = {piece: size for piece, size in resident.shared.items() if piece not in pieces}
-    return replace(resident, footprint=resident.own, shared=shared, charged=0)
 
 
 def _setting(need: Footprint, room: Footprint) -> str:

@@ -99,9 +99,14 @@ def evict(cache, name):
     return cache.entries[name].closing
 
 
-def ranking_of(cache):
-    """(the age that grows with evictions, the residents as an eviction would see them)."""
-    return cache._ranking._age, cache._ranking.residents()
+def books_of(cache):
+    """What it keeps of those in memory for eviction plans, as `eviction.Residents`."""
+    return cache._ranking
+
+
+def residents_of(cache):
+    """Those in memory, one by one."""
+    return [cache._ranking._resident(entry) for entry in cache._charges.charged]
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------

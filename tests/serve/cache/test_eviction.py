@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
-from serve.cache.eviction import FOR_EVER, Plan, Policy, Resident, Rules, plan, relief, worth
+from serve.cache import eviction
+from serve.cache.eviction import FOR_EVER, Plan, Policy, Resident, Rules, worth
+from tests.serve.cache.listed import Listed, bytes_of
 
 NOTHING = Footprint()
 
@@ -13,6 +15,16 @@ NOTHING = Footprint()
 def host(name, size, used, **state):
     """A resident of so many bytes on the host."""
     return Resident(name, Footprint(size), used, **state)
+
+
+def plan(residents, reserved, need, budget, policy=Policy.LRU, now=0.0):
+    """The plan for a list of residents."""
+    return eviction.plan(Listed(lambda: residents, budget, policy), reserved, need, budget, policy, now)
+
+
+def relief(residents, need, budget, policy=Policy.LRU):
+    """Who leaves of a list of residents, whatever is free."""
+    return eviction.relief(Listed(lambda: residents, budget, policy), need, budget, policy)
 
 
 def evict(*residents, need, budget=100, reserved=0, policy=Policy.LRU, now=0.0):
@@ -75,23 +87,23 @@ def test_a_large_victim_spares_a_small_one():
 
 def test_what_an_heir_takes_over_is_not_freed():
     """Who is charged for what others map as well makes room for no more than its own; all of them together do."""
-    first = host("first", 60, 1, shared={1: 50}, charged=50)
+    first = host("first", 60, 1, shared={"w": 50}, charged=50)
     other = host("other", 30, 2)
-    heir = host("heir", 10, 3, shared={1: 50})
+    heir = host("heir", 10, 3, shared={"w": 50})
 
     assert evict(first, heir, other, need=30).victims == ("other",)
     assert evict(first, heir, other, need=60).victims == ("first", "heir")
-    pinned = host("heir", 10, 2, shared={1: 50}, keep_until=FOR_EVER)
+    pinned = host("heir", 10, 2, shared={"w": 50}, keep_until=FOR_EVER)
     assert evict(first, pinned, need=50) == Plan((), fits=False, possible=False)
-    leased = host("heir", 10, 2, shared={1: 50}, leased=True)
+    leased = host("heir", 10, 2, shared={"w": 50}, leased=True)
     assert evict(first, leased, need=50) == Plan((), fits=False, possible=True)
 
 
 def test_who_is_charged_for_all_is_worth_no_less_than_the_others():
     """GreedyDual-Size-Frequency takes what several share for each one's in part."""
     state = {"uses": 5, "reload_seconds": 1.0}
-    first = host("first", 60, 2, shared={1: 50}, charged=50, part=25, **state)
-    heir = host("heir", 10, 3, shared={1: 50}, part=25, **state)
+    first = host("first", 60, 2, shared={"w": 50}, charged=50, part=25, **state)
+    heir = host("heir", 10, 3, shared={"w": 50}, part=25, **state)
     alone = host("alone", 35, 1, **state)
 
     assert worth(first, Footprint(100)) == worth(heir, Footprint(100)) == worth(alone, Footprint(100))
@@ -328,16 +340,9 @@ ORDERS = {
 }
 
 
-def total(residents):
-    """Their bytes together, what they share once."""
-    residents = list(residents)
-    shared = {piece: size for resident in residents for piece, size in resident.shared.items()}
-    return sum((resident.own for resident in residents), Footprint(sum(shared.values())))
-
-
 def without(residents, gone):
     """The bytes of those that are left."""
-    return total(resident for resident in residents if resident not in gone)
+    return bytes_of(resident for resident in residents if resident not in gone)
 
 
 @given(crowds, footprints, needs, st.sampled_from(list(Policy)))
@@ -353,7 +358,7 @@ def test_a_plan_is_enough_and_not_more(residents, reserved, need, policy):
     assert len(set(result.victims)) == len(victims)
     assert all(victim in may_go for victim in victims)
     assert [order(victim) for victim in victims] == sorted(order(victim) for victim in victims)
-    assert result.possible == need.fits(BUDGET - total(r for r in staying if r.keep_until == FOR_EVER))
+    assert result.possible == need.fits(BUDGET - bytes_of(r for r in staying if r.keep_until == FOR_EVER))
     assert result.fits == (result.possible and need.fits(BUDGET - reserved - without(staying, may_go)))
     if not result.fits:
         assert victims == []

@@ -13,6 +13,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from serve.cache.eviction import Policy, Resident, plan
+from tests.serve.cache.listed import Listed
 
 NOBODY = Footprint()
 WARM_UP = 2_000
@@ -51,7 +52,8 @@ class Simulation:
         self.residents[name] = replace(resident, last_used=self.now, uses=resident.uses + 1, age=self.age)
 
     def _make_room(self, need):
-        made = plan(self.residents.values(), NOBODY, need, self.budget, self.policy, self.now)
+        listed = Listed(self.residents.values, self.budget, self.policy)
+        made = plan(listed, NOBODY, need, self.budget, self.policy, self.now)
         assert made.fits
         self.age = max(self.age, made.age)
         for victim in made.victims:

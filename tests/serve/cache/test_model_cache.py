@@ -24,7 +24,8 @@ from serve.cache.eviction import Policy, Rules
 from serve.cache.lifecycle import State
 from serve.cache.model_cache import ModelCache
 from serve.stats import TargetStats
-from tests.serve.inside import give_loads, ranking_of
+from tests.serve.cache.listed import Listed
+from tests.serve.inside import books_of, give_loads, residents_of
 from tests.serve.integrity import check_integrity
 from tests.waiting import until
 
@@ -223,6 +224,7 @@ class World:
         self.press = Press()
         self.press.sizes.update(options.pop("sizes", {}))
         self.desk = Desk()
+        self.policy = options["rules"].policy if "rules" in options else Policy.LRU
         self.cache = ModelCache(self.press, options.pop("budget", mb(100)), self.desk, **options)
 
     def entry(self, name):
@@ -233,6 +235,10 @@ class World:
         """The books agree with themselves and with what really is in memory."""
         cache = self.cache
         check_integrity(cache)
+        now, books = time.monotonic(), books_of(cache)
+        listed = Listed(lambda: residents_of(cache), cache.room.budget, self.policy)
+        in_order = [listed.place(each) for each in listed.candidates(now)]
+        assert [listed.place(each) for each in books.candidates(now)] == in_order
         residents = [entry for entry in cache.all_entries() if entry.resident is not None]
         assert sum((entry.footprint for entry in residents), cache.room.reserved) == cache.room.used()
         for entry in residents:
@@ -635,20 +641,40 @@ async def test_the_age_at_the_last_use_is_that_of_the_textbook():
             lease = world.cache.lease(name)
             lease.reload_ns = 10**9 * (ord(name) - ord("a") + 1)
             lease.release()
-            ages[name] = ranking_of(world.cache)[0]
+            ages[name] = books_of(world.cache).age
 
         await world.resident("a", "b", "c", "d")
         for turn in range(40):
             for name in "abcdef"[turn % 3 :: 2]:
                 if world.cache.lease(name) is None:
                     await world.resident(name)
-                    ages[name] = ranking_of(world.cache)[0]
+                    ages[name] = books_of(world.cache).age
                 else:
                     world.entry(name).release()
                 ask(name)
-                residents = ranking_of(world.cache)[1]
+                residents = residents_of(world.cache)
                 assert {r.name: r.age for r in residents} == {r.name: ages.get(r.name, 0.0) for r in residents}
-        assert ranking_of(world.cache)[0] > 0
+        assert books_of(world.cache).age > 0
+
+
+@pytest.mark.parametrize("policy", Policy)
+async def test_an_eviction_looks_at_those_in_front(policy):
+    """However many are in memory: at who was used since it last looked, and at who goes, not at all of them."""
+    async with world_of(rules=Rules(policy)) as world:
+        names = [f"m{number}" for number in range(100)]
+        world.press.sizes = {name: (mb(1), mb(1)) for name in [*names, "x", "y", "z"]}
+        await world.resident(*names)
+        for name in names[3:20]:
+            world.cache.lease(name).release()
+        looks = books_of(world.cache).order.looks
+        for name in "xyz":
+            task = asyncio.create_task(world.cache.load(world.entry(name)))
+            while not task.done():
+                await asyncio.sleep(0)
+                while world.desk.pending:
+                    world.desk.do()
+        assert [name for name in names if world.entry(name).evicted] == names[:3]
+        assert books_of(world.cache).order.looks - looks < 40
 
 
 @pytest.mark.parametrize("by", ["name", "pattern", "author"])

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from model_handlers.base import Footprint, total
+from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cache.eviction import FOR_EVER, Policy, Resident
 from serve.cache.room import Room, megabytes
+from tests.serve.cache.listed import Listed
 
 
 def mb(number, device=0):
@@ -23,7 +24,6 @@ class House:
     Attributes:
         evicted: (victim, beneficiary), in order. Their bytes come back when the test says `gone`.
         reasons: why each plan was carried out.
-        looks: how often the room looked at every resident.
     """
 
     def __init__(self, *sizes, evicts=True, patience=60.0, budget=None, policy=Policy.LRU):
@@ -32,21 +32,16 @@ class House:
         }
         self.evicted = []
         self.reasons = []
-        self.looks = 0
         self.told = asyncio.Event()
+        self.listed = Listed(self.residents.values, budget or mb(100), policy)
         self.room = Room(
             budget or mb(100),
-            lambda: total(resident.footprint for resident in self.residents.values()),
-            self._look,
+            self.listed,
             self._evict,
             policy=policy,
             evicts=evicts,
             patience=patience,
         )
-
-    def _look(self):
-        self.looks += 1
-        return self.residents.values()
 
     def _evict(self, plan, beneficiary, reason):
         self.reasons.append(reason)
@@ -101,7 +96,7 @@ async def test_what_fits_looks_at_no_resident():
     await house.room.extend("new", mb(20), mb(30))
     assert house.room.spare(mb(10))
     house.room.regain("r0")
-    assert (house.room.used(), house.looks) == (mb(70), 0)
+    assert (house.room.used(), house.listed.looks) == (mb(70), 0)
 
 
 async def test_nothing_needs_no_room():
@@ -190,11 +185,11 @@ async def test_among_many_residents_ends_of_leases_are_looked_at_together(idle):
 async def test_relief_puts_out_as_much_as_was_asked_for_whatever_is_free(evicts, expected):
     """A model that is short of memory which no budget counts has others leave, where anybody may be put out."""
     house = House(10, 10, 10, evicts=evicts)
-    assert house.room.relieve("short", house.residents.values(), mb(15), "execution") == expected
+    assert house.room.relieve("short", mb(15), "execution") == expected
     assert house.evicted == [(name, "short") for name in expected]
     assert house.reasons == ["execution"] * bool(expected)
-    assert house.room.relieve("short", house.residents.values(), mb(15), "execution") == (("r2",) if evicts else ())
-    assert house.room.relieve("short", house.residents.values(), mb(15), "execution") == ()
+    assert house.room.relieve("short", mb(15), "execution") == (("r2",) if evicts else ())
+    assert house.room.relieve("short", mb(15), "execution") == ()
 
 
 async def test_the_policy_decides_and_the_reason_is_told(idle):

@@ -3,8 +3,11 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serve.cache.shared_bytes import SharedBytes
+from model_handlers.base import Footprint
+from serve.cache.shared_bytes import SharedBytes, Tally
 
 BACKBONE = {"b1": 100, "b2": 50}
 HEAD = {"h": 7}
@@ -67,24 +70,37 @@ def test_charges_add_up_to_what_is_mapped(seed):
         assert charges == {name: shared.charge(name) for name in here}
         users = {file: [name for name in here if file in here[name]] for file in mapped}
         for name, files in here.items():
-            with_others = {file for file in files if len(users[file]) > 1}
-            joint = shared.jointly(name)
-            assert sum(joint.pieces.values()) == sum(sizes[file] for file in with_others)
-            assert charges[name] - joint.charged == sum(sizes[file] for file in files if file not in with_others)
-        together = {piece: size for name in here for piece, size in shared.jointly(name).pieces.items()}
-        assert sum(together.values()) == sum(sizes[file] for file in mapped if len(users[file]) > 1)
+            assert shared.files(name) == files
+            assert shared.part(name) == sum(sizes[file] // len(users[file]) for file in files)
+            assert shared.beside(name) == {user for file in files for user in users[file]}
 
 
-def test_files_that_the_same_models_map_are_one_piece():
-    """Copies have a hundred tensors in common, and whoever counts them counts one."""
+def test_what_they_would_pay_alike():
+    """Copies have a hundred tensors in common, and none of them seems to be larger than the others."""
     shared = SharedBytes()
     for name in "abc":
         shared.map(name, BACKBONE)
-    shared.map("d", {**HEAD, "b2": 50})
+    shared.map("d", {**HEAD, "b2": 60})
 
-    assert sorted(shared.jointly("a").pieces.values()) == [50, 100]
-    assert (shared.jointly("a").charged, shared.jointly("a").part) == (150, 100 // 3 + 50 // 4)
-    assert list(shared.jointly("d").pieces.values()) == [50]
+    assert shared.files("d") == {"h": 7, "b2": 50}
+    assert (shared.charge("a"), shared.part("a"), shared.part("d")) == (150, 100 // 3 + 50 // 4, 7 + 50 // 4)
+    assert shared.beside("d") == set("abcd")
     shared.unmap("d")
-    assert list(shared.jointly("b").pieces.values()) == [150]
-    assert shared.jointly("nobody").pieces == {}
+    assert shared.part("b") == 100 // 3 + 50 // 3
+    assert (shared.part("nobody"), shared.beside("nobody")) == (0, set())
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sets(st.sampled_from("abcd")), st.integers(0, 9)), max_size=40))
+def test_a_tally_is_what_they_take_together(steps):
+    """However models come and go: each one's own, and every file once."""
+    tally, here = Tally(), {}
+    for name, files, size in steps:
+        if name in here:
+            tally.remove(*here.pop(name))
+        else:
+            here[name] = (Footprint(size, (0, size)), {file: ord(file) for file in files})
+            tally.add(*here[name])
+        mapped = {file for _, files in here.values() for file in files}
+        own = sum((own for own, _ in here.values()), Footprint())
+        assert (tally.count, tally.total) == (len(here), own + Footprint(sum(map(ord, mapped))))
+        assert tally.users.keys() == mapped
