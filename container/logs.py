@@ -1,7 +1,7 @@
 """How log lines look: text for a person at a terminal, one JSON object a line for everything else, or as Triton's.
 
 Everybody logs with the standard library (`logging.getLogger("mme.…")`, facts in `extra=`), gunicorn and botocore too;
-all of it goes through one handler on the root logger, where structlog renders it, and which waits for no reader. A
+all of it goes through one handler on the root logger, which waits for no reader. A
 traceback is one field of its line, so that a log group never sees it cut into pieces. There is no access log: a line
 for every ping costs money and says nothing.
 
@@ -11,11 +11,11 @@ later what is logged, and how, in the process that serves.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging.config
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,21 +23,17 @@ import orjson
 from container.log_pipe import PipeHandler
 from container.log_settings import LogSettings
 from container.settings.kinds import LogFormat
-from model_handlers.importing import import_without
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import TextIO
-
-    import structlog
-    from structlog.typing import EventDict, Processor, WrappedLogger
-else:
-    structlog = import_without("structlog", "rich")  # 80 modules, for tracebacks that we do not want
 
 # Libraries log every request and header at debug level, credentials among them: below info, only ours are heard.
 _OURS = ("mme", "gunicorn.error")
 _HANDLER = "stream"  # by which it is found again
-_NO_FACTS = ("_record", "_from_structlog", "event", "level", "logger")
+_NO_FACTS = frozenset((*logging.makeLogRecord({}).__dict__, "message", "asctime"))  # but what a record has by itself
+_COLOURS = {logging.DEBUG: 32, logging.INFO: 32, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
+_QUOTED = frozenset(" \t\r\n=\"'")
 
 
 def configure(level: str, format: LogFormat, stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
@@ -50,17 +46,6 @@ def configure(level: str, format: LogFormat, stream: TextIO | None = None) -> No
     """
     logging.config.dictConfig(logging_config(level, format, stream))
     logging.captureWarnings(True)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.stdlib.filter_by_level,
-            *_shared_processors(),
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
 
 
 def logging_config(level: str, format: LogFormat, stream: TextIO | None = None) -> dict[str, Any]:  # noqa: A002
@@ -70,7 +55,7 @@ def logging_config(level: str, format: LogFormat, stream: TextIO | None = None) 
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"line": {"()": _formatter, "colours": stream.isatty(), "lines": lines}},
+        "formatters": {"line": {"()": Lines, "form": lines, "colours": stream.isatty()}},
         "handlers": {_HANDLER: {"()": PipeHandler, "formatter": "line", "stream": stream}},
         "root": {"level": quiet, "handlers": [_HANDLER]},
         "loggers": {
@@ -112,7 +97,7 @@ class LogControl:
         for handler in logging.getLogger().handlers:
             if handler.name == _HANDLER and isinstance(handler, PipeHandler):
                 handler.filters = [lambda record: now.lets_through(record.levelno)]
-                handler.setFormatter(_formatter(colours=handler.stream.isatty(), lines=now.format))
+                handler.setFormatter(Lines(now.format, colours=handler.stream.isatty()))
 
 
 def _chosen(format: LogFormat, stream: TextIO) -> LogFormat:  # noqa: A002 - the setting's name
@@ -125,74 +110,83 @@ def _quiet(level: int) -> int:
     return max(level, logging.INFO)
 
 
-def _shared_processors() -> list[Processor]:
-    """What happens to a line whoever wrote it."""
-    return [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        structlog.stdlib.PositionalArgumentsFormatter(),
-    ]
+class Lines(logging.Formatter):
+    """Records → lines of one form, with their facts and a traceback.
+
+    Args:
+        form: any but AUTO.
+        colours: of text; a terminal shows a sentence of several lines as it is, too.
+    """
+
+    def __init__(self, form: LogFormat, *, colours: bool) -> None:
+        super().__init__()
+        self._colours = colours
+        forms: dict[LogFormat, Callable[[logging.LogRecord, dict[str, Any], str], str]] = {
+            LogFormat.TEXT: self._text,
+            LogFormat.JSON: self._object,
+            LogFormat.TRITON: partial(self._triton, "{severity}{written:%m%d %H:%M:%S.%f}"),
+            LogFormat.ISO8601: partial(self._triton, "{written:%Y-%m-%dT%H:%M:%SZ} {severity}"),
+        }
+        self._form = forms[form]
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        facts = {name: fact for name, fact in record.__dict__.items() if name not in _NO_FACTS}
+        return self._form(record, facts, self.formatException(record.exc_info) if record.exc_info else "")
+
+    def _object(self, record: logging.LogRecord, facts: dict[str, Any], traceback: str) -> str:
+        """What every line has in front, the sentence under the name that log viewers look for."""
+        return _json(
+            {
+                "timestamp": _timestamp(record),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": record.getMessage(),
+                **facts,
+                **({"exception": traceback} if traceback else {}),
+            }
+        )
+
+    def _triton(self, begin: str, record: logging.LogRecord, facts: dict[str, Any], traceback: str) -> str:
+        """`I1114 22:13:20.250000 17 engine.py:33] "loaded"`, and facts behind it; quoted: a line is one line."""
+        severity = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
+        begin = begin.format(severity=severity, written=_written(record))
+        facts |= {"exception": traceback} if traceback else {}
+        told = "".join([f" {name}={_json(fact)}" for name, fact in facts.items()])
+        return f"{begin} {record.process} {record.filename}:{record.lineno}] {_json(record.getMessage())}{told}"
+
+    def _text(self, record: logging.LogRecord, facts: dict[str, Any], traceback: str) -> str:
+        """For people. In a file a sentence of several lines would leave its model's name on the last one."""
+        sentence = record.getMessage()
+        if not self._colours and "\n" in sentence:
+            sentence = " | ".join([line for line in map(str.strip, sentence.splitlines()) if line])
+        level = self._coloured(f"{record.levelname.lower():9}", _COLOURS.get(record.levelno, 1))
+        front = f"{self._coloured(_timestamp(record), 2)} [{level}] {self._coloured(f'{sentence:30}', 1)}"
+        told = [f"[{self._coloured(record.name, 34)}]"]
+        told += [
+            f"{self._coloured(name, 36)}={self._coloured(_shown(fact), 35)}" for name, fact in sorted(facts.items())
+        ]
+        return f"{front} {' '.join(told)}" + (f"\n{traceback}" if traceback else "")
+
+    def _coloured(self, text: str, colour: int) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._colours else text
 
 
-def _formatter(*, colours: bool, lines: LogFormat) -> logging.Formatter:
-    formatter, traceback = structlog.stdlib.ProcessorFormatter, structlog.processors.format_exc_info
-    chains: dict[LogFormat, list[Processor]] = {
-        LogFormat.TEXT: [
-            _timestamp,
-            formatter.remove_processors_meta,
-            *([] if colours else [_in_one_line]),
-            _text_lines(colours=colours),
-        ],
-        LogFormat.JSON: [_timestamp, formatter.remove_processors_meta, traceback, _message_first, _json_lines()],
-        LogFormat.TRITON: [traceback, functools.partial(_triton_line, "{severity}{written:%m%d %H:%M:%S.%f}")],
-        LogFormat.ISO8601: [traceback, functools.partial(_triton_line, "{written:%Y-%m-%dT%H:%M:%SZ} {severity}")],
-    }
-    return formatter(foreign_pre_chain=_shared_processors(), processors=chains[lines])
+def _written(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
 
 
-def _timestamp(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _timestamp(record: logging.LogRecord) -> str:
     """When the line was written (not when it was rendered): ISO 8601, UTC, milliseconds."""
-    written = datetime.fromtimestamp(event["_record"].created, UTC)
-    event["timestamp"] = written.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return event
+    return _written(record).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _in_one_line(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """In a file a sentence of several lines, as a model's error is, would leave its model's name on the last one."""
-    lines = str(event["event"]).splitlines()
-    if len(lines) > 1:
-        event["event"] = " | ".join(line for line in map(str.strip, lines) if line)
-    return event
+def _shown(fact: Any) -> str:
+    return repr(fact) if not isinstance(fact, str) or _QUOTED & set(fact) else fact
 
 
-def _message_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """The fields that every line has in front, the sentence under the name that log viewers look for."""
-    front = {key: event.pop(key, None) for key in ("timestamp", "level", "logger")}
-    return {**front, "message": event.pop("event"), **event}
-
-
-def _json_lines() -> Processor:
-    return structlog.processors.JSONRenderer(serializer=_json)
-
-
-def _triton_line(begin: str, _logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """`I1114 22:13:20.250000 17 engine.py:33] "loaded"`, and facts behind it; quoted, so that a line is one line."""
-    record: logging.LogRecord = event["_record"]
-    severity = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
-    written = datetime.fromtimestamp(record.created, UTC)
-    facts = [f" {name}={_json(fact)}" for name, fact in event.items() if name not in _NO_FACTS]
-    place = f"{record.process} {record.filename}:{record.lineno}]"
-    return f"{begin.format(severity=severity, written=written)} {place} {_json(event['event'])}{''.join(facts)}"
-
-
-def _json(event: Any, **_: object) -> str:
+def _json(value: Any) -> str:
     try:
-        return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # a lone surrogate out of a file name, an integer over 64 bits
-        return json.dumps(event, default=repr, skipkeys=True)
-
-
-def _text_lines(*, colours: bool) -> Processor:
-    # plain_traceback: with rich installed, structlog would print the values of local variables, tensors among them
-    return structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
+        return json.dumps(value, default=repr, skipkeys=True)

@@ -16,7 +16,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import structlog
 
 from container.logs import LogControl, configure
 from container.settings import LogFormat
@@ -39,7 +38,6 @@ def _restore_logging():
     handlers, level = list(root.handlers), root.level
     yield
     logging.captureWarnings(False)
-    structlog.reset_defaults()
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -121,6 +119,21 @@ def test_text_without_a_terminal_has_no_colours():
     assert "\x1b" not in stream.getvalue()
 
 
+def test_text_shows_facts_and_a_traceback():
+    """Facts by name, quoted where their end would not be seen; the traceback on lines of its own."""
+    stream = io.StringIO()
+    configure("info", LogFormat.TEXT, stream)
+    record = a_line()
+    record.evicted, record.sentence = ["a"], "two words"
+
+    logging.getLogger("mme").handle(record)
+
+    first, *traceback = stream.getvalue().splitlines()
+    assert first.endswith("""[mme] evicted=['a'] sentence='two words' target_model=ä""")
+    assert traceback[0].startswith("Traceback")
+    assert traceback[-1] == "KeyError: 'gone'"
+
+
 def test_text_in_a_file_has_a_line_for_each_sentence():
     """Of a model's error too, whose lines a person at a terminal sees as they are."""
     sentence = "load failed: no file\n\nAt:\n  model.py(7)\n"
@@ -175,7 +188,7 @@ def test_lines_as_triton_writes_them(lines, begin):
     for level, letter in (("debug", ""), ("info", "I"), ("warning", "W"), ("critical", "E")):
         getattr(logging.getLogger("mme"), level)("x")
         assert letter in stream.getvalue().splitlines()[-1][: len(begin)]
-    structlog.get_logger("mme").info("native", fact=1)
+    logging.getLogger("mme").info("native", extra={"fact": 1})
     assert stream.getvalue().endswith('] "native" fact=1\n')
 
 
@@ -217,20 +230,18 @@ def test_what_is_logged_changes_while_it_runs():
     assert sentences(log_format="json", log_info=True, log_error=None) == ["info", "error"]
 
 
-def test_structlog_loggers_and_warnings_come_out_the_same_way():
-    """A structlog logger and a Python warning go through the same handler as everything else."""
+def test_warnings_come_out_the_same_way():
+    """A Python warning goes through the same handler as everything else."""
     stream = io.StringIO()
     configure("info", LogFormat.JSON, stream)
 
-    structlog.get_logger("mme.y").info("native", target_model="a")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(False)
         logging.captureWarnings(True)
         warnings.warn("old", UserWarning, stacklevel=1)
 
-    native, warning = lines(stream)
-    assert (native["message"], native["logger"], native["target_model"]) == ("native", "mme.y", "a")
+    (warning,) = lines(stream)
     assert (warning["logger"], warning["level"]) == ("py.warnings", "warning")
 
 
