@@ -56,7 +56,9 @@ def serving(tmp_path, write_repository_model):
         async with engine_of(tmp_path, repository=tmp_path / "models", **options) as engine:
             for name in "abc":
                 await engine.load(name)
-                engine.cache.entries[name].footprint = Footprint(10**6)  # what is measured differs by luck
+                engine.cache.remeasured(
+                    engine.cache.entries[name], Footprint(10**6)
+                )  # what is measured differs by luck
             yield engine
             check_integrity(engine.cache)
             assert [entry.name for entry in engine.cache.entries.values() if entry.leases] == []
