@@ -11,25 +11,23 @@ is done on a thread, of the usual priority: while it shrinks an arena or a heap,
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import logging
 from typing import TYPE_CHECKING
 
 from model_handlers import devices, heap
 from model_handlers.base import Footprint, total
 from serve.cache.growth import Growth
+from serve.maintenance import Maintenance
 from serve.targets.measuring import taken
-from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
     from serve.cache.model_cache import ModelCache
     from serve.targets.prepared import PreparedTarget
     from serve.targets.target import Target
 
-_log = logging.getLogger("mme.cache")
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0
 _OWN = 64 << 20  # bytes that the server itself may grow by, with what it knows of clients and the heap's free pages
@@ -88,7 +86,7 @@ class Meter:
     ) -> None:
         self._cache = cache
         self._loop = loop
-        self._thread = ThreadPool("meter", most=1, keeps_one=True)
+        self.maintenance = Maintenance("meter", loop, self._look, self._rests)
         self._passing = passing
         self._counted = counted
         heap.trim()
@@ -98,68 +96,39 @@ class Meter:
         self._growths = [self._host, *self._gpus]
         self._charged: set[Target] = set()
         self._executing: list[_Executing] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = self._looked_at = 0.0
+        self._looked_at = 0.0
         self._soon = False
-        self._looking: asyncio.Task[None] | None = None
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Meter of {len(self._executing)} models, {self._host.counted} bytes grown>"
 
     def watch(self, target: Target) -> None:
         """A target begins to serve."""
-        if self._closed or not (target.executes_here or target.takes().devices):
-            return
-        self._executing.append(_Executing(target))
-        if self._timer is None:
-            self._look_in(_SECONDS)
+        if not self.maintenance.closed and (target.executes_here or target.takes().devices):
+            self._executing.append(_Executing(target))
+            self.maintenance.look_in(_SECONDS)
 
     def larger(self) -> None:
         """A model has executed more input bytes at a time than before: look soon, if it was not done just now."""
         self._soon = True
-        if self._timer is not None:
+        if self.maintenance.waits:
             since = self._loop.time() - self._looked_at
-            self._look_in(max(_SOON_SECONDS - since, 0.0))
+            self.maintenance.look_in(max(_SOON_SECONDS - since, 0.0))
 
     async def close(self) -> None:
         """Look no more; what was counted counts no longer."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._looking is not None:
-            await asyncio.wait([self._looking])
-        self._thread.shutdown(wait=True)
+        await self.maintenance.close()
         self._cache.room.grown = Footprint()
 
-    def _look_in(self, seconds: float) -> None:
-        due = self._loop.time() + seconds
-        if self._timer is not None:
-            if self._due <= due:
-                return
-            self._timer.cancel()
-        self._due = due
-        self._timer = self._loop.call_at(due, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._soon = False
-        if self._looking is None and not self._closed:
-            self._looking = self._loop.create_task(self._look(), name="meter")
+    def _rests(self) -> float | None:
+        if not self._executing and not any(growth.counted for growth in self._growths):
+            return None
+        soon = self._soon or any(growth.pending for growth in self._growths)
+        return _SOON_SECONDS if soon else _SECONDS
 
     async def _look(self) -> None:
+        self._soon = False
         self._looked_at = self._loop.time()
-        try:
-            await self._measure()
-        except Exception:  # noqa: BLE001 - it is not awaited, and the next look is as good
-            _log.exception("what executions take could not be looked at")
-        finally:
-            self._looking = None
-            if (self._executing or any(growth.counted for growth in self._growths)) and not self._closed:
-                soon = self._soon or any(growth.pending for growth in self._growths)
-                self._look_in(_SOON_SECONDS if soon else _SECONDS)
-
-    async def _measure(self) -> None:
         for each in self._executing:
             each.advance()
         looked_at = self._executing  # those that have left, too: what they share with others may have to be given back
@@ -168,8 +137,8 @@ class Meter:
         counted = known + Footprint(self._host.counted)
         most = counted + (room.budget - room.used()).beyond(Footprint())
         look = functools.partial(_measured, looked_at, counted.host, most.host)
-        found = await self._loop.run_in_executor(self._thread, look)
-        if self._closed:
+        found = await self.maintenance.aside(look)
+        if self.maintenance.closed:
             return
         beyond = found.beyond(known.most(self._known()))  # models may have come and gone meanwhile
         self._host.look(beyond.host, self._inputs(lambda target: target.executes_here))

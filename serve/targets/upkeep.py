@@ -11,14 +11,13 @@ grew most since its load is ended, if growth is what passes it; one batch that e
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from serve.threads import ThreadPool
+from serve.maintenance import Maintenance
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
     from model_handlers.base import Footprint, Handler
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from serve.targets.prepared import PreparedTarget
     from serve.targets.target import Target
 
-_log = logging.getLogger("mme.cache")
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0  # while the budget is passed
 _NOTABLE = 1 << 20  # bytes that a model grows by before others leave for it
@@ -113,15 +111,11 @@ class Upkeep:
         lower_priority: Callable[[], None],
         counted: Callable[[Target], None],
     ) -> None:
+        self.maintenance = Maintenance("upkeep", loop, self._look, self._rests, lower_priority)
         self._cache = cache
-        self._loop = loop
         self._counted = counted
-        self._thread = ThreadPool("upkeep", lower_priority, most=1, keeps_one=True)
         self._watched: list[_Watched] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._looking: asyncio.Task[None] | None = None
         self._passed = False  # whether the last look found the budget passed by what processes grew
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Upkeep of {len(self._watched)} models>"
@@ -129,45 +123,30 @@ class Upkeep:
     def watch(self, target: Target) -> None:
         """A target begins to serve."""
         parts = [part for part in target.parts() if part.apart]
-        if not parts or self._closed:
-            return
-        self._watched.append(_Watched(target, parts))
-        if self._timer is None:
-            self._timer = self._loop.call_later(_SECONDS, self._tick)
+        if parts and not self.maintenance.closed:
+            self._watched.append(_Watched(target, parts))
+            self.maintenance.look_in(_SECONDS)
 
     async def close(self) -> None:
         """Look at nobody any more."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._looking is not None:
-            await asyncio.wait([self._looking])
-        self._thread.shutdown(wait=True)
+        await self.maintenance.close()
 
-    def _tick(self) -> None:
-        self._watched = [watched for watched in self._watched if self._serves(watched)]
+    def _rests(self) -> float | None:
         seconds = _SOON_SECONDS if self._passed else _SECONDS
-        self._timer = self._loop.call_later(seconds, self._tick) if self._watched else None
-        if self._looking is not None:
-            return
-        due = [watched for watched in self._watched if self._is_due(watched)]
-        if due or self._passed:
-            self._looking = self._loop.create_task(self._look(due), name="upkeep")
+        return seconds if self._watched else None
 
-    async def _look(self, due: Sequence[_Watched]) -> None:
-        try:
-            for watched in due:
-                if not self._serves(watched):
-                    continue
-                room = self._cache.room.budget - self._cache.room.used()
-                footprints = await self._loop.run_in_executor(self._thread, watched.look, room.host)
-                if self._serves(watched):
-                    self._count(watched, footprints)
+    async def _look(self) -> None:
+        self._watched = [watched for watched in self._watched if self._serves(watched)]
+        due = [watched for watched in self._watched if self._is_due(watched)]
+        for watched in due:
+            if not self._serves(watched):
+                continue
+            room = self._cache.room.budget - self._cache.room.used()
+            footprints = await self.maintenance.aside(watched.look, room.host)
+            if self._serves(watched):
+                self._count(watched, footprints)
+        if due or self._passed:
             self._keep_budget()
-        except Exception:  # noqa: BLE001 - nobody awaits it, and the next look is as good
-            _log.exception("what models take could not be looked at")
-        finally:
-            self._looking = None
 
     def _count(self, watched: _Watched, footprints: Sequence[Footprint]) -> None:
         for part, footprint in zip(watched.parts, footprints, strict=True):
@@ -195,13 +174,10 @@ class Upkeep:
             self._cache.remeasured(self._cache.entries[root.name], root.takes())
             self._counted(root)
         self._passed = True
-        if self._timer is not None and not self._closed:
-            self._timer.cancel()
-            self._timer = self._loop.call_later(_SOON_SECONDS, self._tick)
 
     def _is_due(self, watched: _Watched) -> bool:
         entry = self._cache.entries[watched.root.name]
         return watched.is_due(entry.leases, entry.last_used)
 
     def _serves(self, watched: _Watched) -> bool:
-        return not self._closed and self._cache.serves(watched.root.name, watched.root)
+        return not self.maintenance.closed and self._cache.serves(watched.root.name, watched.root)

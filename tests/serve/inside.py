@@ -49,16 +49,17 @@ def users_of(engine):
 
 def look(engine):
     """Have the memory of every model's process looked at now; returns what tells whether that is over."""
-    upkeep = upkeep_of(engine)
-    upkeep._tick()
-    return lambda: upkeep._looking is None
+    return _look_now(upkeep_of(engine).maintenance)
 
 
 def measure(engine):
     """Have the memory of the serving process measured now; returns what tells whether that is over."""
-    meter = engine._meter
-    meter._tick()
-    return lambda: meter._looking is None
+    return _look_now(engine._meter.maintenance)
+
+
+def _look_now(maintenance):
+    maintenance.look()
+    return lambda: maintenance.looking is None
 
 
 # -- a register --------------------------------------------------------------------------------------------------------
