@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.base import Handler
-from model_handlers.config import ModelConfig
-from model_handlers.config_checks import normalise
-from model_handlers.requests import FLAG_SEQUENCE_START
-from model_handlers.sequence_config import (
+from model_handlers.config import (
     Control,
     ControlInput,
     ControlKind,
+    ModelConfig,
     OldestStrategy,
     SequenceBatching,
     SequenceState,
 )
+from model_handlers.config_checks import normalise
+from model_handlers.requests import FLAG_SEQUENCE_START
 from model_handlers.tensor import FP32, TensorSpec
 from serve.models.model import Model
 from serve.request import InferenceRequest, Layout

@@ -23,7 +23,6 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from model_handlers import config as _config
-from model_handlers import sequence_config as _sequences
 from model_handlers.config import BatchInputKind, BatchOutputKind, InstanceKind, ModelConfig
 from model_handlers.tensor import BY_CONFIG_NAME, BY_NUMBER, DataType, TensorFormat, TensorSpec
 
@@ -168,7 +167,7 @@ class _Field:
 
 
 def _fields_of(value_class: Any) -> tuple[_Field, ...]:
-    hints = get_type_hints(value_class, {**vars(_config), **vars(_sequences), **globals()})
+    hints = get_type_hints(value_class, {**vars(_config), **globals()})
     own = fields(value_class)
     return tuple(made for each in own for made in _field(each, hints[each.name], own))
 
@@ -281,6 +280,6 @@ def _shortest(value: float) -> float:
 
 _FIELDS: Mapping[Any, tuple[_Field, ...]] = {
     value: _fields_of(value)
-    for value in {**vars(_config), **vars(_sequences), "TensorSpec": TensorSpec}.values()
+    for value in {**vars(_config), "TensorSpec": TensorSpec}.values()
     if isinstance(value, type) and is_dataclass(value) and value is not DataType
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from model_handlers.batch_guess import BatchGuess
+from model_handlers.completion import BatchGuess
 from serve.cache.eviction import DEFAULT_RULES, Rules
 from serve.control import Control
 from serve.latencies import DEFAULT_LATENCIES, Latencies

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_handlers.config import EnsembleStep, ModelConfig
-from model_handlers.ensemble_checks import PLATFORM
+from model_handlers.config_checks import PLATFORM
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:

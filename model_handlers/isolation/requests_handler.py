@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar
 
+from model_handlers.config import all_outputs
 from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.isolation.batches import answer_from, pack_requests, unpack_answers
 from model_handlers.isolation.channel import INLINE, Frame
@@ -30,7 +31,6 @@ from model_handlers.isolation.pace import Pace
 from model_handlers.isolation.questions import Questions
 from model_handlers.metrics import METRICS
 from model_handlers.requests import PUT_BACK, ModelResponse
-from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from model_handlers.completion import complete
+from model_handlers.config import all_inputs, all_outputs
 from model_handlers.cuda_driver import lost
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.mapped import MappedHandler
@@ -34,7 +35,6 @@ from model_handlers.onnx.runtime import (
     unloadable,
 )
 from model_handlers.onnx.signature import firsts, signature
-from model_handlers.sequence_config import all_inputs, all_outputs
 from model_handlers.tensor import BYTES
 from model_handlers.threads import Threads, default_threads, processors
 

@@ -16,10 +16,17 @@ from google.protobuf import text_format
 from model_handlers.bounds import excesses
 from model_handlers.config_checks import checks, normalise
 from model_handlers.errors import MmeError
-from model_handlers.pbtxt.advice import advice, place_of
 from model_handlers.pbtxt.fields import Fate, field_error, set_fields
-from model_handlers.pbtxt.message import gaps, is_named_only, translated
-from model_handlers.pbtxt.text import check_escapes, read_text, syntax_error
+from model_handlers.pbtxt.text import (
+    advice,
+    check_escapes,
+    gaps,
+    is_named_only,
+    place_of,
+    read_text,
+    syntax_error,
+    translated,
+)
 from model_handlers.tensor import BY_NUMBER
 
 if TYPE_CHECKING:

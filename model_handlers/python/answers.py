@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model_handlers.config import hidden_outputs
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
 from model_handlers.requests import PUT_BACK, ModelResponse
-from model_handlers.sequence_config import hidden_outputs
 from model_handlers.tensor import BF16, BYTES, UINT16, shape_matches
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.config import InstanceKind
+from model_handlers.config import InstanceKind, all_inputs
 from model_handlers.config_json import config_json
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS
@@ -29,7 +29,6 @@ from model_handlers.python.pb_messages import ReceivedRequest
 from model_handlers.python.pb_tensor import ReceivedTensor
 from model_handlers.python.responses import Responses
 from model_handlers.requests import PUT_BACK
-from model_handlers.sequence_config import all_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

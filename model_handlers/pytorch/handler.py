@@ -14,6 +14,7 @@ import gc
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.base import Handler, Placement
+from model_handlers.config import all_outputs
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pytorch.archive import Format, recognise, weights_of
@@ -32,7 +33,6 @@ from model_handlers.pytorch.runtime import (
 )
 from model_handlers.pytorch.signature import arguments, completed, places
 from model_handlers.pytorch.tensors import from_result, to_strings, to_tensor
-from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:

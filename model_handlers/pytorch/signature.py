@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_handlers.completion import complete, given_to
+from model_handlers.config import all_outputs
 from model_handlers.config_checks import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.pytorch.names import bound, check_given, position
-from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:

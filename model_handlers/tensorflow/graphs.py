@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.completion import given_to
+from model_handlers.config import all_outputs
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BY_DTYPE_NAME, BYTES, FP16
 from model_handlers.tensorflow.options import SIGNATURE, TAG, signature_key, tag
 from model_handlers.tensorflow.runtime import tensorflow, translated

@@ -16,10 +16,10 @@ import numpy as np
 
 from model_handlers.base import Handler, Placement
 from model_handlers.completion import complete, given_to
+from model_handlers.config import all_outputs
 from model_handlers.errors import Kind, MmeError
 from model_handlers.importing import is_installed
 from model_handlers.openvino import OpenvinoHandler
-from model_handlers.sequence_config import all_outputs
 from model_handlers.tensor import BF16, BYTES
 from model_handlers.tensorflow.functions import Function
 from model_handlers.tensorflow.graphs import load_frozen, load_saved, saved_signature

@@ -14,8 +14,7 @@ from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from model_handlers.config import ModelConfig
-    from model_handlers.sequence_config import InitialState, SequenceState
+    from model_handlers.config import InitialState, ModelConfig, SequenceState
     from model_handlers.tensor import Array
 
 FOLDER = "initial_state"  # in the model's directory, beside its versions

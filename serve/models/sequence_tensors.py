@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from model_handlers.config import ControlKind
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START, PUT_BACK, ModelRequest, ModelResponse
-from model_handlers.sequence_config import ControlKind
 from model_handlers.tensor import BYTES
 from serve.models.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from model_handlers.config import ModelConfig
-    from model_handlers.sequence_config import Control, SequenceBatching
+    from model_handlers.config import Control, ModelConfig, SequenceBatching
     from model_handlers.tensor import Array, DataType
     from serve.models.open_request import Post
     from serve.models.signature import Batch

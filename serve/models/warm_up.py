@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_handlers.config import all_inputs
 from model_handlers.errors import MmeError
-from model_handlers.sequence_config import all_inputs
 from model_handlers.tensor import BYTES, element_count
 from serve.models.ragged import batch_input, flat
 

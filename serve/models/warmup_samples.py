@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_handlers.config import ControlKind, hidden_inputs
 from model_handlers.devices import free_memory, host_memory
 from model_handlers.disk import disk_errors
 from model_handlers.errors import Kind, MmeError, NotBegunError, invalid_model, out_of_memory
-from model_handlers.sequence_config import ControlKind, hidden_inputs
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
 from serve.models.execution import execute_batch
 from serve.models.initial_states import initial_states

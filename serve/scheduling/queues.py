@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from model_handlers.config import DynamicBatching
-from model_handlers.sequence_config import OldestStrategy
+from model_handlers.config import DynamicBatching, OldestStrategy
 from serve.scheduling.batch_queue import BatchQueue
 from serve.scheduling.sequence_queue import SequenceQueue
 

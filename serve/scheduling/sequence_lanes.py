@@ -22,7 +22,7 @@ from serve.scheduling.sequence import R, Sequence, SequenceBatch
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from model_handlers.sequence_config import DirectStrategy, OldestStrategy
+    from model_handlers.config import DirectStrategy, OldestStrategy
 
 
 class LaneTake(NamedTuple, Generic[R]):

@@ -28,9 +28,9 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, ClassVar, Generic
 
+from model_handlers.config import ControlKind, OldestStrategy
 from model_handlers.errors import invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
-from model_handlers.sequence_config import ControlKind, OldestStrategy
 from model_handlers.tensor import BYTES
 from serve.scheduling.batch_queue import Take
 from serve.scheduling.sequence import BACKLOG, R, Sequence, SequenceBatch
@@ -39,7 +39,7 @@ from serve.scheduling.sequence_lanes import DirectLane, OldestLane
 if TYPE_CHECKING:
     from collections.abc import Sequence as Numbers
 
-    from model_handlers.sequence_config import SequenceBatching
+    from model_handlers.config import SequenceBatching
 
 _log = logging.getLogger("mme.sequences")
 _RECHECK_NS = 50_000_000

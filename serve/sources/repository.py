@@ -15,11 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
-from model_handlers.config_checks import check_named
+from model_handlers.config_checks import PLATFORM, check_named
 from model_handlers.disk import disk_errors
-from model_handlers.ensemble_checks import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.pbtxt.override import parse_config_json
+from model_handlers.pbtxt.text import parse_config_json
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
 from serve.sources.checksums import checksum_errors
 from serve.sources.disk import directory_size

@@ -15,8 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from model_handlers.config import Guess, ModelConfig
-from model_handlers.config_checks import check_named
-from model_handlers.ensemble_checks import PLATFORM
+from model_handlers.config_checks import PLATFORM, check_named
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.trial import try_file

@@ -22,8 +22,8 @@ from model_handlers.config_json import config_json
 from model_handlers.devices import place
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import parse_config
-from model_handlers.pbtxt.override import parse_config_json
 from model_handlers.pbtxt.problems import understand
+from model_handlers.pbtxt.text import parse_config_json
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.python.completion import complete
 from serve.models.initial_states import initial_states

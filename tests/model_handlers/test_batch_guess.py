@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_handlers.batch_guess import guess
+from model_handlers.completion import guess
 from model_handlers.config import Guess
 
 

@@ -3,19 +3,19 @@
 import pytest
 
 from model_handlers.completion import complete
-from model_handlers.config import ModelConfig
-from model_handlers.config_checks import normalise
-from model_handlers.errors import Kind, MmeError
-from model_handlers.sequence_config import (
+from model_handlers.config import (
     Control,
     ControlInput,
     ControlKind,
+    ModelConfig,
     OldestStrategy,
     SequenceBatching,
     SequenceState,
     all_inputs,
     all_outputs,
 )
+from model_handlers.config_checks import normalise
+from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BOOL, FP32, INT32, INT64, TensorSpec
 
 BATCHING = SequenceBatching(

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from model_handlers.batch_guess import BatchGuess
+from model_handlers.completion import BatchGuess
 from model_handlers.errors import MmeError
 from model_handlers.tensor import BY_DTYPE
 from serve.request import InferenceRequest, layout_of

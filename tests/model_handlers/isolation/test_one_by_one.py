@@ -12,12 +12,11 @@ import pytest
 from isolated_models import OneArray, RequestsMisbehave, Table, TooFewAnswers
 from unasked_models import Once
 
-from model_handlers.config import DynamicBatching, ModelConfig
+from model_handlers.config import DynamicBatching, ModelConfig, SequenceBatching
 from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.isolation.leash import ChildDiedError
 from model_handlers.isolation.one_by_one import PROGRESS, OneByOne
 from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
-from model_handlers.sequence_config import SequenceBatching
 from tests.responders import Responses
 
 X = np.arange(4, dtype="f4")

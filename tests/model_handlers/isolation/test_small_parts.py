@@ -15,17 +15,25 @@ from model_handlers.config import (
     BatchInput,
     BatchInputKind,
     BatchOutput,
+    Control,
+    ControlInput,
+    ControlKind,
+    DirectStrategy,
     DynamicBatching,
     EnsembleStep,
     Guess,
+    InitialState,
     InstanceGroup,
     InstanceKind,
     MetricControl,
     ModelConfig,
     NamedTensor,
+    OldestStrategy,
     QueuePolicy,
     RepositoryAgent,
     Resource,
+    SequenceBatching,
+    SequenceState,
     TimeoutAction,
     VersionPolicy,
     WarmupInput,
@@ -37,16 +45,6 @@ from model_handlers.isolation.oom import OomLedger, counters, read_count
 from model_handlers.isolation.output import MAX_LINE, LineSplitter, Output
 from model_handlers.isolation.parameters import Deadlines, placement_of
 from model_handlers.onnx import OnnxHandler
-from model_handlers.sequence_config import (
-    Control,
-    ControlInput,
-    ControlKind,
-    DirectStrategy,
-    InitialState,
-    OldestStrategy,
-    SequenceBatching,
-    SequenceState,
-)
 from model_handlers.tensor import BF16, BYTES, FP32, INT32, TensorFormat, TensorSpec
 
 _LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})

@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU, Device
-from model_handlers.config import BatchInput, BatchInputKind, ModelConfig
+from model_handlers.config import (
+    BatchInput,
+    BatchInputKind,
+    Control,
+    ControlInput,
+    ControlKind,
+    ModelConfig,
+    SequenceBatching,
+    SequenceState,
+)
 from model_handlers.errors import Kind, MmeError
-from model_handlers.sequence_config import Control, ControlInput, ControlKind, SequenceBatching, SequenceState
 from model_handlers.tensor import FP32
 from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler, handler
 from model_handlers.tensorflow.options import session_config

@@ -10,13 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.base import CPU, Handler
-from model_handlers.config import InstanceGroup, ModelConfig, Resource
+from model_handlers.config import (
+    DirectStrategy,
+    InstanceGroup,
+    ModelConfig,
+    OldestStrategy,
+    Resource,
+    SequenceBatching,
+    SequenceState,
+)
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END as END
 from model_handlers.requests import FLAG_SEQUENCE_KEPT as KEPT
 from model_handlers.requests import FLAG_SEQUENCE_START as START
-from model_handlers.sequence_config import DirectStrategy, OldestStrategy, SequenceBatching, SequenceState
 from model_handlers.tensor import FP32, TensorSpec
 from serve.models.limited_lanes import Limits
 from serve.models.model import Model

@@ -5,21 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_handlers.config import ModelConfig
+from model_handlers.config import (
+    Control,
+    ControlInput,
+    ControlKind,
+    InitialState,
+    ModelConfig,
+    SequenceBatching,
+    SequenceState,
+)
 from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END as END
 from model_handlers.requests import FLAG_SEQUENCE_KEPT as KEPT
 from model_handlers.requests import FLAG_SEQUENCE_START as START
 from model_handlers.requests import PUT_BACK, ModelResponse
-from model_handlers.sequence_config import (
-    Control,
-    ControlInput,
-    ControlKind,
-    InitialState,
-    SequenceBatching,
-    SequenceState,
-)
 from model_handlers.tensor import BYTES, FP32, INT32, INT64, UINT32, UINT64, TensorSpec, encode_bytes_elements
 from serve.models.initial_states import initial_states
 from serve.models.sequence_tensors import signature_for

@@ -8,10 +8,17 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from model_handlers.config import WarmupInput, WarmupSample
+from model_handlers.config import (
+    Control,
+    ControlInput,
+    ControlKind,
+    SequenceBatching,
+    SequenceState,
+    WarmupInput,
+    WarmupSample,
+)
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelResponse
-from model_handlers.sequence_config import Control, ControlInput, ControlKind, SequenceBatching, SequenceState
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT64, TensorSpec, encode_bytes_elements
 from serve.models.warmup_samples import Warmup
 from tests.cgroups import small_group

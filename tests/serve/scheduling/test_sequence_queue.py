@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model_handlers.config import DirectStrategy, OldestStrategy, SequenceBatching
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END as END
 from model_handlers.requests import FLAG_SEQUENCE_KEPT as KEPT
 from model_handlers.requests import FLAG_SEQUENCE_START as START
-from model_handlers.sequence_config import DirectStrategy, OldestStrategy, SequenceBatching
 from serve.scheduling.sequence_queue import SequenceQueue
 
 US = 1000
