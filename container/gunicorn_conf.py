@@ -7,6 +7,7 @@ Runs in gunicorn's master, and again on a reload.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import signal
@@ -116,6 +117,15 @@ def post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn's in
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):  # the master's handlers do nothing here
             signal.signal(number, signal.SIG_DFL)
         time.sleep(worker.words.pause)
+
+
+def worker_exit(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn's interface
+    """Memory of thousands of models goes with the process: Python would take them apart one by one."""
+    if worker.over:
+        atexit._run_exitfuncs()  # noqa: SLF001 - all that was registered, without the end of the interpreter
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def child_exit(server: Any, worker: Any) -> None:

@@ -229,8 +229,8 @@ class Service:
         going = self.routes.draining or self.routes.broken
         return self._has_begun and not going and not self.routes.starting
 
-    async def close(self) -> None:
-        """Give everything back."""
+    async def close(self, *, ends: bool = False) -> None:
+        """Give everything back; where the process ends, what would outlive it alone."""
         for task in (self._loading, self._polling):
             if task is not None:
                 task.cancel()
@@ -239,7 +239,7 @@ class Service:
         if self.watcher is not None:
             self.watcher.close()
         try:
-            await self.engine.close()
+            await self.engine.close(ends=ends)
         except asyncio.CancelledError:  # models are not waited for any longer; a file of traces takes a moment
             await self._close_tracer(_TRACES_SECONDS)
             raise

@@ -80,6 +80,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     """One process, one loop, one engine."""
 
     words: LastWords  # given by the master, see `gunicorn_conf`
+    over = False  # whether it has served, and closed what would outlive it
     _graceful = True
 
     def load_wsgi(self) -> None:
@@ -98,6 +99,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())
+            self.over = True
         except Exception as error:
             self.words.fails(error)
             raise
@@ -283,7 +285,7 @@ async def _close_in_time(service: Service, seconds: float) -> None:
     """Give models some time to end, then end without them: one that is stuck would keep us until somebody kills us."""
     try:
         async with asyncio.timeout(seconds):
-            await service.close()
+            await service.close(ends=True)
     except TimeoutError:
         _log.warning("models still execute; ending without them")
         logging.shutdown()

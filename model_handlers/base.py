@@ -176,6 +176,7 @@ class Handler(ABC):
         shared_on_gpu: whether models of the backend on one GPU share a process, so that they share what the framework
             keeps there; it has to give back what a model took when that is closed.
         apart: whether its model lives outside the serving process: then `memory` tells what that takes.
+        memory_only: whether `close` gives back memory and nothing else: it is not called where the process ends.
         ahead: whether `begin` may be called before the batch begun last is finished.
         patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
         thread_bound: whether each instance executes on a thread of its own, and not on any that is free: OpenMP keeps a
@@ -198,6 +199,7 @@ class Handler(ABC):
     tried_first: ClassVar[bool] = False
     shared_on_gpu: ClassVar[bool] = False
     apart: ClassVar[bool] = False
+    memory_only: ClassVar[bool] = False
     ahead: ClassVar[bool] = False
     patience: float = 0.0
     thread_bound: bool = False

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from serve.targets.target import AnyModel, Target
 
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
+_LAST_UNLOADS = 256  # at a time, when all go
 _LET_GO_SECONDS = 30.0  # for a model that nobody uses to be closed
 _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
 
@@ -453,19 +454,18 @@ class Engine:
         """See `ModelCache.cut_short`."""
         self.cache.cut_short()
 
-    async def close(self) -> None:
-        """Unload everything and end the threads."""
+    async def close(self, *, ends: bool = False) -> None:
+        """Unload everything and end the threads; where the process ends, what would outlive it alone."""
         try:
-            await self._close()
+            await self._close(ends=ends)
         finally:
             LISTENER.take_back(self._loop)
 
-    async def _close(self) -> None:
+    async def _close(self, *, ends: bool) -> None:
         self.register.leave_overrides()
-        await self._tiering.close()
-        await self._upkeep.close()
-        await self._meter.close()
-        await self.cache.close()
+        await asyncio.gather(self._tiering.close(), self._upkeep.close(), self._meter.close())
+        self._unloads.most = max(self._unloads.most, _LAST_UNLOADS)  # models' code has its say at the end, side by side
+        await self.cache.close(ends=ends)
         await on_daemon("end loads", self._loads.shutdown)  # which takes a moment where some were cut short
         self._unloads.shutdown()
         self._heap.close()

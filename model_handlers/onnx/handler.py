@@ -55,6 +55,7 @@ class OnnxHandler(MappedHandler):
     platform: ClassVar[str] = "onnxruntime_onnx"
     packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnxruntime-gpu")
     default_filename: ClassVar[str] = "model.onnx"
+    memory_only: ClassVar[bool] = True
     estimate_factor: ClassVar[float] = 1.3
     inline: ClassVar[bool] = True
     custom_operations: ClassVar[bool] = True

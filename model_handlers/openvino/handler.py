@@ -44,6 +44,7 @@ class OpenvinoHandler(Handler):
     backend: ClassVar[str] = "openvino"
     packages: ClassVar[tuple[str, ...]] = ("openvino",)
     default_filename: ClassVar[str] = "model.xml"
+    memory_only: ClassVar[bool] = True
     estimate_factor: ClassVar[float] = 1.6
     inline: ClassVar[bool] = True
 

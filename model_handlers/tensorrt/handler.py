@@ -44,6 +44,7 @@ class TensorrtHandler(Handler):
     platform: ClassVar[str] = "tensorrt_plan"
     packages: ClassVar[tuple[str, ...]] = ("tensorrt", "tensorrt-rtx")
     default_filename: ClassVar[str] = "model.plan"
+    memory_only: ClassVar[bool] = True
     estimate_factor: ClassVar[float] = 1.3
     warms: ClassVar[bool] = True
 

@@ -67,6 +67,7 @@ class TreesHandler(Handler):
 
     backend: ClassVar[str] = "fil"
     default_filename: ClassVar[str] = "xgboost.json"
+    memory_only: ClassVar[bool] = True
     estimate_factor: ClassVar[float] = 3.0
     inline: ClassVar[bool] = True
     preload: ClassVar[str] = PRELOAD

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 class Resident(Protocol):
     """What is kept in memory: started on the loop, closed on a thread."""
 
+    @property
+    def memory_only(self) -> bool:
+        """Whether it need not be closed where the process ends."""
+
     def start(self) -> None:
         """Begin to execute; called on the event loop when the model is committed."""
 
@@ -130,6 +134,13 @@ class Entry(Generic[T]):
     def busy(self) -> bool:
         """Whether it is in memory, or on its way there or out of it."""
         return self.task is not None or self.closing is not None or self.state is not State.UNAVAILABLE
+
+    @property
+    def goes_with_process(self) -> bool:
+        """Whether it can be left as it is where the process ends: no request uses it, and it holds memory alone."""
+        if self.leases or self.task is not None or self.closing is not None or self.successor is not None:
+            return False
+        return self.resident is None or self.resident.memory_only
 
     def changes_nothing(self, prepared: Prepared) -> bool:
         """Whether the one whose place it is to take serves, and was loaded from just what this one would be."""

@@ -290,10 +290,15 @@ class ModelCache(Generic[P, T]):
             if loading.task is not None:
                 loading.task.cancel()
 
-    async def close(self) -> None:
-        """Unload everything; from now on nothing is loaded."""
+    async def close(self, *, ends: bool = False) -> None:
+        """Unload everything; from now on nothing is loaded.
+
+        Args:
+            ends: whether the process ends: models that no request uses and that hold memory alone stay until then.
+        """
         self.cut_short()
-        await asyncio.gather(*(self.unload(entry) for entry in self.entries.values()))
+        leaving = [entry for entry in self.entries.values() if not (ends and entry.goes_with_process)]
+        await asyncio.gather(*(self.unload(entry) for entry in leaving))
         await asyncio.gather(*(self._refuse_in_time(entry) for entry in self._all_retiring()))
         await asyncio.gather(*(entry.closing for entry in self._all_retiring() if entry.closing is not None))
         orphans = [entry.orphan for entry in self.entries.values() if entry.orphan is not None]

@@ -157,6 +157,11 @@ class EnsembleModel:
         """It has none."""
         return []
 
+    @property
+    def memory_only(self) -> bool:
+        """It holds no more than what was kept of responses."""
+        return True
+
     def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - as models do
         """It has nothing."""
         return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from serve.models.execution import (
@@ -23,6 +24,7 @@ from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from model_handlers.base import Handler, Watch
     from model_handlers.errors import MmeError
@@ -193,6 +195,23 @@ class Instance:
                 self._report(self._work(batch))
         finally:
             self._handed.pop()
+
+
+def close_all(handlers: Sequence[Handler], threads: ThreadPool) -> None:
+    """Close handlers side by side, each though another raises: their models may have something to say at the end."""
+    closing = [(handler, threads.submit(handler.close)) for handler in handlers[1:]]
+    with ExitStack() as ends:
+        for handler, closed in closing:
+            ends.callback(_await_closed, handler, closed)
+        for handler in handlers[:1]:
+            ends.callback(handler.close)
+
+
+def _await_closed(handler: Handler, closed: Future[None]) -> None:
+    if closed.cancel():  # no thread was free for it
+        handler.close()
+    else:
+        closed.result()
 
 
 class Retired:

@@ -19,7 +19,7 @@ import functools
 import itertools
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
@@ -32,7 +32,7 @@ from serve.models.batch_proof import BatchProof
 from serve.models.cached_responses import cached_responses
 from serve.models.costs import Costs, input_bytes
 from serve.models.dispatches import Dispatches
-from serve.models.instance import Instance, Retired
+from serve.models.instance import Instance, Retired, close_all
 from serve.models.layout_check import CheckedLayouts
 from serve.models.loop_poll import LoopPoll
 from serve.models.overruns import Overruns
@@ -142,7 +142,7 @@ class Model:
             decoupled=self._decoupled,
             unasked=unasked,
         )
-        threads = threads or ThreadPool(name, idle_seconds=0)
+        self._threads = threads = threads or ThreadPool(name, idle_seconds=0)
         self._lanes = [
             Instance(
                 lane,
@@ -553,6 +553,11 @@ class Model:
         """Whether it executes in processes of its own."""
         return all(handler.apart for handler in list(self._handlers.values()))
 
+    @property
+    def memory_only(self) -> bool:
+        """Whether it holds memory and nothing else, so that there is nothing to close where the process ends."""
+        return all(handler.memory_only for handler in self._handlers.values())
+
     def give_back(self, *, idle: bool) -> bool:
         """Give back memory that executions took: see `Handler`. It may be closed meanwhile."""
         given_back = [handler.give_back(idle=idle) for handler in list(self._handlers.values())]
@@ -567,9 +572,8 @@ class Model:
             self._cached.close()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._end)
-        with ExitStack() as handlers:  # each is closed, though another raises
-            while self._handlers:
-                handlers.callback(self._handlers.popitem()[1].close)
+        handlers, self._handlers = list(self._handlers.values()), {}
+        close_all(handlers, self._threads)
 
     def _end(self) -> None:
         """The loop has nothing to do for it any more. Sequences that are kept would have it look for ever."""

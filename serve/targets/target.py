@@ -94,6 +94,11 @@ class Target:
         return any(model.apart for model in self.versions.values())
 
     @property
+    def memory_only(self) -> bool:
+        """Whether it and its members hold memory and nothing else, which goes with the process."""
+        return all(model.memory_only for model in self.models())
+
+    @property
     def executes_here(self) -> bool:
         """Whether it, or a member, executes in the serving process."""
         return any(not part.apart for part in self.parts())

@@ -54,6 +54,33 @@ backend: "python"
 input { name: "N" data_type: TYPE_INT64 dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
 """
+# Waits at its end for five others.
+LAST_WORDS = """
+import os
+import pathlib
+import time
+import triton_python_backend_utils as pb_utils
+
+OWN = pathlib.Path("{words}") / str(os.getpid())
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        raise pb_utils.TritonModelException("it is for its end")
+
+    def finalize(self):
+        OWN.touch()
+        until = time.monotonic() + 5
+        while len(os.listdir(OWN.parent)) < 6 and time.monotonic() < until:
+            time.sleep(0.01)
+        OWN.write_text("met" if len(os.listdir(OWN.parent)) == 6 else "alone")
+"""
+LAST_WORDS_CONFIG = """
+backend: "python"
+input { name: "N" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] }
+instance_group { count: 3 kind: KIND_CPU }
+"""
 
 
 def slow_to_load(folder):
@@ -239,6 +266,20 @@ def test_models_that_are_stuck_do_not_keep_the_server(serve, tmp_path, placement
     assert "models still execute; ending without them" in server.log  # it was not killed for being late
     assert ("2 requests were not answered" in server.log) is waits
     eventually(lambda: not any(process.is_running() for process in processes), "their processes to end")
+
+
+def test_models_say_their_last_words_side_by_side(serve, tmp_path):
+    """On SIGTERM finalize of all models and instances runs at the same time; here each waits for all others."""
+    words = tmp_path / "words"
+    words.mkdir()
+    for name in ("a", "b"):
+        models.lay_out(tmp_path / "repository" / name, LAST_WORDS.format(words=words), LAST_WORDS_CONFIG)
+    server = serve({"MME_MODEL_REPOSITORY": str(tmp_path / "repository"), "MME_PING_MODE": "ready"})
+    eventually(lambda: ping(server) == 200, "the models to be there")
+
+    assert server.stop() == 0
+
+    assert [path.read_text() for path in words.iterdir()] == ["met"] * 6
 
 
 def test_a_load_that_never_ends_does_not_keep_the_server(serve, tmp_path):

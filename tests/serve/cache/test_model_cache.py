@@ -107,7 +107,13 @@ class Artifact:
 
 
 class Held:
-    """A resident that takes memory from the moment it is made until it is closed."""
+    """A resident that takes memory from the moment it is made until it is closed.
+
+    Attributes:
+        memory_only: whether that is all it holds.
+    """
+
+    memory_only = False
 
     def __init__(self, press, name, footprint):
         self.press = press
@@ -1655,6 +1661,23 @@ async def test_closing_ends_everything_that_is_in_flight(world):
     assert [failure(task) for task in (loading, starved, *late)] == [Kind.UNAVAILABLE] * 5
     assert failure(await world.begin("later")) is Kind.UNAVAILABLE
     assert world.desk.work == []
+
+
+async def test_where_the_process_ends_idle_models_of_memory_alone_stay(world):
+    """Those with requests are waited for, and those that hold something else are closed."""
+    world.press.sizes = {name: (mb(20), mb(20)) for name in ("idle", "leased", "apart")}
+    await world.resident("idle", "leased", "apart")
+    residents = {name: world.entry(name).resident for name in ("idle", "leased", "apart")}
+    residents["idle"].memory_only = residents["leased"].memory_only = True
+    lease = world.cache.lease("leased")
+    closing = asyncio.create_task(world.cache.close(ends=True))
+    await world.do_all()
+    assert not closing.done()
+    lease.release()
+    await world.do_all()
+    await closing
+    assert {name: resident.closed for name, resident in residents.items()} == {"idle": 0, "leased": 1, "apart": 1}
+    assert failure(await world.begin("later")) is Kind.UNAVAILABLE
 
 
 async def test_repr_is_fit_for_logs(world):
