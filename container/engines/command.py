@@ -7,8 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from model_handlers.tensorrt.build_options import BuildOptions, profiles_of
-from model_handlers.tensorrt.builder import build
+from model_handlers.tensorrt.builder import BuildOptions, build, profiles_of
 
 if TYPE_CHECKING:
     import argparse

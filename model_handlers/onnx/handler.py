@@ -20,10 +20,19 @@ from model_handlers.cuda_driver import lost
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
-from model_handlers.onnx.arena import share_arena, trim_arena
 from model_handlers.onnx.external import take_weights_out
-from model_handlers.onnx.options import register_operations, run_options, session_options, session_threads
-from model_handlers.onnx.providers import TENSORRT_PROVIDER, check_available, check_providers, providers
+from model_handlers.onnx.options import (
+    TENSORRT_PROVIDER,
+    check_available,
+    check_providers,
+    providers,
+    register_operations,
+    run_options,
+    session_options,
+    session_threads,
+    share_arena,
+    trim_arena,
+)
 from model_handlers.onnx.runtime import (
     CUDA_PROVIDER,
     GPU_LIMIT,

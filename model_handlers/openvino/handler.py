@@ -17,8 +17,16 @@ import numpy as np
 from model_handlers.base import Handler
 from model_handlers.completion import complete
 from model_handlers.errors import MmeError, invalid_argument
-from model_handlers.openvino.graph import fixed_batch, name_of, open_graph, signature, takes_text
-from model_handlers.openvino.options import device, properties, shaping
+from model_handlers.openvino.graph import (
+    device,
+    fixed_batch,
+    name_of,
+    open_graph,
+    properties,
+    shaping,
+    signature,
+    takes_text,
+)
 from model_handlers.openvino.runtime import core, translated
 from model_handlers.threads import default_threads
 

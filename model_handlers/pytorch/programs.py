@@ -5,24 +5,180 @@ Loaded on load threads, called on the threads that execute.
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
+from enum import Enum
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from model_handlers.disk import identity_of
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.pytorch.archive import Format
-from model_handlers.pytorch.code import Code
+from model_handlers.python.imports import ImportedFile, free_name
 from model_handlers.pytorch.names import Slot
-from model_handlers.pytorch.runtime import never_unpickling, pytorch, translated
-from model_handlers.pytorch.tensors import data_type
+from model_handlers.pytorch.runtime import data_type, never_unpickling, pytorch, translated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from model_handlers.completion import GraphTensor
+    from model_handlers.config import ModelConfig
+
+
+class Code:
+    """A module made by its author's code. Its arguments are the configuration's inputs, in their order.
+
+    Raises:
+        MmeError: INVALID_MODEL for code without such a class, or that fails; OUT_OF_MEMORY.
+    """
+
+    arguments = None
+    results = None
+    tensors = None
+
+    def __init__(self, path: str, device: Any, model: str) -> None:
+        torch, source = pytorch(), source_of(Path(path))
+        self._imported = ImportedFile(model, source, free_name(source.stem), [str(source.parent)], source.parent)
+        try:
+            module = _class_of(self._imported, torch.nn.Module, model)()
+            weights = weights_of(Path(path))
+            if weights is not None:
+                module.load_state_dict(torch.load(weights, map_location=device or "cpu", weights_only=True))
+            self._module = module.to(device or "cpu").eval()
+        except BaseException:
+            self.forget()
+            raise
+
+    def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
+        """See `Program`."""
+        result = self._module(*values.values())
+        if isinstance(result, dict):
+            return {str(name): value for name, value in result.items()}
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def forget(self) -> None:
+        """Forget the code."""
+        self._imported.forget()
+
+
+def check_declared(config: ModelConfig) -> None:
+    """Code tells nothing of inputs and outputs, and is not run to learn more.
+
+    Raises:
+        MmeError: INVALID_MODEL where the configuration does not, either.
+    """
+    if not (config.inputs and config.outputs):
+        raise invalid_model(
+            f"model '{config.name}' is code, which tells neither inputs nor outputs: declare both in config.pbtxt, in "
+            "the order of forward's arguments and results"
+        )
+
+
+def _class_of(imported: ImportedFile, base: type, model: str) -> Any:
+    module = imported.module
+    own = [
+        each
+        for _, each in sorted(vars(module).items())
+        if isinstance(each, type) and issubclass(each, base) and each.__module__ == module.__name__
+    ]
+    if not own:
+        raise invalid_model(f"model '{model}': Cannot find a subclass of torch.nn.Module in {module.__file__}")
+    return own[0]
+
+
+_CODE, _WEIGHTS = ".py", ".pt"
+_PICKLE = b"\x80"  # the first byte of a pickle of any protocol in use
+_GROWTH = 4  # weights are stored as they are; only code is compressed
+_SPARE = 64 << 20  # bytes of code that a small archive may unfold into
+_SCRIPT = "constants.pkl"
+_PROGRAMS = ("models/", "serialized_exported_program.json")
+_COMPILED = "data/aotinductor/"
+_OPAQUE = "data/constants/opaque_obj_"  # pickles that torch.export.load would run
+_INSTEAD = "save the model with torch.jit.script(model).save(…), or torch.export.save(…) for a .pt2"
+
+
+class Format(Enum):
+    """What PyTorch has to do to load a file."""
+
+    SCRIPT = "TorchScript"
+    EXPORTED = "exported program"
+    COMPILED = "AOTInductor package"
+    CODE = "code of a module, with its weights"
+
+
+def recognise(path: Path, model: str) -> Format:
+    """The format of a file.
+
+    Raises:
+        MmeError: INVALID_MODEL for what is none of them, a pickle without the code that it is of, or a zip bomb.
+    """
+    if path.suffix == _CODE:
+        return Format.CODE
+    try:
+        with path.open("rb") as file:
+            start = file.read(1)
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        if isinstance(error, zipfile.BadZipFile) and start == _PICKLE:
+            if source_of(path).is_file():
+                return Format.CODE
+            raise invalid_model(f"{_pickled(path, model)}") from None
+        raise invalid_model(
+            f"'{path.name}' of model '{model}' is no PyTorch file, which is a zip archive: {error}; {_INSTEAD}"
+        ) from None
+    _check_growth(path, sum(member.file_size for member in members), model)
+    return _format(path, {member.filename.partition("/")[2] for member in members}, model)
+
+
+def source_of(path: Path) -> Path:
+    """Where the code is whose weights a file is."""
+    return path.with_suffix(_CODE)
+
+
+def weights_of(path: Path) -> Path | None:
+    """The weights of code, None where it brings none."""
+    weights = path.with_suffix(_WEIGHTS)
+    return weights if weights.is_file() else None
+
+
+def _check_growth(path: Path, unfolded: int, model: str) -> None:
+    size = path.stat().st_size
+    if unfolded > _GROWTH * size + _SPARE:
+        raise invalid_model(
+            f"'{path.name}' of model '{model}' has {size} bytes and would unfold into {unfolded}: PyTorch stores "
+            "weights as they are, so this is no file of its making"
+        )
+
+
+def _format(path: Path, names: set[str], model: str) -> Format:
+    if any(name.startswith(_OPAQUE) for name in names):
+        raise invalid_model(
+            f"'{path.name}' of model '{model}' holds pickled Python objects as constants, which could run any code and "
+            "are not read: export the model without them"
+        )
+    if _SCRIPT in names:
+        return Format.SCRIPT
+    if any(name.startswith(_PROGRAMS) for name in names):
+        return Format.EXPORTED
+    if any(name.startswith(_COMPILED) for name in names):
+        return Format.COMPILED
+    if "data.pkl" in names:
+        if source_of(path).is_file():
+            return Format.CODE
+        raise invalid_model(_pickled(path, model))
+    raise invalid_model(
+        f"'{path.name}' of model '{model}' is a zip archive, but neither TorchScript nor an exported program; "
+        f"{_INSTEAD}"
+    )
+
+
+def _pickled(path: Path, model: str) -> str:
+    return (
+        f"'{path.name}' of model '{model}' is a pickle (torch.save), which could run any code when it is read, and is "
+        f"not read: {_INSTEAD}; weights alone are read beside {source_of(path).name}, the code of their module"
+    )
 
 
 _SCALARS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool}

@@ -16,8 +16,7 @@ import numpy as np
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.tensor import BY_NAME, DataType
 from model_handlers.tensorrt import cuda
-from model_handlers.tensorrt.plans import read_header
-from model_handlers.tensorrt.profiles import Profile, select
+from model_handlers.tensorrt.profiles import Profile, read_header, select
 from model_handlers.tensorrt.runtime import last_words, make_logger, tensorrt
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.tensor import Array
-    from model_handlers.tensorrt.plans import PlanHeader
+    from model_handlers.tensorrt.profiles import PlanHeader
 
 _TYPES = {
     "BOOL": "BOOL",

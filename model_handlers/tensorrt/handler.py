@@ -18,8 +18,7 @@ from model_handlers.cuda_driver import lost
 from model_handlers.errors import Kind, MmeError
 from model_handlers.parameters import choice, switch, warn_of_unknown
 from model_handlers.tensorrt.engine import Engine
-from model_handlers.tensorrt.plans import read_header
-from model_handlers.tensorrt.profiles import chosen, largest_batch
+from model_handlers.tensorrt.profiles import chosen, largest_batch, read_header
 from model_handlers.tensorrt.runtime import installed, require_driver, tensorrt
 
 if TYPE_CHECKING:

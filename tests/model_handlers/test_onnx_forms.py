@@ -12,8 +12,7 @@ from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.file_span import Span
 from model_handlers.onnx import OnnxHandler, forms
-from model_handlers.onnx.external import SMALLEST
-from model_handlers.onnx.wire import Window, bytes_field, fields, varint
+from model_handlers.onnx.external import SMALLEST, Window, bytes_field, fields, varint
 from serve.weights.draft import Draft
 
 SIDE = 256  # 256 KiB of FP32 a matrix

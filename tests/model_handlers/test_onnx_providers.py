@@ -18,7 +18,7 @@ from model_handlers.config_checks import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler, runtime
 from model_handlers.onnx.handler import OnGpu
-from model_handlers.onnx.providers import check_providers, providers
+from model_handlers.onnx.options import check_providers, providers
 from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure, translated, unloadable
 from model_handlers.tensorflow.options import check as check_tensorflow
 from model_handlers.threads import Threads

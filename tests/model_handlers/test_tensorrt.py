@@ -16,8 +16,7 @@ from model_handlers.config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.tensor import BYTES, FP32, TensorSpec
 from model_handlers.tensorrt import TensorrtHandler, cuda, handler, runtime
-from model_handlers.tensorrt.plans import PlanHeader, read_header
-from model_handlers.tensorrt.profiles import Profile, select
+from model_handlers.tensorrt.profiles import PlanHeader, Profile, read_header, select
 from tests.fake_tensorrt import PLAN, DataType, FakeCuda, FakeTensorrt
 
 GPU1 = Device("gpu", 1)

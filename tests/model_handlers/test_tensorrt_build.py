@@ -8,9 +8,9 @@ from container import cli
 from model_handlers import gpus
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensorrt import builder, engine, runtime
-from model_handlers.tensorrt.build_options import BuildOptions, profiles_of
+from model_handlers.tensorrt.builder import BuildOptions, profiles_of
 from model_handlers.tensorrt.engine import Engine
-from model_handlers.tensorrt.plans import read_header
+from model_handlers.tensorrt.profiles import read_header
 from tests.frameworks import framework
 
 SHAPES = ("--min", "x:1x16", "--opt", "x:4x16", "--max", "x:8x16")

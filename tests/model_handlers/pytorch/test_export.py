@@ -12,7 +12,7 @@ from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pytorch import TorchHandler
-from model_handlers.pytorch.archive import Format, recognise
+from model_handlers.pytorch.programs import Format, recognise
 from tests.frameworks import framework
 
 torch = framework("torch")

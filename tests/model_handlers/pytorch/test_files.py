@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pytorch.archive import Format, recognise
+from model_handlers.pytorch.programs import Format, recognise
 from tests.frameworks import framework
 
 torch = framework("torch")

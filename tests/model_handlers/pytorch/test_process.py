@@ -21,8 +21,7 @@ from model_handlers.isolation.parameters import placement_of
 from model_handlers.isolation.start import start_isolated
 from model_handlers.pytorch import CodeHandler, TorchHandler
 from model_handlers.pytorch.programs import load_program
-from model_handlers.pytorch.runtime import pytorch
-from model_handlers.pytorch.tensors import to_tensor
+from model_handlers.pytorch.runtime import pytorch, to_tensor
 from model_handlers.tensor import FP32, TensorSpec
 from tests.frameworks import framework
 
