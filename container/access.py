@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from container.http1 import Refusal
-from container.targets import Work, parse_target, work_of
+from container.targets import only_reads, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ class Access:
             return Refusal(403, why)
         if "origin" not in headers and "sec-fetch-site" not in headers:
             return None
-        if work_of(method, target) is Work.READS:
+        if only_reads(method, target):
             return None
         return self._refused_page(target, headers, host or "")
 

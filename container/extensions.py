@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from container.load_parameters import check_name, load_error, unload_dependents
@@ -9,6 +10,7 @@ from container.version import installed_version
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.registry import platform_of
 from serve.cache.lifecycle import State
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -36,6 +38,7 @@ EXTENSIONS = (
     "logging",
 )
 _SHARED_MEMORY = "system_shared_memory"  # where clients may share memory
+_FINDERS = ThreadPool("find", most=64)  # a bucket may take long to list
 
 
 def server_metadata(name: str, *, shared_memory: bool) -> dict[str, Any]:
@@ -106,6 +109,11 @@ def _counted(engine: Engine) -> Iterator[tuple[str, int, ModelStats]]:
 def ready_index(engine: Engine) -> list[dict[str, Any]]:
     """The rows of the repository index whose models are ready; for the others `Engine.find_all` is needed as well."""
     return [row for row in engine.index() if row.get("state") == State.READY.value]
+
+
+async def find_all(engine: Engine) -> list[str]:
+    """Return every name that store or repository offers; a thread waits for disk or network."""
+    return await asyncio.wrap_future(_FINDERS.submit(engine.find_all))
 
 
 async def load(engine: Engine, name: str, override: Override | None) -> None:

@@ -16,6 +16,7 @@ from werkzeug.exceptions import MethodNotAllowed
 
 from container.extensions import (
     configured,
+    find_all,
     load,
     model_metadata,
     ready_index,
@@ -25,6 +26,7 @@ from container.extensions import (
     unload,
 )
 from container.load_parameters import load_override, repository_error
+from container.pending import waiting
 from container.targets import path_version
 from container.views import empty_answer, json_answer, json_body
 from model_handlers.config_json import config_json
@@ -32,6 +34,7 @@ from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
+    from container.pending import Steps
     from container.service import Service
     from container.shared_memory import CudaRegions, Regions
     from container.views import View
@@ -67,14 +70,16 @@ def _add_server_routes(routes: Blueprint, service: Service) -> None:
 def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot: View) -> None:
     engine = service.engine
 
-    def metadata(name: str, version: str = "") -> Response:
-        return json_answer(model_metadata(*on_loop.run(configured(engine, name, path_version(version)))))
+    def metadata(name: str, version: str = "") -> Steps:
+        found = yield configured(engine, name, path_version(version))
+        return json_answer(model_metadata(*found))
 
-    def config(name: str, version: str = "") -> Response:
-        return json_answer(config_json(on_loop.run(configured(engine, name, path_version(version)))[1]))
+    def config(name: str, version: str = "") -> Steps:
+        found = yield configured(engine, name, path_version(version))
+        return json_answer(config_json(found[1]))
 
-    def ready(name: str, version: str = "") -> Response:
-        if on_loop.run(engine.says_ready(engine.canonical(name), path_version(version))):
+    def ready(name: str, version: str = "") -> Steps:
+        if (yield engine.says_ready(engine.canonical(name), path_version(version))):
             return json_answer({"name": name, "ready": True})
         return json_answer({"error": f"Model version not ready: '{name}'"}, 400)
 
@@ -82,9 +87,8 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
         return json_answer({"model_stats": on_loop.call(statistics, engine, name, path_version(version))})
 
     for prefix in ("/models/<path:name>", "/models/<path:name>/versions/<version>"):
-        routes.add_url_rule(prefix, view_func=metadata, endpoint=f"{prefix} metadata".replace(".", "_"))
-        routes.add_url_rule(f"{prefix}/config", view_func=config, endpoint=f"{prefix} config")
-        routes.add_url_rule(f"{prefix}/ready", view_func=ready, endpoint=f"{prefix} ready")
+        for rule, view in ((prefix, metadata), (f"{prefix}/config", config), (f"{prefix}/ready", ready)):
+            routes.add_url_rule(rule, f"{prefix} {view.__name__}".replace(".", "_"), waiting(on_loop, view))
         routes.add_url_rule(f"{prefix}/stats", view_func=stats, endpoint=f"{prefix} stats")
         for hot_route in ("infer", "generate", "generate_stream"):
             endpoint = f"{prefix} {hot_route}"
@@ -97,25 +101,27 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
 def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop) -> None:
     engine = service.engine
 
-    def index() -> Response:
+    def index() -> Steps:
         if _only_ready():
             return json_answer(on_loop.call(ready_index, engine))
-        return json_answer(on_loop.call(engine.index, engine.find_all()))
+        offered = yield find_all(engine)
+        return json_answer(on_loop.call(engine.index, offered))
 
-    def load_model(name: str) -> Response:
+    def load_model(name: str) -> Steps:
         override = load_override(  # here: files in base64 can be large
             _parameters(), allowed=service.settings.allow_load_overrides
         )
-        on_loop.run(load(engine, name, override))
+        yield load(engine, name, override)
         return empty_answer()
 
-    def unload_model(name: str) -> Response:
-        on_loop.run(unload(engine, name, _parameters()))
+    def unload_model(name: str) -> Steps:
+        yield unload(engine, name, _parameters())
         return empty_answer()
 
-    routes.add_url_rule("/repository/index", "index", index, methods=["GET", "POST"])
-    routes.add_url_rule("/repository/models/<path:name>/load", "load", load_model, methods=["POST"])
-    routes.add_url_rule("/repository/models/<path:name>/unload", "unload", unload_model, methods=["POST"])
+    of_model = "/repository/models/<path:name>"
+    routes.add_url_rule("/repository/index", "index", waiting(on_loop, index), methods=["GET", "POST"])
+    routes.add_url_rule(f"{of_model}/load", "load", waiting(on_loop, load_model), methods=["POST"])
+    routes.add_url_rule(f"{of_model}/unload", "unload", waiting(on_loop, unload_model), methods=["POST"])
     of_one = "/repository/<repository>"
     routes.add_url_rule(f"{of_one}/index", "index of one", _named_repository, methods=["GET", "POST"])
     for deed in ("load", "unload"):
@@ -131,15 +137,16 @@ def _add_setting_routes(routes: Blueprint, service: Service, on_loop: OnLoop) ->
             on_loop.call(service.logs.change, json_body())
         return json_answer(on_loop.call(service.logs.document))
 
-    def tracing(name: str = "") -> Response:
+    def tracing(name: str = "") -> Steps:
         wanted = json_body() if request.method == "POST" else {}
-        offered = service.engine.find_all() if name else ()
+        offered = (yield find_all(service.engine)) if name else ()
         return json_answer(on_loop.call(trace_settings, service.engine, service.traces, name, wanted, offered))
 
     both = ["GET", "POST"]
     routes.add_url_rule("/logging", "logging", logging, methods=both)
-    routes.add_url_rule("/trace/setting", "trace setting", tracing, methods=both)
-    routes.add_url_rule("/models/<path:name>/trace/setting", "trace setting of a model", tracing, methods=both)
+    view = waiting(on_loop, tracing)
+    routes.add_url_rule("/trace/setting", "trace setting", view, methods=both)
+    routes.add_url_rule("/models/<path:name>/trace/setting", "trace setting of a model", view, methods=both)
 
 
 def _add_memory_routes(routes: Blueprint, kind: str, regions: Regions | CudaRegions, on_loop: OnLoop) -> None:

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 from flask import Blueprint, Response, request
 
 from container.headers import TARGET_MODEL, name_of
+from container.pending import waiting
 from container.settings import Mode
 from container.views import json_answer, json_body
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from container.on_loop import OnLoop
+    from container.pending import Steps
     from container.service import Service
     from container.settings import Settings
     from container.views import View
@@ -42,23 +44,23 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
         token = request.args.get("next_page_token", "")
         return json_answer(page(on_loop.call(_posted, engine), token))
 
-    def load_model() -> Response:
+    def load_model() -> Steps:
         engine.check_control()
         document = json_body(required=True)
         _check_may_name_folders(service.settings)
         name, url = _text(document, "model_name"), _text(document, "url")
         target = name_of(request.headers.get(TARGET_MODEL, ""))
-        on_loop.run(engine.load(target, url, name) if target else engine.load(name, url))
+        yield engine.load(target, url, name) if target else engine.load(name, url)
         return json_answer(_described(name, url))
 
     def get_model(name: str) -> Response:
         return json_answer(_described(name, on_loop.call(engine.url, engine.canonical(name))))
 
-    def unload_model(name: str) -> Response:
+    def unload_model(name: str) -> Steps:
         engine.check_control()
         if target := name_of(request.headers.get(TARGET_MODEL, "")):
             on_loop.call(engine.register.check_alias, name, target)
-        on_loop.run(engine.unload(engine.canonical(name)))
+        yield engine.unload(engine.canonical(name))
         return json_answer({})
 
     def execution_parameters() -> Response:
@@ -75,9 +77,9 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
     routes.add_url_rule("/invocations", "invocations", hot, methods=["POST"])
     routes.add_url_rule("/models/<path:name>/invoke", "invoke", hot, methods=["POST"])
     routes.add_url_rule("/models", "list_models", list_models)
-    routes.add_url_rule("/models", "load_model", load_model, methods=["POST"])
+    routes.add_url_rule("/models", "load_model", waiting(on_loop, load_model), methods=["POST"])
     routes.add_url_rule("/models/<path:name>", "get_model", get_model)
-    routes.add_url_rule("/models/<path:name>", "unload_model", unload_model, methods=["DELETE"])
+    routes.add_url_rule("/models/<path:name>", "unload_model", waiting(on_loop, unload_model), methods=["DELETE"])
     routes.add_url_rule("/execution-parameters", "execution_parameters", execution_parameters)
     return routes
 

@@ -1,4 +1,4 @@
-"""Which inference route a request target names, and which of the others may take long. PURE.
+"""Which inference route a request target names, and which of the others only read. PURE.
 
 /ping                                             GET, POST   health
 /invocations                                      POST        SageMaker, single model or by header
@@ -66,7 +66,6 @@ _OF_MODEL = b"/v2/models/"
 _FRONT = re.compile(rb"\A/+")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
 _SLASH, _PERCENT = 0x2F, 0x25
-_READY = re.compile(rb"/v2/models/.+/ready")
 _KNOWN_WITHOUT_LOAD = re.compile(rb"/v2/models/(?:.+/(?:stats|trace/setting)|stats)")
 
 
@@ -92,25 +91,15 @@ def parse_target(target: bytes) -> Route | None:
     return None
 
 
-class Work(Enum):
-    """How long an answer of a route that is no inference's may take, and why."""
-
-    READS = "it changes nothing and waits for nobody"
-    ASKS = "a model's code has a say in it"
-    CHANGES = "it changes something, or waits for a load"
-
-
-def work_of(method: str, target: bytes) -> Work:
-    """What there is to do for a request that is no inference.
+def only_reads(method: str, target: bytes) -> bool:
+    """Return whether a request that is no inference changes nothing, loads nothing and runs no model's code.
 
     What is told of a model's configuration is read in memory, so that asking for it loads the model.
     """
     if method not in {"GET", "HEAD"}:
-        return Work.CHANGES
+        return False
     path = path_of(target)
-    if _READY.fullmatch(path):
-        return Work.ASKS
-    return Work.READS if not path.startswith(_OF_MODEL) or _KNOWN_WITHOUT_LOAD.fullmatch(path) else Work.CHANGES
+    return not path.startswith(_OF_MODEL) or _KNOWN_WITHOUT_LOAD.fullmatch(path) is not None
 
 
 def shown(target: bytes) -> str:

@@ -4,9 +4,8 @@ Gunicorn's master keeps us alive: it starts us, restarts us when we die, and kil
 loop tells it so once a second by `notify`, which touches a file. Signals arrive on the loop: SIGTERM drains, SIGINT
 and SIGQUIT end at once.
 
-Three pools of threads serve Flask. Requests that change something (load, unload), or that ask about a model that is
-loaded for them, may take minutes and have a pool of their own, and so have those that ask a model's own code whether it
-is ready, which may take seconds: however many of them are under way, any other GET is answered at once.
+A pool of a few threads serves Flask. None of them waits for a load, an unload or a model's own code, which may take
+minutes: the loop does, see `container.pending`. However many of those are under way, any other request is answered.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from container.lost_gpus import LostGpus
 from container.metrics_port import MetricsPort
 from container.on_loop import OnLoop
 from container.open_files import ConnectionCap, OpenFiles, most_connections, raise_limit
+from container.pending import Pending
 from container.service import Service
 from container.settings import Settings
 from container.settings.tls import http_certificates
-from container.targets import Work, work_of
 from container.tls import Tls
 from container.turn_budget import Turns
 from container.wsgi import call_application
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from container.http1 import Exchange
     from container.http1.server import Gate
     from container.last_words import LastWords
+    from container.wsgi import Answered
 
 T = TypeVar("T")
 _log = logging.getLogger("mme.worker")
@@ -70,10 +70,8 @@ _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a sec
 _TELLING_SECONDS = 1.0  # for clients to hear it that wait for a load which does not end in time
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
 _PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_conf`
-_READ_THREADS = 8
+_FLASK_THREADS = 8
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-_CHANGE_THREADS = 256  # idle ones cost nothing; each load or unload under way holds one
-_ASK_THREADS = 256  # likewise, each probe of a model that hangs
 
 
 class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
@@ -312,11 +310,9 @@ class _Front:
         self._app: Flask = make_app(service, OnLoop(loop))
         self._keys = service.keys
         self._allowed_hosts = service.settings.allowed_hosts
-        self._pools = {
-            Work.READS: ThreadPool("flask-read", most=_READ_THREADS, keeps_one=True),
-            Work.ASKS: ThreadPool("flask-ask", most=_ASK_THREADS, keeps_one=True),
-            Work.CHANGES: ThreadPool("flask-change", most=_CHANGE_THREADS, keeps_one=True),
-        }
+        self._pool = ThreadPool("flask", most=_FLASK_THREADS, keeps_one=True)
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def gate(self, sockets: Iterable[socket.socket]) -> Gate:
         """Return which requests a server on these sockets lets in."""
@@ -326,23 +322,35 @@ class _Front:
         """Answer an inference request on the loop, have Flask answer any other on a thread."""
         if self._dispatch(exchange):
             return
-        pool = self._pools[work_of(exchange.method, exchange.target)]
+        self._call(exchange, None)
+
+    def _call(self, exchange: Exchange, pending: Pending | None) -> None:
+        """Have a thread make the answer, from the beginning or where it waited."""
         self._poll.hold()
-        answer = pool.submit(call_application, self._app, exchange)
+        answer = self._pool.submit(call_application, self._app, exchange, pending)
         answer.add_done_callback(lambda done: self._bring_back(exchange, done))
 
-    def _bring_back(self, exchange: Exchange, answer: Future[tuple[int, bytes, bytes]]) -> None:
+    def _bring_back(self, exchange: Exchange, answer: Future[Answered | Pending]) -> None:
         """From the thread that has the answer; nobody waits for it once the server has gone."""
         if not answer.cancelled():
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(_respond, exchange, answer.result())
+                self._loop.call_soon_threadsafe(self._take, exchange, answer.result())
+
+    def _take(self, exchange: Exchange, answer: Answered | Pending) -> None:
+        if not isinstance(answer, Pending):
+            status, headers, body = answer
+            exchange.respond(status, headers, (body,))
+            return
+        waiting = self._loop.create_task(self._wait(exchange, answer))
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+
+    async def _wait(self, exchange: Exchange, pending: Pending) -> None:
+        await pending.wait()
+        if not self._closed:
+            self._call(exchange, pending)
 
     def close(self) -> None:
-        """Let the threads go; what they still wait for is cancelled with the engine."""
-        for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _respond(exchange: Exchange, answer: tuple[int, bytes, bytes]) -> None:
-    status, headers, body = answer
-    exchange.respond(status, headers, (body,))
+        """Let the threads go; what is still waited for is cancelled with the engine."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from container.answers import error_body
+from container.pending import SLOT
 from container.targets import path_of, shown
 
 if TYPE_CHECKING:
@@ -18,15 +19,28 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
     from container.exchange import Exchange
+    from container.pending import Pending
 
 _log = logging.getLogger("mme.wsgi")
 _OURS = frozenset({"content-length", "connection", "date", "transfer-encoding"})  # the HTTP server writes these
 
 
-def call_application(application: WSGIApplication, exchange: Exchange) -> tuple[int, bytes, bytes]:
-    """Status, header lines and body of the application's answer. Never raises: its errors become a 500."""
+Answered = tuple[int, bytes, bytes]  # status, header lines and body
+
+
+def call_application(
+    application: WSGIApplication, exchange: Exchange, pending: Pending | None = None
+) -> Answered | Pending:
+    """Return the application's answer, or one that has to wait for the loop. Never raises: errors become a 500.
+
+    Args:
+        application: that answers.
+        exchange: with the request.
+        pending: its answer, where that has waited.
+    """
     answer = _Answer()
     environ = make_environ(exchange)
+    environ[SLOT] = pending
     body = environ["wsgi.input"]  # the application may put something else there
     try:
         parts = application(environ, answer.start)
@@ -43,6 +57,9 @@ def call_application(application: WSGIApplication, exchange: Exchange) -> tuple[
     finally:  # Flask's routing error and its request refer to each other, and would keep the body until some collection
         body.close()
         exchange.body = b""
+    waits: Pending | None = environ[SLOT]
+    if waits is not None and waits.work is not None:
+        return waits
     return answer.status, answer.header_lines(), answer.body
 
 

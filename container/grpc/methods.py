@@ -13,6 +13,7 @@ from google.protobuf.json_format import ParseDict
 
 from container.extensions import (
     configured,
+    find_all,
     load,
     model_metadata,
     ready_index,
@@ -140,10 +141,7 @@ class Methods:
     async def _index(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.RepositoryIndexRequest, data)
         _check_repository(request.repository_name)
-        if request.ready:
-            rows = ready_index(self._engine)
-        else:
-            rows = self._engine.index(await asyncio.to_thread(self._engine.find_all))
+        rows = ready_index(self._engine) if request.ready else self._engine.index(await find_all(self._engine))
         return await asyncio.to_thread(_message, {"models": rows}, pb.RepositoryIndexResponse())
 
     async def _load(self, data: bytes, _context: Any) -> bytes:
@@ -162,7 +160,7 @@ class Methods:
     async def _trace_setting(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.TraceSettingRequest, data)
         wanted = {name: _setting(list(setting.value)) for name, setting in request.settings.items()}
-        offered = await asyncio.to_thread(self._engine.find_all) if request.model_name else ()
+        offered = await find_all(self._engine) if request.model_name else ()
         now = trace_settings(self._engine, self._service.traces, request.model_name, wanted, offered)
         told = {name: {"value": value if isinstance(value, list) else [value]} for name, value in now.items()}
         return _message({"settings": told}, pb.TraceSettingResponse())

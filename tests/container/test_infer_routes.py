@@ -21,12 +21,11 @@ from container.codec.decode import Decoder
 from container.codec.framing import BINARY_TYPE
 from container.on_loop import WaitingExchange
 from container.settings import Mode, PingMode
-from container.targets import Flavor, InferenceType, Route, Work, parse_target, parse_version, work_of
+from container.targets import Flavor, InferenceType, Route, only_reads, parse_target, parse_version
 
 A = np.array([[1, 2, 3, 4]], dtype="<f4")
 B = np.array([[10, 20, 30, 40]], dtype="<f4")
 X = [1.0, 2.0, 3.0, 4.0]
-READS, ASKS, CHANGES = Work.READS, Work.ASKS, Work.CHANGES
 INFER = "/v2/models/arithmetic/infer"
 TARGET = "X-Amzn-SageMaker-Target-Model"
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
@@ -113,32 +112,32 @@ def test_other_targets_are_left_to_flask(target):
 
 
 @pytest.mark.parametrize(
-    ("method", "target", "work"),
+    ("method", "target", "reads"),
     [
-        ("GET", b"/metrics", READS),
-        ("HEAD", b"/models?next_page_token=x", READS),
-        ("GET", b"/models/a", READS),
-        ("GET", b"/v2/health/ready", READS),
-        ("GET", b"/v2/models/stats", READS),
-        ("GET", b"/v2/models/m/ready?x=y", ASKS),
-        ("HEAD", b"/v2/models/a/b/versions/1/ready", ASKS),
-        ("GET", b"/v2/models/a/b/versions/1/stats", READS),
-        ("GET", b"/v2/models/m/trace/setting", READS),
-        ("GET", b"/v2/models/m", CHANGES),
-        ("HEAD", b"/v2/models/m/versions/2", CHANGES),
-        ("GET", b"/v2/models/m/config?x=/ready", CHANGES),
-        ("GET", b"/v2/models/ready", CHANGES),
-        ("GET", b"/v2/model%73/m", CHANGES),
-        ("GET", b"//v2%2Fmodels/m", READS),
-        ("GET", b"/v2/models/m%2Fready", CHANGES),
-        ("GET", b"//v2/models/m/ready", ASKS),
-        ("POST", b"/v2/repository/index", CHANGES),
-        ("DELETE", b"/models/a", CHANGES),
+        ("GET", b"/metrics", True),
+        ("HEAD", b"/models?next_page_token=x", True),
+        ("GET", b"/models/a", True),
+        ("GET", b"/v2/health/ready", True),
+        ("GET", b"/v2/models/stats", True),
+        ("GET", b"/v2/models/m/ready?x=y", False),
+        ("HEAD", b"/v2/models/a/b/versions/1/ready", False),
+        ("GET", b"/v2/models/a/b/versions/1/stats", True),
+        ("GET", b"/v2/models/m/trace/setting", True),
+        ("GET", b"/v2/models/m", False),
+        ("HEAD", b"/v2/models/m/versions/2", False),
+        ("GET", b"/v2/models/m/config?x=/ready", False),
+        ("GET", b"/v2/models/ready", False),
+        ("GET", b"/v2/model%73/m", False),
+        ("GET", b"//v2%2Fmodels/m", True),
+        ("GET", b"/v2/models/m%2Fready", False),
+        ("GET", b"//v2/models/m/ready", False),
+        ("POST", b"/v2/repository/index", False),
+        ("DELETE", b"/models/a", False),
     ],
 )
-def test_other_targets_are_quick_or_may_wait_for_a_load_or_for_a_model(method, target, work):
-    """What changes something, what tells of a model's configuration, which is read when it is loaded, and readiness."""
-    assert work_of(method, target) is work
+def test_other_targets_only_read_or_may_load_change_or_ask_a_model(method, target, reads):
+    """What tells of a model's configuration loads it, and what tells of its readiness runs its code."""
+    assert only_reads(method, target) is reads
 
 
 def test_the_memory_of_targets_is_bounded(server, monkeypatch):

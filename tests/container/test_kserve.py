@@ -8,7 +8,6 @@ from importlib.metadata import version
 import pytest
 
 from container.settings import Mode
-from container.worker import _READ_THREADS
 
 INFER = "/v2/models/arithmetic/infer"
 SUMMED = {"success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"}
@@ -227,7 +226,7 @@ def test_questions_about_models_that_load_keep_no_others_waiting(own):
     with ThreadPoolExecutor(len(paths)) as pool:
         with own.loads_held_up():
             asked = [pool.submit(own.http, "GET", path) for path in paths]
-            while own.on_loop.call(misses, "thrice") < _READ_THREADS:
+            while own.on_loop.call(misses, "thrice") < len(paths):
                 pass
             for path in ("/v2/health/ready", "/v2/models/twice/ready", "/metrics", "/models"):
                 assert own.http("GET", path).status == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.contract import models
-from tests.contract.server import Server, eventually
+from tests.contract.server import Server, eventually, post
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +71,8 @@ class TritonPythonModel:
 """
 PLAIN = "\n    def is_ready(self):\n        return self.says()\n"
 COROUTINE = "\n    async def is_ready(self):\n        await asyncio.sleep(0)\n        return self.says()\n"
+SLOW = "\n    def initialize(self, args):\n        self.folder = Path(args['model_repository'])\n        self.instance = '0'\n        self.wait('initialize')\n"
+MANY = 300
 MODELS = {
     "plain": (MODEL + PLAIN, CONFIG),
     "coroutine": (MODEL + COROUTINE, CONFIG),
@@ -212,18 +215,23 @@ def test_a_model_may_execute_while_it_is_asked_and_be_asked_while_it_executes(se
         assert asked.result() == 200
 
 
-def test_nobody_else_waits_for_a_model_that_thinks_about_it(server, repository, hold):
-    """However many ask it: of the server, of other models, and of what is loaded, all is answered as ever."""
-    with ThreadPoolExecutor(20) as threads:
-        release = hold("coroutine", "is_ready")
-        asked = [threads.submit(probe, server, "coroutine", base) for base in ["", "/"] * 10]
+def test_nobody_else_waits_for_models_that_think_or_load(server, repository, hold):
+    """However many ask for it: of the server, of other models, and of what is loaded, all is answered as ever."""
+    models.lay_out(repository / "slow", MODEL + SLOW, ONE)
+    ready, loaded = hold("coroutine", "is_ready"), hold("slow", "initialize")
+    ask_ready = b"GET /v2/models/coroutine/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    ask_load = post("/v2/repository/models/slow/load", {})
+    with ExitStack() as connections:
+        asked = [connections.enter_context(server.connect()).send(request) for request in [ask_ready, ask_load] * MANY]
         entered(repository, "coroutine", "is_ready")
+        eventually((repository / "slow" / "entered-initialize-0").exists, "the load")
         for path in ("/v2/health/ready", "/ping", "/v2/models/silent/ready", "/v2/models/stats", "/metrics"):
             assert server.ask("GET", path).status == 200
         infer(server, "silent")
-        assert not any(probing.done() for probing in asked)
-        release()
-        assert {probing.result() for probing in asked} == {200}
+        assert server.worker.num_threads() < 100
+        ready()
+        loaded()
+        assert {connection.answer().status for connection in asked} == {200}
 
 
 def test_a_model_whose_process_dies_meanwhile_is_not_ready(server, repository, hold):

@@ -19,7 +19,7 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import Decoder as GrpcDecoder
 from container.grpc.messages import parsed, values
 from container.load_parameters import load_override
-from container.targets import parse_target, path_version, work_of
+from container.targets import only_reads, parse_target, path_version
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pbtxt import config_text, parse_config
 from model_handlers.proto import model_config_pb2
@@ -140,9 +140,9 @@ def load(data: bytes) -> Hashable:
 def target(data: bytes) -> Hashable:
     """The target of a request."""
     route = parse_target(b"/" + data)
-    work = work_of("GET", b"/" + data)
+    reads = only_reads("GET", b"/" + data)
     if route is None:
-        return work
+        return reads
     try:
         path_version(route.version)
     except MmeError as error:
