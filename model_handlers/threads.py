@@ -1,9 +1,8 @@
 """How many threads models compute on: where a configuration does not say, and all of them together.
 
-Frameworks start a pool of threads for each model, or for each thread that executes one. On many processors that is
-thousands of them with a few dozen models, which share the same processors. So the models of the serving process take
-theirs from one `ThreadBudget`: the first get one a processor, later ones half of what is left, and then none but the
-one that executes them.
+Models have pools of threads. On many processors that is thousands of them with a few dozen models, which share the same
+processors. So the models of the serving process take theirs from one `ThreadBudget`: the first get one a processor,
+later ones half of what is left, and then none but the one that executes them.
 """
 
 from __future__ import annotations
@@ -74,12 +73,12 @@ class ThreadBudget:
     def __repr__(self) -> str:
         return f"<ThreadBudget: {self.taken} of {self.limit} threads>"
 
-    def take(self, wanted: int, model: str, parameter: str, teams: int) -> Threads:
+    def take(self, wanted: int, model: str, parameter: str) -> Threads:
         """See `take_threads`."""
         with self._lock:
             free = max(self.limit - self.taken, 0)
-            count = wanted if parameter else min(wanted, 1 + free // 2 // teams)
-            more = (count - 1) * teams
+            count = wanted if parameter else min(wanted, 1 + free // 2)
+            more = count - 1
             if more > free:
                 raise MmeError(
                     Kind.UNAVAILABLE,
@@ -100,17 +99,16 @@ _budget: Ambient[ThreadBudget] = Ambient("whose threads models take that are loa
 within = _budget.given  # models that are loaded inside take their threads from this; from none, as many as they want
 
 
-def take_threads(wanted: int, model: str, parameter: str = "", teams: int = 1) -> Threads:
+def take_threads(wanted: int, model: str, parameter: str = "") -> Threads:
     """Threads for a model that is loaded here; to be given back when it is closed.
 
     Args:
         wanted: how many it computes on; fewer where they are not free, unless its configuration asks for them.
         model: its name.
         parameter: that of its configuration which asks; "" where none does.
-        teams: how many such pools there are going to be.
 
     Raises:
         MmeError: UNAVAILABLE where those that its configuration asks for are not free.
     """
     budget = _budget.get()
-    return Threads(wanted) if budget is None else budget.take(wanted, model, parameter, teams)
+    return Threads(wanted) if budget is None else budget.take(wanted, model, parameter)

@@ -8,13 +8,12 @@ microseconds a batch of 1 / 32 / 1,000 rows:
     LightGBM model (127 leaves)   by lightgbm 25 / 730 / 24,000    by GTIL 65 / 1,230 / 37,000
 
 Loading takes 5 to 30 ms by any of them, and a few times the file in memory. All three release the GIL while they
-compute and may be called by several threads at once.
+compute and may be called by several threads at once; each of them computes with one: see `crew`.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -71,8 +70,8 @@ def library_of(kind: FileKind) -> str:
     return "treelite"
 
 
-def open_forest(config: ModelConfig, model_file: Path, threads: int = 1, *, on_trial: bool = False) -> Forest:
-    """Read a file, to be computed on so many threads.
+def open_forest(config: ModelConfig, model_file: Path, *, on_trial: bool = False) -> Forest:
+    """Read a file.
 
     On trial its trees are looked through as well, before anything is computed: see `soundness`.
 
@@ -85,10 +84,10 @@ def open_forest(config: ModelConfig, model_file: Path, threads: int = 1, *, on_t
     imported(name)
     try:
         if name == "xgboost":
-            return XgboostForest(config, model_file, kind, threads, on_trial=on_trial)
+            return XgboostForest(config, model_file, kind, on_trial=on_trial)
         if name == "lightgbm":
-            return LightgbmForest(config, model_file, threads, on_trial=on_trial)
-        return TreeliteForest(config, model_file, kind, threads, on_trial=on_trial)
+            return LightgbmForest(config, model_file, on_trial=on_trial)
+        return TreeliteForest(config, model_file, kind, on_trial=on_trial)
     except MmeError:
         raise
     except MemoryError as error:
@@ -100,14 +99,13 @@ def open_forest(config: ModelConfig, model_file: Path, threads: int = 1, *, on_t
 
 
 def threads_of(config: ModelConfig, model_file: Path) -> Threads:
-    """Threads that one execution may take: OpenMP has a team of them for each thread that executes.
+    """Threads that one execution may take.
 
     Raises:
         MmeError: INVALID_MODEL for a parameter that is no such number, UNAVAILABLE where there are not so many.
     """
     asked = integer(config, _THREADS, 0, range(1025))
-    lanes = sum(group.count for group in config.instance_group) or 1
-    return take_threads(asked or default_threads(model_file), config.name, _THREADS if asked else "", lanes)
+    return take_threads(asked or default_threads(model_file), config.name, _THREADS if asked else "")
 
 
 class XgboostForest:
@@ -115,15 +113,14 @@ class XgboostForest:
 
     explains = True
 
-    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, threads: int, *, on_trial: bool) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, *, on_trial: bool) -> None:
         xgboost = imported("xgboost")
         wrote = xgboost_version(kind, model_file)
         if kind is FileKind.XGBOOST_UBJ and not wrote:  # which XGBoost might read for ever
             raise _incomplete(config, model_file, "XGBoost in UBJSON: its last bytes are the version")
         _not_newer(config, model_file, "XGBoost", wrote, xgboost.__version__)
         self._matrix = xgboost.DMatrix
-        self._lock = threading.Lock()
-        self._booster = booster = xgboost.Booster({"nthread": threads})
+        self._booster = booster = xgboost.Booster({"nthread": 1})
         with xgboost.config_context(verbosity=0):
             booster.load_model(model_file)
         learner = json.loads(booster.save_config())["learner"]
@@ -150,8 +147,8 @@ class XgboostForest:
 
     def contributions(self, rows: Array) -> Array:
         """See `Forest`."""
-        with self._lock:
-            found: Array = self._booster.predict(self._matrix(rows), pred_contribs=True, validate_features=False)
+        matrix = self._matrix(rows, nthread=1)
+        found: Array = self._booster.predict(matrix, pred_contribs=True, validate_features=False)
         return found.reshape(len(rows), -1)
 
 
@@ -161,14 +158,13 @@ class LightgbmForest:
     explains = True
     labels = False
 
-    def __init__(self, config: ModelConfig, model_file: Path, threads: int, *, on_trial: bool) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, *, on_trial: bool) -> None:
         version = lightgbm_version(model_file)
         if version and version not in _LIGHTGBM_VERSIONS:
             raise invalid_model(
                 f"model '{config.name}': '{model_file.name}' is in version {version} of LightGBM's text format; "
                 f"those that are read here are {', '.join(_LIGHTGBM_VERSIONS)}"
             )
-        self._threads = threads
         text = _trees_text(config, model_file)
         if on_trial:
             check_lightgbm(text)
@@ -179,12 +175,12 @@ class LightgbmForest:
 
     def scores(self, rows: Array) -> Array:
         """See `Forest`."""
-        scores: Array = self._booster.predict(rows, num_threads=self._threads)
+        scores: Array = self._booster.predict(rows, num_threads=1)
         return scores.reshape(len(rows), -1)
 
     def contributions(self, rows: Array) -> Array:
         """See `Forest`."""
-        found: Array = self._booster.predict(rows, pred_contrib=True, num_threads=self._threads)
+        found: Array = self._booster.predict(rows, pred_contrib=True, num_threads=1)
         return found.reshape(len(rows), -1)
 
 
@@ -194,10 +190,9 @@ class TreeliteForest:
     explains = False
     labels = False
 
-    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, threads: int, *, on_trial: bool) -> None:
+    def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, *, on_trial: bool) -> None:
         treelite = imported("treelite")
         self._predict = treelite.gtil.predict
-        self._threads = threads
         self._model = _read_by_treelite(treelite, config, model_file, kind)
         header = self._model.get_header_accessor()
         self.features = self._model.num_feature
@@ -209,7 +204,7 @@ class TreeliteForest:
 
     def scores(self, rows: Array) -> Array:
         """See `Forest`."""
-        scores: Array = self._predict(self._model, rows, nthread=self._threads)
+        scores: Array = self._predict(self._model, rows, nthread=1)
         return scores.reshape(len(rows), -1)
 
     def contributions(self, rows: Array) -> Array:

@@ -23,6 +23,7 @@ from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.parameters import warn_of_unknown
 from model_handlers.tensor import FP32
 from model_handlers.threads import Threads
+from model_handlers.trees.crew import Crew
 from model_handlers.trees.files import kind_of
 from model_handlers.trees.forests import library_of, open_forest, threads_of
 from model_handlers.trees.libraries import PRELOAD, imported, words
@@ -73,9 +74,8 @@ class TreesHandler(Handler):
     preload: ClassVar[str] = PRELOAD
     tried_first: ClassVar[bool] = True
 
-    def __init__(self, forest: Forest, config: ModelConfig, threads: Threads) -> None:
-        self._threads = threads
-        self.thread_bound = threads.count > 1
+    def __init__(self, forest: Forest, config: ModelConfig, crew: Crew) -> None:
+        self._crew = crew
         self._outcome = outcome_of(config, forest)
         super().__init__(_complete(config, forest, self._outcome.columns))
         self._forest = forest
@@ -96,11 +96,11 @@ class TreesHandler(Handler):
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> TreesHandler:  # noqa: ARG003 - the CPU's, shared by lanes
         """Read the file; parameters are named as FIL names them."""
         warn_of_unknown(config, _PARAMETERS, "models of trees", "mme.trees", _HARMLESS)
-        threads = threads_of(config, model_file)
+        crew = Crew(threads_of(config, model_file), config.name)
         try:
-            return cls(open_forest(config, model_file, threads.count), config, threads)
+            return cls(open_forest(config, model_file), config, crew)
         except BaseException:
-            threads.give_back()
+            crew.close()
             raise
 
     @classmethod
@@ -113,7 +113,7 @@ class TreesHandler(Handler):
     def try_load(cls, config: ModelConfig, model_file: Path) -> None:
         """Read the file, look through its trees, and send a few rows through them."""
         try:
-            handler = cls(open_forest(config, model_file, on_trial=True), config, Threads(1))
+            handler = cls(open_forest(config, model_file, on_trial=True), config, Crew(Threads(1), config.name))
             rows = np.outer(_ROWS_ON_TRIAL, np.ones(handler.config.inputs[0].dims[-1])).astype(np.float32)
             handler.execute({INPUT: rows}, [spec.name for spec in handler.config.outputs])
         except MmeError as error:
@@ -129,7 +129,9 @@ class TreesHandler(Handler):
         rows = np.ascontiguousarray(inputs[INPUT], np.float32)
         try:
             return [
-                self._outcome.of(self._forest.scores(rows)) if name == OUTPUT else self._contributions(rows)
+                self._outcome.of(self._crew.compute(self._forest.scores, rows))
+                if name == OUTPUT
+                else self._contributions(rows)
                 for name in outputs
             ]
         except MemoryError as error:
@@ -140,12 +142,12 @@ class TreesHandler(Handler):
             ) from error
 
     def _contributions(self, rows: Array) -> Array:
-        return self._forest.contributions(rows).astype(np.float32, copy=False)
+        return self._crew.compute(self._forest.contributions, rows).astype(np.float32, copy=False)
 
     def close(self) -> None:
         """Drop the trees: each library frees them in its destructor."""
+        self._crew.close()
         del self._forest
-        self._threads.give_back()
 
 
 def _complete(config: ModelConfig, forest: Forest, columns: int) -> ModelConfig:

@@ -10,12 +10,16 @@ import functools
 import logging
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.importing import import_without, is_installed
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 PRELOAD = "model_handlers.trees.libraries:preload"
+_OPENMP = "OMP_NUM_THREADS"
 _LIBRARIES = ("xgboost", "lightgbm", "treelite")
 _STAMP = re.compile(r"^\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?")
 _CHECK = re.compile(r"^Check failed: .*?: ")
@@ -29,11 +33,10 @@ def imported(name: str) -> Any:
     Raises:
         MmeError: UNSUPPORTED where it is not installed, or wants a library of the system that is not there.
     """
-    # Threads of OpenMP would wait for their next work in a loop, on cores that other models need.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        # For wrappers in scikit-learn's style they would import all of that: 65 MiB and seconds.
-        module = import_without(name, "sklearn")
+        with _one_thread():
+            # For wrappers in scikit-learn's style they would import all of that: 65 MiB and seconds.
+            module = import_without(name, "sklearn")
     except ImportError as error:
         raise MmeError(
             Kind.UNSUPPORTED,
@@ -46,6 +49,19 @@ def imported(name: str) -> Any:
     if name == "lightgbm":  # it would write to standard output, where lines are JSON
         module.register_logger(logging.getLogger("mme.lightgbm"))
     return module
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """OpenMP that is loaded meanwhile has one thread where it is not told how many: see `crew`."""
+    told = os.environ.get(_OPENMP)
+    os.environ[_OPENMP] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_OPENMP]
+        if told is not None:
+            os.environ[_OPENMP] = told
 
 
 def preload() -> None:

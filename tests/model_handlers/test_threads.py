@@ -54,13 +54,6 @@ def test_threads_that_a_configuration_asks_for_are_refused_where_they_are_not_fr
     )
 
 
-def test_teams_are_counted_each():
-    """OpenMP has one for each thread that executes."""
-    with within(budget := ThreadBudget(64)):
-        assert take_threads(64, "m", teams=4).count == 9
-    assert budget.taken == 32
-
-
 def test_without_a_budget_a_model_has_as_many_as_it_wants():
     """As in a process of its own."""
     assert take_threads(64, "m").count == 64
