@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import resource
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from tests.cgroups import few_tasks
 from tests.contract import models
 from tests.contract.server import SCRIPTS, Server, alive, eventually, post
+from tests.frameworks import framework
 
 pytestmark = pytest.mark.usefixtures("begun_by_exec")
 
@@ -27,6 +30,12 @@ CONFIG = """
 backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: [ -1, 4 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+"""
+TREES = """
+backend: "fil"
+instance_group [ { count: 4 } ]
+parameters { key: "model_type" value { string_value: "lightgbm" } }
+parameters { key: "cpu_nthread" value { string_value: "4" } }
 """
 # Does as the first argument says, and becomes the rest of them.
 FIRST = """
@@ -53,6 +62,20 @@ def archives(tmp_path_factory):
         for archive in (onnx, python):
             (store / f"{archive.name[:-7]}-{number}.tar.gz").hardlink_to(archive)
     return store
+
+
+@pytest.fixture(scope="module")
+def trees(archives, tmp_path_factory):
+    """An archive of that store, trees of LightGBM on four threads: its name, a request, and what the trees answer."""
+    lightgbm = framework("lightgbm")
+    rows = np.random.default_rng(1).random((600, 2))
+    options = {"num_leaves": 31, "verbose": -1, "num_threads": 1}
+    booster = lightgbm.train(options, lightgbm.Dataset(rows, rows[:, 0]), 20)
+    directory = models.lay_out(tmp_path_factory.mktemp("trees") / "trees", booster.model_to_string(), TREES)
+    (directory / "1/model.py").rename(directory / "1/model.txt")
+    models.pack(directory, archives / "trees.tar.gz")
+    tensor = {"name": "input__0", "shape": rows.shape, "datatype": "FP32", "data": rows.ravel().tolist()}
+    return "trees", {"inputs": [tensor]}, booster.predict(rows, num_threads=1)
 
 
 def limited(tmp_path, archives, first, **environ):
@@ -98,6 +121,25 @@ def test_a_full_control_group_refuses_models_and_makes_room_for_them(tmp_path, a
         for target in there[:6]:
             assert server.ask("DELETE", f"/models/{target}.tar.gz").status == 200
         assert invoke(server, refused).status == 200
+
+
+def test_trees_compute_where_no_thread_can_be_started(tmp_path, archives, trees):
+    """Their threads are there since the load: no instance that executes for the first time ends the server."""
+    name, request, expected = trees
+    named = {"X_Amzn_SageMaker_Target_Model": f"{name}.tar.gz"}
+    with (
+        few_tasks(60) as group,
+        limited(tmp_path, archives, f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')") as server,
+    ):
+        assert server.ask("POST", "/invocations", request, **named).status == 200
+        fill(server, ("python", "onnx"))
+        worker = server.worker.pid
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: server.ask("POST", "/invocations", request, **named), range(24)))
+        for answer in answers:
+            np.testing.assert_allclose(answer.json["outputs"][0]["data"], expected, rtol=1e-4)
+        assert server.worker.pid == worker
+        assert server.ask("GET", "/ping").status == 200
 
 
 def test_open_files_that_run_out_are_told(tmp_path, archives):
