@@ -1,17 +1,20 @@
 """Memory of a server against its budget, while clients ask models that grow.
 
-    python -m benchmarks.memory_trace [--minutes 60] [--budget-mib 1024] [--clients 4] [--save FILE] [--picture FILE]
+    python -m benchmarks.memory_trace [--minutes 60] [--budget-mib 1024] [--clients 4] [--group FOLDER] [--save FILE]
+                                      [--picture FILE]
 
 Sixty models: ONNX with dynamic shapes, trees, and Python models, of which two keep what they are sent. Clients draw
 them by Zipf's law, and sizes that vary by 1,000 times; every answer is compared with what it has to be. The memory of
 all processes of the server is read twice a second. It passes if no answer was wrong or lost, and if no reading was over
 the budget, and what the server has without models, by more than `--slack-mib`: the 64 MiB that it may take for itself,
-and what executes and leaks between two measurements of its own.
+and what executes and leaks between two measurements of its own. In the control group of `--group`, whose limit is yours
+to set, the kernel may kill no process either.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
@@ -31,10 +34,11 @@ import onnx
 import psutil
 from onnx import TensorProto, helper
 
-from benchmarks.servers import mme_store
+from benchmarks.servers import COMMANDS, mme_store
+from model_handlers.isolation.oom import read_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from benchmarks.servers import Server
 
@@ -200,8 +204,26 @@ def trace(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         models = build(Path(folder), arguments.models)
         environment = {"MME_MEMORY_BUDGET": f"{arguments.budget_mib}MiB"}
-        with mme_store(folder, environment) as server:
+        with _commands(arguments.group) as commands, mme_store(folder, environment, commands=commands) as server:
             return {"budget": arguments.budget_mib << 20, **_ask_all(server, models, arguments)}
+
+
+@contextlib.contextmanager
+def _commands(group: Path | None) -> Iterator[Path]:
+    """Where the server's command is; one that first joins the control group."""
+    if group is None:
+        yield COMMANDS
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = Path(folder, "mme")
+        command.write_text(f'#!/bin/sh\necho 0 > "{group}/cgroup.procs" && exec "{COMMANDS}/mme" "$@"\n')
+        command.chmod(0o700)
+        yield command.parent
+
+
+def kills(group: Path | None) -> int:
+    """Processes of a control group that the kernel has killed for want of memory."""
+    return read_count([group / "memory.events", group / "memory.oom_control"]) or 0 if group is not None else 0
 
 
 def _without_models(server: Server, models: list[Model]) -> int:
@@ -263,10 +285,13 @@ def main() -> int:
     parser.add_argument("--budget-mib", type=int, default=1024)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--slack-mib", type=int, default=256)
+    parser.add_argument("--group", type=Path, help="a control group's folder, which the server joins")
     parser.add_argument("--save", type=Path, help="write all readings to this file")
     parser.add_argument("--picture", type=Path, help="draw them into this file")
     arguments = parser.parse_args()
+    killed = kills(arguments.group)
     found = trace(arguments)
+    killed = kills(arguments.group) - killed
     if arguments.save:
         arguments.save.write_text(json.dumps(found))
     if arguments.picture:
@@ -277,7 +302,9 @@ def main() -> int:
     print(f"most of all processes {(max(over) + limit) >> 20} MiB, {max(over) / 2**20:+.0f} MiB beyond both")
     print(f"over in {sum(each > 0 for each in over)} of {len(over)} readings; {found['evictions']} evictions")
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(found["outcomes"].items())))
-    bad = sum(found["outcomes"].get(each, 0) for each in ("wrong", "lost"))
+    if arguments.group:
+        print(f"{killed} processes killed by the kernel")
+    bad = killed + sum(found["outcomes"].get(each, 0) for each in ("wrong", "lost"))
     return 1 if bad or max(over) > arguments.slack_mib << 20 else 0
 
 
