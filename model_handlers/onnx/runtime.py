@@ -15,6 +15,7 @@ from typing import Any
 
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.framework_errors import ONNX_RUNTIME
+from model_handlers.system_limits import prove_room
 from model_handlers.tensorrt.runtime import tensorrt
 
 FATAL = 4  # ONNX Runtime's number for it
@@ -83,9 +84,12 @@ def create_session(path: Path, options: Any, model: str, providers: list[Any] | 
 
     Raises:
         MmeError: INVALID_MODEL when ONNX Runtime refuses the file, OUT_OF_MEMORY when it finds no room, UNAVAILABLE
-            when a provider can't start.
+            when a provider can't start, or the system has no room for its threads.
     """
     runtime = onnx_runtime()
+    parallel = options.execution_mode == runtime.ExecutionMode.ORT_PARALLEL
+    between = options.inter_op_num_threads if parallel else 1
+    prove_room(options.intra_op_num_threads + between - 2, f"worker of '{model}'")  # it would hang
     wanted = providers or [CPU_PROVIDER]
     try:
         return runtime.InferenceSession(str(path), options, providers=wanted, enable_fallback=0)

@@ -28,6 +28,7 @@ from model_handlers.openvino.graph import (
     takes_text,
 )
 from model_handlers.openvino.runtime import core, translated
+from model_handlers.system_limits import prove_room
 from model_handlers.threads import default_threads
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class OpenvinoHandler(Handler):
         options = properties(config, default_threads(_weights_file(model_file)))
         target = _target(config)
         graph = open_graph(config, model_file, wanted)
+        lanes = sum(group.count for group in config.instance_groups) or 1
+        prove_room(lanes + 1, f"worker of '{config.name}'")  # it would call the file bad
         try:
             compiled = core().compile_model(graph, target, options)
         except Exception as error:  # plain RuntimeError

@@ -17,6 +17,7 @@ from model_handlers.config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.openvino import OpenvinoHandler, runtime
 from model_handlers.tensor import BYTES, FP16, FP32, TensorSpec
+from tests.cgroups import few_tasks
 from tests.frameworks import framework_later
 
 openvino = framework_later("openvino")
@@ -400,3 +401,34 @@ def test_without_the_framework_the_sentence_names_the_extra(monkeypatch):
 
     assert caught.value.kind is Kind.UNSUPPORTED
     runtime.openvino.cache_clear()
+
+
+# Joins the group that is named first, and loads the file behind it.
+LOADS = """
+import sys
+from pathlib import Path
+
+from model_handlers.base import CPU
+from model_handlers.config import ModelConfig
+from model_handlers.errors import MmeError
+from model_handlers.openvino import OpenvinoHandler
+
+config, file = ModelConfig("m", "openvino"), Path(sys.argv[2])
+OpenvinoHandler.autocomplete(config, file)
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+try:
+    OpenvinoHandler.load(config, file, CPU)
+except MmeError as error:
+    print(error.kind.name, error.message)
+"""
+
+
+def test_a_model_that_finds_no_room_for_its_threads_is_refused(save_model):
+    """With what to raise, and nothing said of the file."""
+    with few_tasks(3) as group:
+        command = [sys.executable, "-c", LOADS, str(group), str(save_model(dense()))]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert told == (
+        "UNAVAILABLE thread 'worker of 'm'' can't be started: raise the limit of processes and threads (ulimit -u, or the "
+        "container's pids limit)\n"
+    )

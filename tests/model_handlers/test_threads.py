@@ -1,5 +1,7 @@
 """The models of a process take their frameworks' threads from one budget."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,26 @@ from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.threads import ThreadBudget, take_threads, within
+from tests.cgroups import few_tasks
+
+# Joins the group that is named first, and loads the file behind it.
+LOADS = """
+import sys
+from pathlib import Path
+
+from model_handlers.base import CPU
+from model_handlers.config import ModelConfig
+from model_handlers.errors import MmeError
+from model_handlers.onnx import OnnxHandler
+
+config = ModelConfig("m", parameters={"intra_op_thread_count": "9"})
+OnnxHandler.autocomplete(config, Path(sys.argv[2]))
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+try:
+    OnnxHandler.load(config, Path(sys.argv[2]), CPU)
+except MmeError as error:
+    print(error.kind.name, error.message)
+"""
 
 
 def running():
@@ -59,19 +81,36 @@ def test_without_a_budget_a_model_has_as_many_as_it_wants():
     assert take_threads(64, "m").count == 64
 
 
-def test_sessions_on_many_processors_stay_within_the_budget(tmp_path, monkeypatch):
-    """64 processors, ten models of over a megabyte: as many threads as the budget says, not 630; closed, none."""
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(64)))
+def matrix(folder):
+    """A model file of over a megabyte."""
     weights = numpy_helper.from_array(np.zeros((1024, 300), np.float32), "w")
     x, y = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size]) for name, size in (("x", 1024), ("y", 300))
     )
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "graph", [x], [y], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    return folder / "model.onnx"
+
+
+def test_a_session_that_finds_no_room_for_its_threads_is_refused(tmp_path):
+    """At once, with what to raise: ONNX Runtime itself would wait for ever for those that did not begin."""
+    with few_tasks(8) as group:
+        command = [sys.executable, "-c", LOADS, str(group), str(matrix(tmp_path))]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert told == (
+        "UNAVAILABLE thread 'worker of 'm'' can't be started: raise the limit of processes and threads "
+        "(ulimit -u, or the container's pids limit)\n"
+    )
+
+
+def test_sessions_on_many_processors_stay_within_the_budget(tmp_path, monkeypatch):
+    """64 processors, ten models of over a megabyte: as many threads as the budget says, not 630; closed, none."""
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(64)))
+    file = matrix(tmp_path)
     before = running()
     with within(budget := ThreadBudget(100)):
-        handlers = [OnnxHandler.load(ModelConfig("m"), tmp_path / "model.onnx", CPU) for _ in range(10)]
+        handlers = [OnnxHandler.load(ModelConfig("m"), file, CPU) for _ in range(10)]
     assert running() - before <= budget.taken <= 100
     for handler in handlers:
         handler.close()
