@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.system_limits import advised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,7 +214,7 @@ class LocalStore:
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 raise unknown_model(name, self.uri) from error
-            reason = f"model '{name}' in {self.uri} cannot be opened: {error.strerror}; check its permissions"
+            reason = f"model '{name}' in {self.uri} cannot be opened: "
             if isinstance(error, PermissionError):
-                raise UntoldError(reason) from error
-            raise UnreachableError(reason, whole=False) from error
+                raise UntoldError(f"{reason}{error.strerror}; check its permissions") from error
+            raise UnreachableError(reason + advised(error), whole=False) from error

@@ -176,7 +176,7 @@ def test_a_load_that_can_open_no_file_is_told(tmp_path, archives):
             kept.pop(0).close()
         for each in kept:
             each.close()
-        assert any("cannot be read" in sentence for sentence in said)
+        assert any("cannot be opened" in sentence or "cannot be read" in sentence for sentence in said)
         assert any("cannot be unpacked" in sentence for sentence in said)
 
         eventually(lambda: alive(server), "a connection with an answer")
