@@ -179,8 +179,6 @@ class Handler(ABC):
         memory_only: whether `close` gives back memory and nothing else: it is not called where the process ends.
         ahead: whether `begin` may be called before the batch begun last is finished.
         patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
-        thread_bound: whether each instance executes on a thread of its own, and not on any that is free: OpenMP keeps a
-            team of threads for each thread that has it compute.
         tells_ready: whether its model has a say in whether it is ready: see `ask_ready`.
         warming: whether what it executes is part of its load, whose time limit counts then.
     """
@@ -202,7 +200,6 @@ class Handler(ABC):
     memory_only: ClassVar[bool] = False
     ahead: ClassVar[bool] = False
     patience: float = 0.0
-    thread_bound: bool = False
     tells_ready: bool = False
     warming: bool = False
 

@@ -88,7 +88,7 @@ class OpenvinoHandler(Handler):
         options = properties(config, default_threads(_weights_file(model_file)))
         target = _target(config)
         graph = open_graph(config, model_file, wanted)
-        lanes = sum(group.count for group in config.instance_groups) or 1
+        lanes = sum(group.count for group in config.instance_group) or 1
         prove_room(lanes + 1, f"worker of '{config.name}'")  # it would call the file bad
         try:
             compiled = core().compile_model(graph, target, options)

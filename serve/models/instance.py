@@ -20,7 +20,6 @@ from serve.models.execution import (
     stamp,
     timed,
 )
-from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from serve.models.open_request import Post
     from serve.models.signature import Batch, Signature
     from serve.request import InferenceResponse
+    from serve.threads import ThreadPool
 
 _now = time.perf_counter_ns
 _POLL_SECONDS = 0.005
@@ -43,7 +43,7 @@ class Instance:
     """A lane, which has a thread of a pool while it executes.
 
     Where the handler can send batches to another process, they are sent and received on the event loop (`send`,
-    `receive`), and a thread has what would take long. A handler that is `thread_bound` has a thread of the lane's own.
+    `receive`), and a thread has what would take long.
 
     Args:
         name: `<model>_<group>_<index>`.
@@ -82,8 +82,7 @@ class Instance:
         self._pull_ahead = pull_ahead
         self._report = report
         self._post = post
-        self._own_threads = ThreadPool(name, most=1) if handler.thread_bound else None
-        self._threads = self._own_threads or threads
+        self._threads = threads
         self._inbox: list[Callable[[], Execution]] = []  # what a thread begins with
         self._handed: list[bool] = []  # as many as threads have work of this lane; appending and popping are atomic
         self._sent = _NOTHING
@@ -184,8 +183,6 @@ class Instance:
         """Wait until no thread has work of the lane. Never called on the event loop."""
         while self._handed:  # it may have yet to be begun
             time.sleep(_POLL_SECONDS)
-        if self._own_threads is not None:
-            self._own_threads.shutdown()
 
     def _main(self) -> None:
         """Execute what was handed over, and what can be pulled then. On a thread."""

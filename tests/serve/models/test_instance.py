@@ -17,7 +17,6 @@ from serve.models.layout_check import check_layout
 from serve.models.signature import Signature, collate
 from serve.request import InferenceRequest, InferenceResponse, Layout
 from serve.threads import ThreadPool
-from tests.waiting import ends
 
 
 class TwoOutputs:
@@ -326,25 +325,6 @@ def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
     lane.stop()
     assert handler.batches == [[0], [1], [2], [3]]
     assert set(handler.threads) == {"lane_0"}
-
-
-def test_a_thread_bound_lane_keeps_its_thread(toys):
-    """OpenMP has a team for each thread that computes: such lanes have one each, and end it when they are stopped."""
-    config = toys.config()
-
-    class Bound(toys.Scripted):
-        thread_bound = True
-
-    lanes = [lane_on(Bound(config), []) for _ in range(2)]
-    for _ in range(3):
-        for lane, reports in lanes:
-            lane.run([request_of(config, [1, 1])])
-            reports.get(timeout=60)
-    for lane, _ in lanes:
-        lane.stop()
-        assert set(lane.handler.threads) == {"lane_0"}
-    named = [thread for thread in threading.enumerate() if thread.name == "lane_0"]
-    assert all(ends(thread) for thread in named)
 
 
 def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
