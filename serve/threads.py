@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -186,10 +187,10 @@ class ThreadPool(Executor):
     def _next(self, inbox: SimpleQueue[Callable[[], object]]) -> Callable[[], object] | None:
         """What the thread does next; None to end."""
         while True:
-            try:
-                return self._waiting.popleft()
-            except IndexError:
-                self._idle.append(inbox)
+            if self._waiting:
+                with suppress(IndexError):  # another thread was quicker
+                    return self._waiting.popleft()
+            self._idle.append(inbox)
             # Who adds work looks for idle threads afterwards, and here it is the other way round: one of both sees it.
             if (self._waiting or self._closed) and self._withdraws(inbox):
                 if self._closed and self._leaves():
