@@ -469,7 +469,7 @@ class Engine:
         await on_daemon("end loads", self._loads.shutdown)  # which takes a moment where some were cut short
         self._unloads.shutdown()
         self._heap.close()
-        self._instances.shutdown()
+        self._instances.shutdown(wait=not ends)  # one may execute for ever whose requests were told of a time limit
         if self.disk_room is not None:
             self.disk_room.close()
         await self._footprints.flush()

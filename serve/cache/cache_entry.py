@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class Resident(Protocol):
     """What is kept in memory: started on the loop, closed on a thread."""
 
-    @property
-    def memory_only(self) -> bool:
+    def is_memory_only(self) -> bool:
         """Whether it need not be closed where the process ends."""
 
     def start(self) -> None:
@@ -140,7 +139,7 @@ class Entry(Generic[T]):
         """Whether it can be left as it is where the process ends: no request uses it, and it holds memory alone."""
         if self.leases or self.task is not None or self.closing is not None or self.successor is not None:
             return False
-        return self.resident is None or self.resident.memory_only
+        return self.resident is None or self.resident.is_memory_only()
 
     def changes_nothing(self, prepared: Prepared) -> bool:
         """Whether the one whose place it is to take serves, and was loaded from just what this one would be."""

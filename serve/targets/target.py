@@ -93,8 +93,7 @@ class Target:
         """Whether it lives in processes of its own, without its members."""
         return any(model.apart for model in self.versions.values())
 
-    @property
-    def memory_only(self) -> bool:
+    def is_memory_only(self) -> bool:
         """Whether it and its members hold memory and nothing else, which goes with the process."""
         return all(model.memory_only for model in self.models())
 

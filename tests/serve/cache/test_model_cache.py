@@ -138,6 +138,10 @@ class Held:
         self.refused += 1
         self.told.set()
 
+    def is_memory_only(self):
+        """As the test has it."""
+        return self.memory_only
+
     def close(self):
         """Give the memory back."""
         self.closed += 1
