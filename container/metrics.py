@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
+from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,8 @@ def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
 
     def metrics() -> Response:
         out = Exposition()
-        _Scrape(out, on_loop.call(_Now.of, service.engine), service.settings.latencies).write()
+        now = on_loop.call(_Now.of, service.engine)
+        _Scrape(out, now, service.settings.latencies, service.settings.metrics_models).write()
         out.one("mme_log_lines_dropped_total", "Lines of the log that nothing read", "counter", service.logs.dropped)
         write_machine(out)  # asking drivers takes milliseconds
         return Response(out.text(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -137,15 +139,16 @@ class _Now:
 class _Scrape:
     """Writes every family, on a thread."""
 
-    def __init__(self, out: Exposition, now: _Now, latencies: Latencies) -> None:
+    def __init__(self, out: Exposition, now: _Now, latencies: Latencies, most: int) -> None:
         self._out = out
         self._now = now
         self._latencies = latencies
+        self._stats = sorted(nlargest(most, now.stats, lambda each: _requests(each[1])), key=itemgetter(0))
         # The labels that a model's configuration adds begin with `_`.
-        self._models = [
-            (_labels(name, version, stats), stats) for (name, version), stats in sorted(now.stats, key=itemgetter(0))
-        ]
-        self._targets = [(labels_of({"model": name}), stats) for name, stats in sorted(now.targets, key=itemgetter(0))]
+        self._models = [(_labels(name, version, stats), stats) for (name, version), stats in self._stats]
+        targets = sorted(nlargest(most, now.targets, lambda each: each[1].hits + each[1].misses), key=itemgetter(0))
+        self._targets = [(labels_of({"model": name}), stats) for name, stats in targets]
+        self._shown = {name for name, _ in targets}
 
     def write(self) -> None:
         """Do it."""
@@ -234,7 +237,7 @@ class _Scrape:
     def _batch_sizes(self) -> None:
         name = "mme_batch_size"
         self._out.family(name, "Batch elements of each execution", "histogram")
-        for (model, version), stats in sorted(self._now.stats, key=itemgetter(0)):
+        for (model, version), stats in self._stats:
             counts, inferences = [0] * (len(_BATCH_SIZES) + 1), 0
             for size, batch in list(stats.batches.items()):
                 counts[bisect_left(_BATCH_SIZES, size)] += batch.compute_infer.count
@@ -270,9 +273,13 @@ class _Scrape:
         now, engine, gauge = self._now, self._now.engine, "gauge"
         residents = now.residents
         self._out.one("mme_loaded_models", "Models in memory (LoadedModelCount)", gauge, len(residents))
+        left_out = len(now.targets) - len(self._targets)
+        self._out.one("mme_models_left_out", "Models without series of their own (MME_METRICS_MODELS)", gauge, left_out)
         uuids, name = gpu_uuids(), "mme_model_memory_bytes"
         self._out.family(name, "Bytes that a model takes, as measured", gauge)
         for model, footprint, _ in residents:
+            if model not in self._shown:
+                continue
             on = {number: uuid for number, uuid in uuids.items() if footprint.on({number}).devices}
             self._bytes(name, footprint, on, model=model)
         grown = total((target.growth() for target in [*(each[2] for each in residents), *now.retiring]), now.grown)
@@ -316,6 +323,10 @@ class _Scrape:
             self._out.histogram(family.name, labels, reading.buckets, reading.counts, reading.value)
         else:
             self._out.sample(family.name, labels, reading.value)
+
+
+def _requests(stats: ModelStats) -> int:
+    return stats.success.count + stats.fail.count
 
 
 def _labels(model: str, version: int, stats: ModelStats) -> str:

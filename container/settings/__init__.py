@@ -189,6 +189,7 @@ class Settings:
     max_payload_in_mb: int = 6
     log_level: str = "info"
     log_format: LogFormat = LogFormat.AUTO
+    metrics_models: int = 10_000
     emf: bool = False
     emf_namespace: str = "mme"
     emf_period: float = 60.0

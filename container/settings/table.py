@@ -282,6 +282,12 @@ MME_VARIABLES = (
         "Text for people, JSON lines for machines; auto chooses text on a terminal; default and ISO8601 are Triton's.",
     ),
     ours(
+        "MME_METRICS_MODELS",
+        v.integer(0, 1_000_000),
+        "Models that have time series of their own at /metrics, the most requested ones; others have none.",
+        flag=False,
+    ),
+    ours(
         "MME_EMF",
         v.boolean,
         "Write CloudWatch metrics to standard output, in the embedded metric format.",

@@ -234,6 +234,21 @@ def test_the_loop_lists_models_and_writes_no_text(own, monkeypatch):
     assert own.on_loop.call(threading.current_thread) not in threads
 
 
+def test_models_beyond_a_number_have_no_series(start, tmp_path, put, json_inputs):
+    """Those requested most have; what all of them take is counted as ever."""
+    for name in ("a", "b", "c"):
+        put["multiple"](tmp_path, name, 2.0)
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, load_models=("a", "b", "c"), metrics_models=1)
+    assert post(running, "/v2/models/b/infer", {"inputs": json_inputs(X=[1, 2, 3, 4])}).status == 200
+
+    _, samples = scrape(running)
+
+    assert {dict(labels)["model"] for _, *labels in samples if "model" in dict(labels)} == {"b"}
+    assert of(samples, "mme_loaded_models") == 3
+    assert of(samples, "mme_models_left_out") == 2
+    assert of(samples, "mme_memory_used_bytes", kind="host") > 0
+
+
 def test_other_methods_are_a_405(own):
     """A scrape is a GET."""
     assert own.http("POST", "/metrics").status == 405
