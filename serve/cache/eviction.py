@@ -192,15 +192,18 @@ def plan(
 def regain(
     residents: Residents,
     reserved: Footprint,
-    grown: Resident,
+    grown: Resident | None,
     budget: Footprint,
     policy: Policy = Policy.LRU,
     now: float = 0.0,
 ) -> Plan:
-    """Decide who must go for one that grew while it was in memory, and stays. Arguments are those of `plan`."""
-    need = grown.own + Footprint(sum(grown.shared.values())) + reserved
-    free = budget - residents.staying.total + need - reserved
-    others = (each for each in residents.candidates(now) if each.name != grown.name)
+    """Decide who must go for one that grew while it was in memory, and stays; None where what grew is `reserved`.
+
+    Other arguments are those of `plan`.
+    """
+    stays = Footprint() if grown is None else grown.own + Footprint(sum(grown.shared.values()))
+    need, free = stays + reserved, budget - residents.staying.total + stays
+    others = (each for each in residents.candidates(now) if grown is None or each.name != grown.name)
     victims = _victims(others, Going(residents.staying), free, need) or []
     return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
 

@@ -180,12 +180,13 @@ class Room:
         return plan.victims
 
     def regain(self, name: str) -> None:
-        """Model `name` grew while it was in memory: if all take more than there is, others leave, if that is enough."""
+        """Model `name` grew while it was in memory, "" for what none is charged for.
+
+        If all take more than there is, others leave, if that is enough.
+        """
         if not self._evicts or self.used().fits(self.budget):
             return
         grown = self._residents.named(name)
-        if grown is None:
-            return
         plan = eviction.regain(self._residents, self._apart(), grown, self.budget, self._policy, time.monotonic())
         if plan.victims:
             self._evict(plan, name, "growth")

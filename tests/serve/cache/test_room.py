@@ -228,6 +228,17 @@ async def test_who_grew_in_memory_stays_and_others_leave_if_that_is_enough(sizes
     assert [victim for victim, _ in house.evicted] == expected
 
 
+async def test_others_leave_for_what_is_charged_to_none():
+    """As what a model grew by that is gone: as many as it takes, or nobody."""
+    house = House(30, 30, 30)
+    house.room.grown = mb(30)
+    house.room.regain("")
+    assert (house.evicted, house.reasons) == ([("r0", "")], ["growth"])
+    house.room.grown = mb(101)
+    house.room.regain("")
+    assert house.evicted == [("r0", "")]
+
+
 @pytest.mark.parametrize("evicts", [True, False])
 async def test_what_can_never_fit_is_out_of_memory_and_costs_nobody(idle, evicts):
     """More than the whole budget is refused at once, with nobody evicted and nothing reserved."""
