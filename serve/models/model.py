@@ -427,8 +427,10 @@ class Model:
 
     def _pull(self, lane: Instance) -> Batch:
         """The lane's next batch; [] makes it idle. On a thread."""
-        batch = self._pulled_batch(lane)
-        if self._overruns is not None:
+        if self._overruns is None:
+            return self._pulled_batch(lane)
+        self._overruns.begun(lane.number, [])  # before the lane is idle: the loop may give it a batch at once
+        if batch := self._pulled_batch(lane):
             self._overruns.begun(lane.number, batch)
         return batch
 
