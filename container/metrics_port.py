@@ -34,7 +34,7 @@ class MetricsPort:
     def __init__(self, handle: Callable[[Exchange], None], loop: asyncio.AbstractEventLoop) -> None:
         self._handle = handle
         self._loop = loop
-        self._http = Http1Server(self._answer, Limits(), loop, gates_targets=True)
+        self._http = Http1Server(self._answer, Limits(), loop)
         self._listeners: list[asyncio.Server] = []
 
     async def open(

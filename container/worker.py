@@ -121,18 +121,8 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         options = {} if tls is None else tls.options
         metrics = await _metrics_port(service, front, loop, options)
         gate = front.gate([each.sock for each in self.sockets])
-        keyed = service.keys is not None
-        http = Http1Server(
-            front.handle,
-            http_limits(settings),
-            loop,
-            too_large,
-            gate,
-            turns,
-            service.memory,
-            cap,
-            gates_targets=keyed,
-        )
+        limits = http_limits(settings)
+        http = Http1Server(front.handle, limits, loop, too_large, gate, turns, service.memory, cap)
         listeners = [
             await loop.create_server(http.protocol_factory, sock=each.sock, **options) for each in self.sockets
         ]

@@ -66,10 +66,6 @@ class RequestReader:
         self._head_bound = 0  # at least as many bytes as the head at hand has so far
         self._target = b""
         self._fields: Fields = []
-        self._usual_fields: Fields | None = None  # of an earlier request, found sound and unremarkable
-        self._usual_headers: dict[str, str] = {}  # and what came of them
-        self._usual_target = b""  # of the last request with those fields
-        self._usual_method = ""  # likewise
         self._recognised: Exchange | None = None  # of the read at hand, the last one that asks for nothing special
         self._repeat: KnownHead | None = None  # of the last request, if it is known
         self._arriving: Exchange | None = None
@@ -272,19 +268,7 @@ class RequestReader:
         if self._head_bound > self._line_limit:
             self._measure(head.line_size(method, target), fields)
         self._target, self._fields = b"", []
-        usual = self._usual_headers
-        if (
-            fields == self._usual_fields
-            and target[0] == _SLASH
-            and parser.should_keep_alive()
-            and ("connection" not in usual or parser.get_http_version() == "1.1")
-        ):
-            if self._server.gates_targets and (target != self._usual_target or method != self._usual_method):
-                self._let_in(method, target, usual, usual.get("host"))
-            self._usual_target, self._usual_method = target, method
-            self._recognised = self._arriving = Exchange(self, method, target, usual, False, False)
-        else:
-            self._arriving = self._checked(parser, method, target, fields)
+        self._arriving = self._checked(parser, method, target, fields)
 
     def on_chunk_header(self) -> None:
         """Another chunk of the body; behind the last one comes an empty one."""
@@ -353,8 +337,7 @@ class RequestReader:
     def _checked(self, parser: HttpRequestParser, method: str, target: bytes, fields: Fields) -> Exchange | None:
         """Check the header fields and begin an exchange; None for one that begins when its Upgrade is gone.
 
-        Clients repeat themselves: fields that ask for nothing special are recognised the next time (short ones only, as
-        every idle connection keeps its own).
+        A short head that asks for nothing special may be known the next time.
         """
         final, http10 = not parser.should_keep_alive(), head.is_http10(parser.get_http_version())
         whole, target = target, target if target[0] == _SLASH else head.origin_form(target)
@@ -383,8 +366,6 @@ class RequestReader:
             and whole == target
             and not (final or http10 or headers.keys() & _SPECIAL)
         ):
-            self._usual_fields, self._usual_headers = fields, headers
-            self._usual_target, self._usual_method = target, method
             self._recognised = exchange
         return exchange
 
@@ -397,7 +378,7 @@ class RequestReader:
 
     def forget_heads(self) -> None:
         """Check the next head, also one that repeats another: the rules of access have changed."""
-        self._usual_fields = self._repeat = self._recognised = None
+        self._repeat = self._recognised = None
 
     def _measure(self, line: int, fields: Fields) -> None:
         """Refuse a head whose parts, so far as they arrived, are over a limit."""

@@ -39,7 +39,6 @@ class Http1Server:
         gate: what to answer to a request that is not let in by its head, None for one that is: method, target, headers
             and the host that it asks, None without one. Called before the body has come, and not again for a head that
             a client repeats, unless a browser sent it.
-        gates_targets: whether the gate's answer depends on method and target, and not on the headers alone.
         turns, memory, cap: shared with connections of other servers; None for its own.
 
     Attributes:
@@ -66,8 +65,6 @@ class Http1Server:
         turns: Turns | None = None,
         memory: RequestMemory | None = None,
         cap: ConnectionCap | None = None,
-        *,
-        gates_targets: bool = False,
     ) -> None:
         self.handler = handler
         self.turns = Turns(loop.call_soon) if turns is None else turns
@@ -75,7 +72,6 @@ class Http1Server:
         self.cap = ConnectionCap(most_connections()) if cap is None else cap
         self.too_large = too_large
         self.gate = gate
-        self.gates_targets = gates_targets
         self.limits = limits
         self.connections: set[HttpProtocol] = set()
         self.draining = self.parted = False
