@@ -86,7 +86,7 @@ class Entry(Generic[T]):
         evicted: whether it left memory for another, and comes back with its next request.
     """
 
-    def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[], None]) -> None:
+    def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[Entry[T]], None]) -> None:
         self._lease_ended = lease_ended
         self._drained: asyncio.Future[None] | None = None
         self.name = name
@@ -185,7 +185,7 @@ class Entry(Generic[T]):
         if self.leases == 0:
             if self._drained is not None and not self._drained.done():
                 self._drained.set_result(None)
-            self._lease_ended()
+            self._lease_ended(self)
 
     def keep(self) -> None:
         """It leaves memory for nobody else until it is let go, as with a lease; an unload does not wait for that."""
@@ -194,7 +194,7 @@ class Entry(Generic[T]):
     def let_go(self) -> None:
         """Who kept it has what it waited for."""
         self.keepers -= 1
-        self._lease_ended()
+        self._lease_ended(self)
 
     def drained(self) -> asyncio.Future[None]:
         """Done when no lease is left."""

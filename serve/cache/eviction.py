@@ -125,6 +125,7 @@ class Plan:
         age: the age once the victims are gone, 0 if there are none, or if the policy knows no age.
         again_at: when it does not fit: the clock's reading at which the first resident may leave that may not yet, 0
             if time alone changes nothing.
+        short: when it does not fit: bytes that those would have to hold who may not leave yet, and then may.
     """
 
     victims: tuple[str, ...]
@@ -132,6 +133,7 @@ class Plan:
     possible: bool
     age: float = 0.0
     again_at: float = 0.0
+    short: Footprint | None = field(default=None, compare=False)
 
 
 class Residents(Protocol):
@@ -183,9 +185,9 @@ def plan(
     if not need.fits(budget - residents.pinned.total):
         return Plan((), fits=False, possible=False)
     free = budget - residents.staying.total - reserved
-    victims = _victims(residents.candidates(now), Going(residents.staying), free, need)
+    victims, free = _victims(residents.candidates(now), Going(residents.staying), free, need)
     if victims is None:
-        return Plan((), fits=False, possible=True, again_at=residents.again_at(now))
+        return Plan((), fits=False, possible=True, again_at=residents.again_at(now), short=need.beyond(free))
     return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
 
 
@@ -204,7 +206,7 @@ def regain(
     stays = Footprint() if grown is None else grown.own + Footprint(sum(grown.shared.values()))
     need, free = stays + reserved, budget - residents.staying.total + stays
     others = (each for each in residents.candidates(now) if grown is None or each.name != grown.name)
-    victims = _victims(others, Going(residents.staying), free, need) or []
+    victims = _victims(others, Going(residents.staying), free, need)[0] or []
     return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
 
 
@@ -229,7 +231,7 @@ def relief(
         return Plan(_names(first), fits=bool(first), possible=True, age=_age(first, budget, policy))
     everybody = Going(residents.staying)
     there = need.within(total(everybody.frees(r) for r in candidates))
-    victims = _victims(candidates, Going(residents.staying), Footprint(), there) or []
+    victims = _victims(candidates, Going(residents.staying), Footprint(), there)[0] or []
     return Plan(_names(victims), fits=there == need, possible=True, age=_age(victims, budget, policy))
 
 
@@ -272,8 +274,10 @@ class Going:
         return resident.own + Footprint(alone)
 
 
-def _victims(candidates: Iterable[Resident], going: Going, free: Footprint, need: Footprint) -> list[Resident] | None:
-    """Who of those that may go, in that order, makes `need` fit beside what is free; None where all don't."""
+def _victims(
+    candidates: Iterable[Resident], going: Going, free: Footprint, need: Footprint
+) -> tuple[list[Resident] | None, Footprint]:
+    """Who of those that may go, in that order, makes `need` fit, and what is free then; None where all don't."""
     chosen: list[Resident] = []
     for candidate in candidates:
         if need.fits(free):
@@ -281,7 +285,7 @@ def _victims(candidates: Iterable[Resident], going: Going, free: Footprint, need
         chosen.append(candidate)
         free += going.frees(candidate)
     if not need.fits(free):
-        return None
+        return None, free
     for victim in reversed(chosen[:-1]):  # the one to be missed most of them first
         left = free - going.takes(victim)
         if need.fits(left):
@@ -289,7 +293,7 @@ def _victims(candidates: Iterable[Resident], going: Going, free: Footprint, need
             free = left
         else:
             going.frees(victim)
-    return chosen
+    return chosen, free
 
 
 def _names(residents: Iterable[Resident]) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class ModelCache(Generic[P, T]):
 
     def add(self, name: str, source: Any, stats: TargetStats) -> Entry[T]:
         """Make a model known, not loaded."""
-        entry = self.entries[name] = Entry(name, source, stats, self.room.lease_ended)
+        entry = self.entries[name] = Entry(name, source, stats, self._lease_ended)
         return entry
 
     def all_entries(self) -> Iterator[Entry[T]]:
@@ -146,6 +146,10 @@ class ModelCache(Generic[P, T]):
 
     def _all_retiring(self) -> Iterator[Entry[T]]:
         return itertools.chain.from_iterable(self._retiring.values())
+
+    def _lease_ended(self, entry: Entry[T]) -> None:
+        if self.room.is_waited_for:
+            self.room.lease_ended(self._ranking.holds(entry))
 
     def lease(self, name: str) -> Entry[T] | None:
         """The model if it is in memory, leased; else None. The one look-up of a request for a resident model."""
@@ -210,7 +214,7 @@ class ModelCache(Generic[P, T]):
         return await self.load(loading)
 
     def _successor(self, entry: Entry[T], source: Any, *, anyway: bool) -> Entry[T]:
-        successor: Entry[T] = Entry(entry.name, source, entry.stats, self.room.lease_ended)
+        successor: Entry[T] = Entry(entry.name, source, entry.stats, self._lease_ended)
         successor.anyway = anyway
         successor.predecessor, entry.successor = entry, successor
         successor.orphan = entry.orphan

@@ -13,13 +13,13 @@ import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from model_handlers.base import Footprint
 from serve.cache import eviction
 from serve.cache.lifecycle import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from model_handlers.base import Footprint
     from serve.cache.cache_entry import Entry
     from serve.cache.charges import Charges
     from serve.cache.shared_bytes import Tally
@@ -143,6 +143,14 @@ class Ranking:
         if entry is None or entry not in self._charges.charged or entry.state is State.UNLOADING:
             return None
         return self._resident(entry)
+
+    def holds(self, entry: Entry[Any]) -> Footprint:
+        """What comes back at most if it leaves now; nothing if it may not."""
+        own = self._charges.charged.get(entry)
+        stays = entry.leases + entry.keepers or entry.state is State.UNLOADING
+        if own is None or stays or self._keep_until(entry) > time.monotonic():
+            return Footprint()
+        return own + Footprint(sum(self._charges.shared.files(entry).values()))
 
     # -- what changes it -------------------------------------------------------------------------------------------
 

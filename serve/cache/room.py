@@ -31,7 +31,8 @@ class _Claim:
     """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have.
 
     `give_way` has the model of that name leave that is in memory, if there is one and it has not been told yet.
-    `awaits_own` tells whether anybody leaves for this claim, whose bytes nobody else is to take.
+    `awaits_own` tells whether anybody leaves for this claim, whose bytes nobody else is to take; `short`, what those
+    must hold who may leave by the next look, for that to be of any use; None where that is not known.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class _Claim:
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.evicted: list[str] = []
         self.awaits_own = False
+        self.short: Footprint | None = None
 
 
 class _NotNowError(Exception):
@@ -85,6 +87,7 @@ class Room:
         self._evicts = evicts
         self._patience = patience
         self._claims: list[_Claim] = []
+        self._may_leave = Footprint()  # what those hold at most whose leases ended since the last look
         self._crowd = 0
         self._look_again: asyncio.TimerHandle | None = None
         self._lease_ended: asyncio.TimerHandle | None = None
@@ -199,11 +202,22 @@ class Room:
         """End a reservation: the bytes are free, or counted as a resident's from now on."""
         self.reserved -= bytes_promised
 
-    def lease_ended(self) -> None:
-        """A resident may leave now. Among many, plans must not take the time of the requests that end their leases."""
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether any load waits for bytes."""
+        return bool(self._claims)
+
+    def lease_ended(self, holds: Footprint) -> None:
+        """A resident may leave now that holds so many bytes at most; who waits is looked at if that can be enough.
+
+        Among many, plans must not take the time of the requests that end their leases.
+        """
+        self._may_leave += holds
+        if not any(claim.short is None or claim.short.fits(self._may_leave) for claim in self._claims):
+            return
         if self._crowd <= _CROWD:
             self.settle()
-        elif self._claims and self._lease_ended is None:
+        elif self._lease_ended is None:
             delay = self._crowd * _SECONDS_EACH
             self._lease_ended = asyncio.get_running_loop().call_later(delay, self._settle_crowd)
 
@@ -215,6 +229,7 @@ class Room:
         """Look at every claim again, first come first: grant it, evict for it, or refuse it."""
         if not self._claims:
             return
+        self._may_leave = Footprint()
         set_aside = ahead = Footprint()
         again_at = eviction.FOR_EVER
         for claim in list(self._claims):
@@ -259,6 +274,7 @@ class Room:
         plan = eviction.plan(
             self._residents, self._apart() + set_aside, claim.need, self.budget, self._policy, time.monotonic()
         )
+        claim.short = plan.short
         full = not plan.fits or (bool(plan.victims) and not self._evicts)
         if full and claim.patient and not self._evicts:
             claim.granted.set_exception(out_of_memory(self._full(claim)))

@@ -10,7 +10,7 @@ from serve.stats import TargetStats
 
 def entry_of(ended):
     """An entry that notes in `ended` whenever it is without a lease again."""
-    return Entry("a", "source", TargetStats(), lambda: ended.append(True))
+    return Entry("a", "source", TargetStats(), lambda _: ended.append(True))
 
 
 def test_the_end_of_the_last_lease_is_told_and_no_other():

@@ -170,7 +170,7 @@ async def test_among_many_residents_ends_of_leases_are_looked_at_together(idle):
     task = await claim(house, "new", mb(2), idle)
     house.change("r7", leased=False)
     for _ in range(5):
-        house.room.lease_ended()
+        house.room.lease_ended(mb(2))
     assert house.evicted == []
     await house.told.wait()
     house.gone("r7")
@@ -179,6 +179,28 @@ async def test_among_many_residents_ends_of_leases_are_looked_at_together(idle):
     again = await claim(house, "newer", mb(2), idle)
     house.gone("r8")
     assert await again == ["r8"]
+
+
+@pytest.mark.parametrize("number", [10, 50])
+async def test_leases_that_end_are_looked_at_when_they_can_be_enough(idle, number):
+    """Who waits for the bytes of five is not looked at for one, nor for one that may not leave, however often."""
+    house = House(*[100 // number] * number)
+    for name in house.residents:
+        house.change(name, leased=True)
+    task = await claim(house, "new", mb(100 * 5 // number), idle)
+    looks = house.listed.looks
+    for _ in range(4):
+        house.room.lease_ended(mb(100 // number))
+        house.room.lease_ended(Footprint())
+    assert house.listed.looks == looks
+    for name in ("r1", "r2", "r3", "r4", "r5"):
+        house.change(name, leased=False)
+    house.room.lease_ended(mb(100 // number))
+    await house.told.wait()
+    assert (house.listed.looks, len(house.evicted)) == (looks + 1, 5)
+    for name in ("r1", "r2", "r3", "r4", "r5"):
+        house.gone(name)
+    assert await task == ["r1", "r2", "r3", "r4", "r5"]
 
 
 @pytest.mark.parametrize(("evicts", "expected"), [(True, ("r0", "r1")), (False, ())])
