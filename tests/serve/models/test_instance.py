@@ -12,7 +12,7 @@ import pytest
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
 from serve.models.execution import execute_batch
-from serve.models.instance import Instance
+from serve.models.instance import Instance, close_all
 from serve.models.layout_check import check_layout
 from serve.models.signature import Signature, collate
 from serve.request import InferenceRequest, InferenceResponse, Layout
@@ -381,6 +381,40 @@ def test_a_lane_that_never_started_can_be_stopped(toys):
     """A model that is given up before it served anybody has lanes without threads to wait for."""
     lane, _, _ = lane_of(toys, [])
     lane.stop()
+
+
+class Meeting(threading.Barrier):
+    """A handler whose model waits at its end for those of others."""
+
+    def close(self):
+        """Meet them."""
+        self.wait(60)
+
+
+def test_handlers_are_closed_side_by_side():
+    """What models say at their end takes no longer with many instances."""
+    together = Meeting(5)
+    with ThreadPool("close", idle_seconds=0) as pool:
+        close_all([together] * 5, pool)
+    assert not together.broken
+
+
+def test_handlers_are_closed_without_a_free_thread(toys):
+    """On a full system the calling thread closes them, each though another has something against it."""
+    go, config = threading.Event(), toys.config()
+
+    class Refusing(toys.Scripted):
+        def close(self):
+            super().close()
+            raise ValueError("no")
+
+    handlers = [Refusing(config), *(toys.Scripted(config) for _ in range(3))]
+    with ThreadPool("close", most=1) as pool:
+        pool.submit(go.wait, 60)
+        with pytest.raises(ValueError, match="no"):
+            close_all(handlers, pool)
+        go.set()
+    assert [handler.closed for handler in handlers] == [1] * 4
 
 
 def ahead_lane(toys, batches, refused=()):
