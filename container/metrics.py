@@ -22,8 +22,7 @@ from container.exposition import Exposition, labels_of
 from container.machine_metrics import write_machine
 from model_handlers.base import total
 from model_handlers.gpus import gpu_uuids
-from model_handlers.metric_checks import MetricKind
-from model_handlers.metrics import METRICS
+from model_handlers.metrics import METRICS, MetricKind
 from serve.stats import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:

@@ -90,9 +90,9 @@ BACKENDS = (
         detect=False,
         variants=("model_type", _TREE_FILES),
     ),
-    Backend("identity", (), "", "model_handlers.examples.identity:IdentityHandler", detect=False),
-    Backend("repeat", (), "", "model_handlers.examples.repeat:RepeatHandler", detect=False),
-    Backend("square", (), "", "model_handlers.examples.square:SquareHandler", detect=False),
+    Backend("identity", (), "", "model_handlers.examples:IdentityHandler", detect=False),
+    Backend("repeat", (), "", "model_handlers.examples:RepeatHandler", detect=False),
+    Backend("square", (), "", "model_handlers.examples:SquareHandler", detect=False),
 )
 
 

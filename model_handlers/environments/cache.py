@@ -30,7 +30,7 @@ from model_handlers.file_lock import locked, locked_now
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from model_handlers.environments.patience import Patience
+    from model_handlers.environments.environment import Patience
 
 _COMPLETE, _LOCK = ".complete", ".lock"
 

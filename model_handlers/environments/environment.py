@@ -9,12 +9,18 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import invalid_model
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.isolation.parameters import LOAD_TIMEOUT
 from model_handlers.isolation.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 _ELF = b"\x7fELF"
 _CLASS = 5  # bytes of a program's header that say what it is, and of how many bits
@@ -105,3 +111,33 @@ def _home(configuration: Path) -> str:
         return ""
     lines = configuration.read_text(errors="replace").splitlines()
     return next((line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"), "")
+
+
+class Patience:
+    """One wait.
+
+    Args:
+        model: whose wait it is.
+        seconds: how long it may take.
+        cancelled: whether nobody wants the model any more; called about twenty times a second.
+    """
+
+    def __init__(self, model: str, seconds: float, cancelled: Callable[[], bool]) -> None:
+        self.model = model
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._cancelled = cancelled
+
+    def check(self) -> None:
+        """Go on, or not.
+
+        Raises:
+            MmeError: INVALID_MODEL at the deadline, CANCELLED.
+        """
+        if self._cancelled():
+            raise MmeError(Kind.CANCELLED, f"the load of model '{self.model}' was cancelled")
+        if time.monotonic() > self._deadline:
+            raise invalid_model(
+                f"model '{self.model}': its environment was not there within {self._seconds:g} s; "
+                f"give it more by the parameter '{LOAD_TIMEOUT}'"
+            )

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from model_handlers.digests import Digests
-    from model_handlers.environments.environment import Environment
-    from model_handlers.environments.patience import Patience
+    from model_handlers.environments.environment import Environment, Patience
     from model_handlers.environments.wanted import Requirements
 
 _CONTINUED = re.compile(r"\\\n")  # a line that goes on

@@ -2,19 +2,138 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import shutil
+import tarfile
 from typing import TYPE_CHECKING
 
 from model_handlers.digests import DIGITS
 from model_handlers.environments.environment import NICENESS, check_interpreter
-from model_handlers.environments.unpacking import unpack
-from model_handlers.errors import MmeError
+from model_handlers.errors import MmeError, invalid_model
+from model_handlers.inflate import InflatedStream
 from model_handlers.isolation import command
+from model_handlers.untar import Unpacking, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from model_handlers.digests import Digests
-    from model_handlers.environments.environment import Environment
-    from model_handlers.environments.patience import Patience
+    from model_handlers.environments.environment import Environment, Patience
     from model_handlers.environments.wanted import Given
+    from model_handlers.untar import Parts
+
+
+_SPARE_SHARE, _SPARE_BYTES = 0.05, 1 << 30  # of the disk, for everybody else: the smaller of the two
+_MOST_MEMBERS = 1_000_000  # ten times what large environments have: names are kept until the end
+_LATEST = 1 << 33  # seconds: times beyond it are nonsense
+_INTERPRETER = re.compile(r"python(3(\.\d+)?)?")
+_BAD_NAMES = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EILSEQ)
+_REFUSED = {
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+}
+
+
+def unpack(archive: Path, root: Path, subject: str, check: Callable[[], None]) -> None:
+    """Unpack an environment into the empty folder `root`. What is in it after a failure is the caller's to remove.
+
+    Args:
+        archive: the packed environment.
+        root: the folder.
+        subject: what errors call the archive: "model 'm': its environment …".
+        check: called at least once for each file and each megabyte; what it raises ends the unpacking.
+
+    Raises:
+        MmeError: INVALID_MODEL when it is refused; what `check` raises.
+        OSError: what the disk says; ENOSPC before it is quite full.
+    """
+    with InflatedStream(archive.open("rb"), subject, check) as source:
+        try:
+            unpacking = _Unpacking(subject, root, check)
+            unpacking.run(source)
+            unpacking.make_links()
+        except OSError as error:
+            if error.errno in _BAD_NAMES:
+                raise invalid_model(f"{subject} has a name that can't be written: {error}") from error
+            raise
+
+
+class _Unpacking(Unpacking):
+    """One environment on its way into one folder."""
+
+    packer = "conda-pack or venv-pack"
+
+    def __init__(self, subject: str, root: Path, check: Callable[[], None]) -> None:
+        super().__init__(subject, root, _MOST_MEMBERS)
+        self._check = check
+        self._links: dict[Parts, str] = {}
+        self._hard_links: dict[Parts, Parts] = {}
+        self._spare = min(int(shutil.disk_usage(root).total * _SPARE_SHARE), _SPARE_BYTES)
+
+    def run(self, source: InflatedStream) -> None:
+        """Take every member; links are only noted."""
+        for member in self.members(source):
+            self._check()
+            self._take(member, source)
+        for _ in source.remainder():  # to the end, where gzip's checksum is
+            pass
+
+    def make_links(self) -> None:
+        """Make the links, and see where they lead."""
+        for parts, target in self._hard_links.items():
+            if self.made.get(target) is not False:
+                what = f"{_path(parts)} to {_path(target)}, which is no file before it"
+                raise self.refused(f"has a hard link {what}")
+            os.link(self._root.joinpath(*target), self.place(parts))
+        for parts, name in self._links.items():
+            self.place(parts).symlink_to(name)
+        inside = os.path.realpath(self._root)
+        for parts, name in self._links.items():
+            leads = os.path.realpath(self._root.joinpath(*parts))
+            if not (leads == inside or leads.startswith(f"{inside}/") or _is_interpreter(parts)):
+                raise self.refused(f"has a link {_path(parts)} to {name!r}, which leads out of it")
+
+    def _take(self, member: tarfile.TarInfo, source: InflatedStream) -> None:
+        if "\0" in member.name + member.linkname:  # as pax headers can have it, and no file system
+            raise self.refused(f"has a name that can't be written: {shown(member.name)}")
+        parts = self._parts(member.name)
+        if member.isdir():
+            self.make_directory(parts)
+        elif member.issym():
+            self._links[parts] = member.linkname
+        elif member.islnk():
+            self._hard_links[parts] = self._parts(member.linkname)
+        elif member.isreg() and not member.issparse():
+            path = self.place(parts)
+            if member.size > shutil.disk_usage(self._root).free - self._spare:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.write(path, member, source)
+        else:
+            what = _REFUSED.get(member.type, f"a member of type {member.type!r} and {member.size} bytes")
+            raise self.refused(f"has {what}, {_path(parts)}: pack files, folders and links only")
+
+    def _parts(self, name: str) -> Parts:
+        parts = tuple(part for part in name.split("/") if part not in ("", "."))
+        if name.startswith("/") or ".." in parts:
+            raise self.refused(f"has a path that leaves it, {shown(name)}")
+        return parts
+
+    def complete(self, fd: int, member: tarfile.TarInfo) -> None:
+        time = int(member.mtime) if 0 <= member.mtime <= _LATEST else 0
+        os.utime(fd, (time, time))
+
+
+def _is_interpreter(parts: Parts) -> bool:
+    return len(parts) == 2 and parts[0] == "bin" and _INTERPRETER.fullmatch(parts[1]) is not None
+
+
+def _path(parts: Parts) -> str:
+    return shown("/".join(parts))
 
 
 def name_of(wanted: Given, digests: Digests, patience: Patience) -> str:

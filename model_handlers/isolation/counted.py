@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import MmeError, invalid_argument
-from model_handlers.metric_checks import MetricKind
+from model_handlers.metrics import MetricKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

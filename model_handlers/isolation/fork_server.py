@@ -44,8 +44,7 @@ from typing import NoReturn, TextIO
 from model_handlers import devices
 from model_handlers.isolation import child
 from model_handlers.isolation.program import MAX_ORDER, Order
-from model_handlers.kin import children, family_of, found_family
-from model_handlers.priority import usual_priority
+from model_handlers.priority import children, family_of, found_family, usual_priority
 from model_handlers.registry import BACKENDS
 
 # On the leash: the pid or, where the system refused one, -errno; then the exit code, -n for signal n.

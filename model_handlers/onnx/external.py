@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from model_handlers.errors import invalid_model
-from model_handlers.file_span import SourceFile, Span
+from model_handlers.mapped import SourceFile, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

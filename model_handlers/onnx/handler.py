@@ -16,8 +16,8 @@ import numpy as np
 
 from model_handlers.completion import complete
 from model_handlers.config import all_inputs, all_outputs
-from model_handlers.cuda_driver import lost
 from model_handlers.errors import MmeError, invalid_argument
+from model_handlers.lost import lost
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
 from model_handlers.onnx.external import take_weights_out

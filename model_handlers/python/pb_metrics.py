@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.errors import MmeError
-from model_handlers.metric_checks import MetricKind
-from model_handlers.metrics import METRICS
+from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.python.hosted import hosted
 from model_handlers.python.pb_errors import TritonModelException
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Handler
 from model_handlers.completion import complete
 from model_handlers.config import DynamicBatching, Guess, InstanceKind
-from model_handlers.cuda_driver import lost
 from model_handlers.errors import Kind, MmeError
+from model_handlers.lost import lost
 from model_handlers.parameters import choice, switch, warn_of_unknown
 from model_handlers.tensorrt.engine import Engine
 from model_handlers.tensorrt.profiles import chosen, largest_batch, read_header

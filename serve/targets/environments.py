@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Placement
 from model_handlers.disk import disk_errors
+from model_handlers.environments.environment import Patience
 from model_handlers.environments.met import lack_of
-from model_handlers.environments.patience import Patience
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import invalid_model
 from model_handlers.isolation.parameters import PLACEMENT, Deadlines

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.file_span import SourceFile, Span
+from model_handlers.mapped import SourceFile, Span
 
 if TYPE_CHECKING:
     from pathlib import Path

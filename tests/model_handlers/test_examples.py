@@ -11,8 +11,7 @@ import pytest
 from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.metric_checks import MetricKind
-from model_handlers.metrics import METRICS
+from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.requests import ModelRequest
 from model_handlers.tensor import BY_NAME, TensorSpec

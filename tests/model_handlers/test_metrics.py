@@ -8,8 +8,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.isolation.counted import Counted
-from model_handlers.metric_checks import MetricKind
-from model_handlers.metrics import Metrics
+from model_handlers.metrics import MetricKind, Metrics
 from tests.calls import calls_of
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.file_span import Span
+from model_handlers.mapped import Span
 from model_handlers.onnx import OnnxHandler, forms
 from model_handlers.onnx.external import SMALLEST, Window, bytes_field, fields, varint
 from serve.weights.draft import Draft

@@ -7,7 +7,7 @@ from pathlib import Path
 
 STAND_BACK = """
 import os, subprocess, threading
-from model_handlers.kin import found_family
+from model_handlers.priority import found_family
 from model_handlers.priority import standing_back
 
 def has(*begun):

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from model_handlers import cuda_driver, lost
+from model_handlers import lost
 from model_handlers.base import CPU, Device
 from model_handlers.config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
@@ -327,7 +327,7 @@ def test_a_gpu_that_answers_nothing_but_errors_is_lost_with_the_process(load, nv
 
     engine = load()
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_driver, "_trouble", trouble)
+        patch.setattr(lost, "_trouble", trouble)
         patch.setattr(lost, "_reasons", [])
         patch.setattr(nvidia.cuda, "cudaMemcpyAsync", lambda *_: (nvidia.cuda.cudaError_t.cudaErrorInvalidValue,))
         with pytest.raises(LostProcessError, match=r"the GPU failed .* nothing but errors now \(CUDA error 719\)"):

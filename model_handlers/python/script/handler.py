@@ -15,10 +15,9 @@ from model_handlers.config_checks import normalise
 from model_handlers.python import frameworks
 from model_handlers.python.environment import wanted
 from model_handlers.python.imports import check_syntax
-from model_handlers.python.script.completion import with_body
 from model_handlers.python.script.host import ScriptHost
 from model_handlers.python.script.no_script import BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, script_for
-from model_handlers.python.script.script_file import ScriptFile
+from model_handlers.python.script.script_file import ScriptFile, with_body
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,15 @@ has a process of its own, that ends up in the server's log. Runs on whatever thr
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 import threading
 from dataclasses import replace
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from model_handlers.body import (
     ACCEPT,
@@ -23,26 +27,169 @@ from model_handlers.body import (
     DEFAULT_TYPE,
     SESSION_ID,
 )
-from model_handlers.errors import MmeError, invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.python.failures import failed_load
-from model_handlers.python.script.accept import ANY
-from model_handlers.python.script.completion import with_body
+from model_handlers.python.script.accept import ANY, presumed
 from model_handlers.python.script.context import Context, request_headers
 from model_handlers.python.script.defaults import Defaults
-from model_handlers.python.script.failures import failed_call
-from model_handlers.python.script.formats import TEXT, MalformedBodyError
-from model_handlers.python.script.functions import ScriptFunctions
-from model_handlers.python.script.returned import Returned
+from model_handlers.python.script.failures import failed_call, with_status
+from model_handlers.python.script.formats import JSON, TEXT, MalformedBodyError, encode
 from model_handlers.python.script.saved_models import SavedModels
+from model_handlers.python.script.script_file import with_body
 from model_handlers.python.script.serving_handlers import ServingHandlers, handlers_of
+from model_handlers.requests import ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from pathlib import Path
+    from types import ModuleType
 
     from model_handlers.base import Device
     from model_handlers.config import ModelConfig
     from model_handlers.python.script.script_file import ScriptFile
-    from model_handlers.requests import ModelRequest, ModelResponse, Responder
+    from model_handlers.requests import ModelRequest, Responder
+
+
+# What each is given; a context may follow.
+_ARGUMENTS = {
+    "pre_model_fn": ("model_dir",),
+    "model_fn": ("model_dir",),
+    "model_warmup_fn": ("model_dir", "model"),
+    "input_fn": ("request_body", "content_type"),
+    "predict_fn": ("data", "model"),
+    "output_fn": ("prediction", "accept"),
+    "transform_fn": ("model", "request_body", "content_type", "accept"),
+}
+_REPLACED = ("input_fn", "predict_fn", "output_fn")  # by transform_fn
+_WRITERS = ("transform_fn", "output_fn")
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class ScriptFunctions:
+    """The functions of one script.
+
+    Args:
+        module: the script.
+        path: its file, for messages.
+        model: the model's name, for messages.
+        context: what functions get that take one more argument than they must.
+
+    Raises:
+        MmeError: INVALID_MODEL when two do not go together, or one takes what it is not given.
+    """
+
+    def __init__(self, module: ModuleType, path: Path, model: str, context: Context) -> None:
+        self._functions: dict[str, Callable[..., Any]] = {}
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(module, name, None)
+            if function is not None:
+                where = f"model '{model}': {name} in {path}"
+                self._functions[name] = _bound(function, where, f"{name}({', '.join(arguments)})", context)
+        self._writers = [getattr(module, name, None) for name in _WRITERS]
+        if "transform_fn" in self and any(name in self for name in _REPLACED):
+            raise invalid_model(
+                "Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn "
+                f"implementation: model '{model}' has both in {path}"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._functions
+
+    @property
+    def streams(self) -> bool:
+        """Whether the function that writes answers is a generator: its pieces are sent as they come."""
+        return any(inspect.isgeneratorfunction(function) for function in self._writers)
+
+    def get(self, name: str) -> Callable[..., Any] | None:
+        """One of them, to be called without its context; None where the script does not define it."""
+        return self._functions.get(name)
+
+
+def _bound(function: Any, where: str, form: str, context: Context) -> Callable[..., Any]:
+    """The function, to be called as its `form` says."""
+    if not callable(function):
+        raise invalid_model(f"{where} is no function but a {type(function).__name__}")
+    try:
+        kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError) as error:  # a callable of native code may have none
+        raise invalid_model(f"{where} does not tell what it takes: {error}") from error
+    given, takes = form.count(",") + 1, sum(kind in _BY_POSITION for kind in kinds)
+    if takes == given + 1:
+        return lambda *arguments: function(*arguments, context)
+    if takes != given and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise invalid_model(
+            f"{where} takes {takes} arguments but {given} were given: write {form}, and a context behind if need be"
+        )
+    bound: Callable[..., Any] = function
+    return bound
+
+
+class Returned:
+    """What a script returned for one request.
+
+    Attributes:
+        pieces: the pieces of a body that comes piece by piece, None for one that is whole.
+
+    Args:
+        returned: the object.
+        accept: what the script was told that the client accepts, for an answer that does not say what it is.
+        default_accept: for a client that says nothing of use.
+        context: what the script may have said of its answer.
+        model: the model's name, for messages.
+    """
+
+    def __init__(self, returned: Any, accept: str, default_accept: str, context: Context, model: str) -> None:
+        self._content_type = ""
+        self._status = 0
+        if isinstance(returned, tuple) and len(returned) == 2:
+            returned, said = returned
+            self._content_type = said if isinstance(said, str) else ""
+        elif callable(getattr(returned, "get_data", None)):
+            self._status = getattr(returned, "status_code", 0)
+            self._content_type = getattr(returned, "content_type", None) or ""
+            returned = returned.get_data()
+        self._body = returned
+        self._presumed = presumed(accept, default_accept)
+        self._context = context
+        self._model = model
+        self.pieces: Generator[Any, Any, Any] | None = returned if isinstance(returned, GeneratorType) else None
+
+    def whole(self) -> ModelResponse:
+        """The answer.
+
+        Raises:
+            MmeError: the status that the script gave it; EXECUTION_FAILED for an answer that is none.
+            TypeError, ValueError: it can't be written as JSON.
+        """
+        if self._body is None:
+            raise MmeError(Kind.EXECUTION_FAILED, f"model '{self._model}' returned None for an answer: return a body")
+        body = self._as_bytes(self._body)
+        status, phrase = self._context.get_response_status(0)
+        status = self._status or status
+        if status >= 400:
+            raise with_status(status, f"model '{self._model}': {bytes(body).decode(errors='replace') or phrase}")
+        return self._response(body)
+
+    def piece(self, piece: Any) -> ModelResponse:
+        """One of the pieces as an answer of several."""
+        return self._response(self._as_bytes(piece))
+
+    def _response(self, body: bytes | bytearray | memoryview) -> ModelResponse:
+        # Asked for late: a generator says what it is when it begins to run.
+        content_type = self._content_type or self._context.get_response_content_type(0) or self._presumed
+        return ModelResponse({BODY: np.frombuffer(body, np.uint8)}, {CONTENT_TYPE: content_type})
+
+    def _as_bytes(self, body: Any) -> bytes | bytearray | memoryview:
+        if isinstance(body, str):
+            return body.encode()
+        if isinstance(body, bytes | bytearray):
+            return body
+        if isinstance(body, memoryview):
+            return body.cast("B") if body.contiguous else bytes(body)
+        if isinstance(body, GeneratorType):
+            return b"".join(self._as_bytes(piece) for piece in body)
+        return self._as_bytes(encode(body, JSON, literal=self._context.literal))
+
 
 _LONGEST_WORD = 8192  # characters of a content type, an accept header or custom attributes
 

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from model_handlers.environments.patience import Patience
+from model_handlers.environments.environment import Patience
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ import numpy as np
 from isolated_models import Model
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.metric_checks import MetricKind
-from model_handlers.metrics import METRICS
+from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.outside import ModelCall, Override
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import FP32

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.file_span import PIECE, Span
+from model_handlers.mapped import PIECE, Span
 from serve.weights.draft import Draft
 
 BIG = os.urandom(2 * PIECE + 12_345)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from model_handlers.file_span import Span
-from model_handlers.mapped import Trial
+from model_handlers.mapped import Span, Trial
 from serve.weights.store import WeightStore, reference_to
 
 BIG = os.urandom(200_000)
@@ -319,7 +318,7 @@ def test_a_draft_that_nobody_adds_leaves_nothing(store, model):
 _WRITES = """
 import os, signal, sys
 from pathlib import Path
-from model_handlers.file_span import Span
+from model_handlers.mapped import Span
 from serve.weights import draft, store
 step, calls = int(sys.argv[3]), 0
 def counted(function):

@@ -6,7 +6,7 @@ import inspect
 import numpy as np
 import pytest
 
-from model_handlers import cuda_driver, lost
+from model_handlers import lost
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.onnx.handler import OnGpu
@@ -73,7 +73,7 @@ def driver(monkeypatch):
 
     def driver(*args, **options):
         made = FakeDriver(*args, **options)
-        monkeypatch.setattr(cuda_driver, "driver", lambda: made)
+        monkeypatch.setattr(lost, "driver", lambda: made)
         return made
 
     return driver
@@ -81,7 +81,7 @@ def driver(monkeypatch):
 
 def asked(kind=Kind.EXECUTION_FAILED, gpu=1):
     """What is raised where this went wrong on a GPU."""
-    return cuda_driver.lost(MmeError(kind, "it failed"), gpu)
+    return lost.lost(MmeError(kind, "it failed"), gpu)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_passes_is_no_loss(driver, options, gpu, kind):
     assert made.held == 0
 
 
-@pytest.mark.skipif(cuda_driver.driver() is not None, reason="this machine has a driver")
+@pytest.mark.skipif(lost.driver() is not None, reason="this machine has a driver")
 def test_without_a_driver_nothing_is_lost():
     """By the loader that is there."""
     assert type(asked()) is MmeError
