@@ -8,18 +8,228 @@ Which members there may be, and where they may lie, is for whoever unpacks. Sync
 from __future__ import annotations
 
 import os
+import queue
 import stat
 import tarfile
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from isal import isal_zlib
 
 from model_handlers.errors import DamagedError, Kind, MmeError, invalid_model
+from model_handlers.system_limits import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
     from typing import BinaryIO
 
-    from model_handlers.inflate import InflatedStream
+
+_READ_SIZE = 256 << 10  # compressed bytes asked of the source at a time
+_BLOCK_SIZE = 1 << 20  # inflated bytes handed over at a time: a bomb is met one block at a time
+_BLOCKS_AHEAD = 4
+_HEAD_SIZE = 512  # enough to tell gzip from tar, and for the header of a gzip member, which isal has to see at once
+GZIP_WINDOW = 31  # zlib's way to say: a gzip header and trailer around the deflate stream
+_POLL_SECONDS = 0.05
+_CORRUPT = cast("type[Exception]", isal_zlib.error)  # isal's stubs say an instance
+
+# What a tar header may take, long names and pax records included. tarfile keeps it in memory whole, whatever size the
+# archive claims for it.
+_HEADER_LIMIT = 1 << 20
+
+
+class InflatedStream:
+    """A gzip stream's content as the file that `tarfile` and the unpacking read: `read`, `tell`, forward `seek`.
+
+    It is inflated ahead by a thread of its own, which releases Python's lock: a load thread writes files meanwhile. The
+    reader asks whether to go on even while the source is silent, and closing joins the thread, whatever it waits for.
+
+    Attributes:
+        last_read: what the latest `read` returned; tells how the headers of an archive ended.
+        header_bytes: read since it was set to 0, which whoever wants the next member's header does.
+
+    Args:
+        stream: the compressed bytes, read on another thread. Closed with this.
+        subject: what errors call it: "archive 'a.tar.gz'".
+        check: called about twenty times a second, and for each megabyte; what it raises ends the reading.
+    """
+
+    def __init__(self, stream: BinaryIO, subject: str, check: Callable[[], None]) -> None:
+        self.last_read = b""
+        self.header_bytes = 0
+        self._stream = stream
+        self._subject = subject
+        self._check = check
+        self._blocks: queue.Queue[bytes | Exception] = queue.Queue(_BLOCKS_AHEAD)
+        self._block = memoryview(b"")  # the rest of the block being read
+        self._ended = False
+        self._position = 0
+        self._stopped = False
+        self._thread = threading.Thread(target=self._inflate, name=f"inflate {subject}", daemon=True)
+        start_thread(self._thread)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the source and join the thread."""
+        self._stopped = True
+        self._stream.close()  # first: it may be what the thread waits for
+        while True:  # make room, should the thread wait to hand over a block
+            try:
+                self._blocks.get_nowait()
+            except queue.Empty:
+                break
+        self._thread.join()
+
+    def tell(self) -> int:
+        """Inflated bytes read or skipped so far."""
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes of a tar header, fewer only at the end.
+
+        Raises:
+            MmeError: INVALID_MODEL when headers take more memory than any honest archive needs.
+        """
+        self.header_bytes += size
+        if size < 0 or self.header_bytes > _HEADER_LIMIT:
+            raise invalid_model(f"{self._subject} has a tar header of more than {_HEADER_LIMIT} bytes")
+        self.last_read = b"".join(self._take(size))
+        return self.last_read
+
+    def seek(self, position: int) -> None:
+        """Skip forward to `position`."""
+        if position < self._position:
+            raise invalid_model(f"{self._subject} has a tar header that points backwards")
+        for _ in self.blocks(position - self._position):
+            pass
+
+    def blocks(self, size: int) -> Iterator[memoryview]:
+        """The next `size` bytes, in pieces that are valid until the next one is asked for.
+
+        Raises:
+            MmeError: INVALID_MODEL when the stream ends before.
+        """
+        end = self._position + size
+        yield from self._take(size)
+        if self._position < end:
+            raise invalid_model(f"{self._subject} is truncated: its tar ends inside a member; upload it again")
+
+    def remainder(self) -> Iterator[memoryview]:
+        """Everything up to the end of the stream, in pieces."""
+        while self._fill():
+            yield from self._take(len(self._block))
+
+    def _take(self, size: int) -> Iterator[memoryview]:
+        while size > 0 and self._fill():
+            piece = self._block[:size]
+            self._block = self._block[len(piece) :]
+            self._position += len(piece)
+            size -= len(piece)
+            yield piece
+
+    def _fill(self) -> bool:
+        """Whether there is something in the current block, after waiting for the next one."""
+        while not self._block and not self._ended:
+            block = self._next_block()
+            if isinstance(block, Exception):
+                raise block
+            self._block = memoryview(block)
+            self._ended = not block
+        return not self._ended
+
+    def _next_block(self) -> bytes | Exception:
+        while True:
+            self._check()
+            try:
+                return self._blocks.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                continue
+
+    def _inflate(self) -> None:
+        """The thread: hand over blocks, then an empty one, or the error that ended it."""
+        try:
+            for block in gunzip(self._stream, self._subject):
+                self._blocks.put(block)
+                if self._stopped:
+                    return
+            self._blocks.put(b"")
+        except Exception as error:  # noqa: BLE001 - whatever the source raises is the reader's to see
+            self._blocks.put(error)
+
+
+def gunzip(stream: BinaryIO, subject: str) -> Iterator[bytes]:
+    """The inflated blocks of `stream`, of at most 1 MiB each. Gzip members that follow each other are one content.
+
+    Raises:
+        MmeError: INVALID_MODEL when the stream is not gzip, is truncated or corrupt, or has garbage behind it;
+            UNAVAILABLE when the source fails.
+    """
+    data = _head(stream, subject)
+    while data:
+        unused = yield from _gunzip_member(stream, data, subject)
+        data = _topped_up(stream, _behind_padding(stream, unused, subject), subject)
+        if data and not data.startswith(b"\x1f"):
+            raise invalid_model(f"{subject} has trailing garbage behind its gzip data; pack it again")
+
+
+def _behind_padding(stream: BinaryIO, data: bytes, subject: str) -> bytes:
+    """What follows a gzip member and the zeros that some tools pad it with: b"" at the end."""
+    data = data.lstrip(b"\0")
+    while not data and (more := _read(stream, subject)):
+        data = more.lstrip(b"\0")
+    return data
+
+
+def _gunzip_member(stream: BinaryIO, data: bytes, subject: str) -> Generator[bytes, None, bytes]:
+    """Yield the blocks of one gzip member that starts with `data`; return what was read beyond it."""
+    inflater = isal_zlib.decompressobj(wbits=GZIP_WINDOW)
+    try:
+        while not inflater.eof:
+            block = inflater.decompress(data, _BLOCK_SIZE)
+            if block:
+                yield block
+            data = inflater.unconsumed_tail
+            # a full block may leave more inside the inflater even when it has swallowed all of its input
+            if not data and not inflater.eof and len(block) < _BLOCK_SIZE:
+                data = _read(stream, subject)
+                if not data:
+                    raise invalid_model(f"{subject} is truncated: its gzip data ends early; upload it again")
+    except _CORRUPT as error:
+        raise DamagedError(Kind.INVALID_MODEL, f"{subject} is corrupt: {error}") from error
+    unused: bytes = inflater.unused_data
+    return unused
+
+
+def _head(stream: BinaryIO, subject: str) -> bytes:
+    """The first bytes of the stream, which must be gzip's."""
+    head = _topped_up(stream, b"", subject)
+    if head[:2] == b"\x1f\x8b":
+        return head
+    if not head:
+        raise invalid_model(f"{subject} is empty: a .tar.gz file is expected")
+    if head[257:262] == b"ustar":
+        raise invalid_model(f"{subject} is a tar file that is not compressed: gzip it")
+    raise DamagedError(Kind.INVALID_MODEL, f"{subject} is not a gzip file: a .tar.gz file is expected")
+
+
+def _topped_up(stream: BinaryIO, data: bytes, subject: str) -> bytes:
+    """What was read, and as much more as a header may be, where there is so much."""
+    while len(data) < _HEAD_SIZE and (more := _read(stream, subject)):
+        data += more
+    return data
+
+
+def _read(stream: BinaryIO, subject: str) -> bytes:
+    try:
+        return stream.read(_READ_SIZE)
+    except OSError as error:
+        raise MmeError(Kind.UNAVAILABLE, f"{subject} cannot be read: {error}") from error
+
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

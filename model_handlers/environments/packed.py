@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from model_handlers.digests import DIGITS
 from model_handlers.environments.environment import NICENESS, check_interpreter
 from model_handlers.errors import MmeError, invalid_model
-from model_handlers.inflate import InflatedStream
 from model_handlers.isolation import command
-from model_handlers.untar import Unpacking, shown
+from model_handlers.untar import InflatedStream, Unpacking, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

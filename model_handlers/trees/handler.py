@@ -11,7 +11,7 @@ the time that a process of its own would take for them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -20,14 +20,11 @@ from model_handlers.base import Handler
 from model_handlers.completion import complete
 from model_handlers.config import Guess
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
-from model_handlers.parameters import warn_of_unknown
+from model_handlers.parameters import number, switch, warn_of_unknown
 from model_handlers.tensor import FP32
 from model_handlers.threads import Threads
 from model_handlers.trees.crew import Crew
-from model_handlers.trees.files import kind_of
-from model_handlers.trees.forests import library_of, open_forest, threads_of
-from model_handlers.trees.libraries import PRELOAD, imported, words
-from model_handlers.trees.outcome import outcome_of
+from model_handlers.trees.forests import PRELOAD, imported, kind_of, library_of, open_forest, threads_of, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +35,58 @@ if TYPE_CHECKING:
     from model_handlers.config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.trees.forests import Forest
+
+
+_DEFAULT_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of scores (n, columns).
+
+    Attributes:
+        columns: how many numbers a client gets for a row.
+        classes: whether that is the class.
+        both: whether the score of the first of two classes is worked out.
+        threshold: scores beyond it mean the second of two classes.
+    """
+
+    columns: int
+    classes: bool = False
+    both: bool = False
+    threshold: float = _DEFAULT_THRESHOLD
+
+    def of(self, scores: Array) -> Array:
+        """The output (n, columns) of FP32; (n,) of one column, since FIL leaves out dimensions of one."""
+        if self.both:
+            scores = np.concatenate([1 - scores, scores], axis=1)
+        elif self.classes and scores.shape[1] == 1:
+            scores = scores > self.threshold
+        elif self.classes:
+            scores = scores.argmax(axis=1, keepdims=True)
+        output = scores.astype(np.float32, copy=False)
+        return output.reshape(-1) if self.columns == 1 else output
+
+
+def outcome_of(config: ModelConfig, forest: Forest) -> Outcome:
+    """What the parameters ask for.
+
+    Raises:
+        MmeError: INVALID_MODEL for a parameter that is not what it should be, or not possible with this model.
+    """
+    classes = switch(config, "is_classifier", default=switch(config, "output_class", default=False))
+    threshold = number(config, "threshold", _DEFAULT_THRESHOLD)
+    if switch(config, "predict_proba", default=False):
+        if forest.columns == 1 and not forest.binary:
+            raise invalid_model(
+                f"model '{config.name}': parameter 'predict_proba' asks for the score of each class, but this model "
+                "knows no classes: leave it out"
+            )
+        return Outcome(max(forest.columns, 2), both=forest.columns == 1)
+    if classes and not forest.labels:
+        return Outcome(1, classes=True, threshold=threshold)
+    return Outcome(forest.columns)
+
 
 INPUT, OUTPUT, CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
 _ROWS_ON_TRIAL = (0.0, np.nan, 1e30, -1e30)

@@ -14,8 +14,7 @@ from model_handlers.errors import MmeError
 from serve.models.execution import failure
 from serve.models.layout_check import KNOWN_LAYOUTS
 from serve.request import InferenceRequest, InferenceResponse, Step, Timings, layout_of
-from serve.scheduling.ensemble import ABSENT, Absent, Scope
-from serve.scheduling.ensemble_sequence import belonging, overridden
+from serve.scheduling.ensemble import ABSENT, Absent, Scope, belonging, overridden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType, TensorSpec
     from serve.models.ensemble import EnsembleModel, Part
     from serve.request import Layout
-    from serve.scheduling.ensemble import Plan, PlannedStep
-    from serve.scheduling.ensemble_sequence import Belongs
+    from serve.scheduling.ensemble import Belongs, Plan, PlannedStep
 
     Tensor = tuple[str, DataType, Array]  # as a response has it
 

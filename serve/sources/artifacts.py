@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from serve.sources.archive import ExtractLimits
     from serve.sources.copy_sums import Sums
     from serve.sources.disk_room import Derived, Hold, Unpacking
     from serve.sources.store import Store, StoredObject
-    from serve.sources.tar_member import ExtractLimits
 
 _log = logging.getLogger("mme.artifacts")
 _POLL_SECONDS = 0.05

@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
+from serve.sources.archive import ExtractLimits
 from serve.sources.artifacts import Artifacts
 from serve.sources.override import FOLDER, Overrides
 from serve.sources.repositories import Repositories
@@ -17,7 +18,6 @@ from serve.sources.s3.credentials import credentials_for
 from serve.sources.s3.directories import Directories, open_bucket
 from serve.sources.source import Archived, InBucket, InRepository, is_plain
 from serve.sources.store import ARCHIVE_SUFFIX, open_store, validate_name, wrong_name
-from serve.sources.tar_member import ExtractLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping

@@ -13,8 +13,7 @@ import pytest
 from container.settings import Settings
 from model_handlers.errors import Kind, MmeError
 from serve.engine_options import EngineOptions
-from serve.sources.archive import extract
-from serve.sources.tar_member import ExtractLimits
+from serve.sources.archive import ExtractLimits, extract
 
 LIMIT = 300
 SENTENCE = (

@@ -22,7 +22,7 @@ from model_handlers.python.script.formats import MOST_UNPACKED
 from model_handlers.tensor import FP32, MAX_DIMS, MAX_ELEMENTS
 from serve.request import InferenceResponse
 from serve.scheduling.queues import queue_for
-from serve.sources.tar_member import ExtractLimits
+from serve.sources.archive import ExtractLimits
 from tests.docs.sentences import ROOT
 
 MEMORY = 4 << 20  # bytes that reading a request may take, whose longest has 160 KB

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from serve.sources.archive import extract
-from serve.sources.tar_member import ExtractLimits
+from serve.sources.archive import ExtractLimits, extract
 from tests.fuzz.hunt import FindingError, Target
 
 if TYPE_CHECKING:

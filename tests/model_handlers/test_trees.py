@@ -17,7 +17,7 @@ from model_handlers.base import CPU
 from model_handlers.config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, FP64, TensorSpec
-from model_handlers.trees import TreesHandler, forests, libraries
+from model_handlers.trees import TreesHandler, forests
 from tests.frameworks import framework_later
 
 xgboost = framework_later("xgboost")
@@ -441,13 +441,13 @@ def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch, trained):
     """Where none of the libraries is installed the sentence says what to install."""
     monkeypatch.setattr(forests, "is_installed", lambda _: False)
     monkeypatch.setitem(sys.modules, "treelite", None)
-    libraries.imported.cache_clear()
+    forests.imported.cache_clear()
     with pytest.raises(MmeError) as caught:
         TreesHandler.prepare(ModelConfig("m", "fil"), trained[0]["binary.json"])
 
     assert caught.value.kind is Kind.UNSUPPORTED
     assert "needs treelite, which is not installed; run `pip install 'mme[trees]'`" in caught.value.message
-    libraries.imported.cache_clear()
+    forests.imported.cache_clear()
 
 
 def test_a_library_that_the_system_lacks_something_for_is_told_by_its_model_alone(monkeypatch):
@@ -458,12 +458,12 @@ def test_a_library_that_the_system_lacks_something_for_is_told_by_its_model_alon
             raise OSError("libgomp.so.1: cannot open shared object file")
         return importlib.import_module(name)
 
-    monkeypatch.setattr(libraries, "import_without", import_without)
-    libraries.imported.cache_clear()
-    libraries.preload()
+    monkeypatch.setattr(forests, "import_without", import_without)
+    forests.imported.cache_clear()
+    forests.preload()
     with pytest.raises(MmeError, match=r"needs lightgbm, which can't be imported \(libgomp\.so\.1: ") as caught:
-        libraries.imported("lightgbm")
+        forests.imported("lightgbm")
 
     assert caught.value.kind is Kind.UNSUPPORTED
-    assert libraries.imported("xgboost").Booster is xgboost.Booster
-    libraries.imported.cache_clear()
+    assert forests.imported("xgboost").Booster is xgboost.Booster
+    forests.imported.cache_clear()

@@ -5,7 +5,7 @@ import pytest
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END as END
 from model_handlers.requests import FLAG_SEQUENCE_START as START
-from serve.scheduling.ensemble_sequence import belonging, overridden
+from serve.scheduling.ensemble import belonging, overridden
 
 
 @pytest.mark.parametrize(

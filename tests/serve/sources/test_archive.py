@@ -18,9 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from serve.sources.archive import extract, pack
+from serve.sources.archive import ExtractLimits, extract, pack
 from serve.sources.disk import remove_staging, staging_directory
-from serve.sources.tar_member import ExtractLimits
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -8,10 +8,10 @@ import weakref
 import pytest
 
 from model_handlers.errors import Kind, MmeError
+from serve.sources.archive import ExtractLimits
 from serve.sources.artifacts import Artifacts
 from serve.sources.s3.store import S3Store
 from serve.sources.store import LocalStore, UnreachableError
-from serve.sources.tar_member import ExtractLimits
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
