@@ -12,6 +12,7 @@ is done on a thread, of the usual priority: while it shrinks an arena or a heap,
 from __future__ import annotations
 
 import functools
+import operator
 from typing import TYPE_CHECKING
 
 from model_handlers import devices, heap
@@ -53,10 +54,21 @@ class _Executing:
         self.owes = False
         self._last = 0
         self._total = 0
+        self._parts = list(target.parts())
+        self._models = list(target.models())
+        self._footprints = [part.footprint for part in self._parts]
+        self._known = target.known()
+
+    def known(self) -> Footprint:
+        """See `Target`; worked out again where a footprint is another one by now, which few are between two looks."""
+        footprints = [part.footprint for part in self._parts]
+        if not all(map(operator.is_, footprints, self._footprints)):
+            self._footprints, self._known = footprints, self.target.known()
+        return self._known
 
     def advance(self) -> None:
         """Another look."""
-        total = self.target.input_bytes()
+        total = sum([model.input_bytes for model in self._models])
         last, self._last, self._total = self._last, total - self._total, total
         self.inputs = last + self._last
         self.idle = not self._last
@@ -150,7 +162,7 @@ class Meter:
     def _known(self) -> Footprint:
         """What the process and the GPUs are known to take, without growth."""
         known = self._before + self._cache.room.reserved + Footprint(_OWN + self._passing())
-        return total([each.target.known() for each in self._executing], known)
+        return total([each.known() for each in self._executing], known)
 
     def _inputs(self, may_be_charged: Callable[[Target], bool]) -> dict[Target, int]:
         """Bytes of the recent inputs, of those that may have grown a memory by them."""

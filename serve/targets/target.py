@@ -113,10 +113,6 @@ class Target:
         own = sum(max(part.footprint.host - part.at_load.host, 0) for part in self.parts() if part.apart)
         return self.grown + Footprint(own)
 
-    def input_bytes(self) -> int:
-        """Bytes of all inputs that it and its members have executed."""
-        return sum([model.input_bytes for model in self.models()])
-
     def memory(self) -> Footprint:
         """What its processes take now, without its members."""
         return sum((model.memory() for model in self.versions.values()), Footprint())

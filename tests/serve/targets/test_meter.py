@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from serve.cache.footprints import FORM
 from serve.cache.lifecycle import State
 from serve.state_file import StateFile
 from serve.targets import meter
+from serve.targets.target import Target
 from tests.serve import engines, hungry
 from tests.serve.growing import MB, ask, engine_of, private, write_growing
 from tests.serve.inside import measure
@@ -178,6 +180,24 @@ async def test_what_a_model_left_in_the_arena_goes_with_it(tmp_path):
         await engine.unload("m")
         await until(measure(engine))
         assert engine.cache.room.used().host < 16 * MB
+
+
+async def test_a_look_works_nothing_out_for_models_that_take_what_they_took(tmp_path, monkeypatch):
+    """However many there are: what a model is known to take is summed up again when it takes something else."""
+    for name in "abc":
+        write_growing(tmp_path / "models", name)
+    async with engine_of(tmp_path, 700) as engine:
+        for name in "abc":
+            await ask(engine, name, 4)
+        await until(measure(engine))
+        worked_out, known = [], Target.known
+        monkeypatch.setattr(Target, "known", lambda target: worked_out.append(target.name) or known(target))
+        await until(measure(engine))
+        assert worked_out == []
+        target = engine.cache.entries["b"].resident
+        target.footprint = replace(target.footprint, host=target.footprint.host + MB)
+        await until(measure(engine))
+        assert worked_out == ["b"]
 
 
 async def test_growth_on_a_gpu_is_charged_to_the_models_that_are_on_it(tmp_path, monkeypatch):
