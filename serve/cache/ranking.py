@@ -125,11 +125,11 @@ class Ranking:
 
     def candidates(self, now: float, *, and_from_disk: bool = False) -> Iterator[eviction.Resident]:
         """See `eviction.Residents`."""
-        again = and_from_disk and self._rules.policy is eviction.Policy.GDSF
-        residents = (self._resident(entry, and_from_disk=and_from_disk) for entry in self.order.walk())
-        for each in sorted(residents, key=lambda each: eviction.worth(each, self._budget)) if again else residents:
-            if not each.leased and each.keep_until <= now:
-                yield each
+        free = (entry for entry in self.order.walk() if self._may_go(entry, now))
+        residents = (self._resident(entry, and_from_disk=and_from_disk) for entry in free)
+        if and_from_disk and self._rules.policy is eviction.Policy.GDSF:
+            return iter(sorted(residents, key=lambda each: eviction.worth(each, self._budget)))
+        return residents
 
     def again_at(self, now: float) -> float:
         """See `eviction.Residents`."""
@@ -147,8 +147,7 @@ class Ranking:
     def holds(self, entry: Entry[Any]) -> Footprint:
         """What comes back at most if it leaves now; nothing if it may not."""
         own = self._charges.charged.get(entry)
-        stays = entry.leases + entry.keepers or entry.state is State.UNLOADING
-        if own is None or stays or self._keep_until(entry) > time.monotonic():
+        if own is None or entry.state is State.UNLOADING or not self._may_go(entry, time.monotonic()):
             return Footprint()
         return own + Footprint(sum(self._charges.shared.files(entry).values()))
 
@@ -204,6 +203,7 @@ class Ranking:
 
     def _resident(self, entry: Entry[Any], *, and_from_disk: bool = False) -> eviction.Resident:
         shared = self._charges.shared
+        files = shared.files(entry)
         return eviction.Resident(
             entry.name,
             entry.footprint,
@@ -214,9 +214,9 @@ class Ranking:
             self._keep_until(entry),
             entry.leases + entry.keepers > 0,
             entry.state is State.UNLOADING,
-            shared.files(entry),
-            shared.charge(entry),
-            shared.part(entry),
+            files,
+            shared.charge(entry) if files else 0,
+            shared.part(entry) if files else 0,
         )
 
     def _place(self, entry: Entry[Any]) -> tuple[float, float]:
@@ -228,6 +228,9 @@ class Ranking:
     def _age_at_last_use(self, entry: Entry[Any]) -> float:
         reached = bisect_left(self._aged_at, entry.last_used) - 1
         return self._ages[reached] if reached >= 0 else entry.age
+
+    def _may_go(self, entry: Entry[Any], now: float) -> bool:
+        return entry.leases + entry.keepers == 0 and self._keep_until(entry) <= now
 
     def _keep_until(self, entry: Entry[Any]) -> float:
         if entry.pinned:
