@@ -225,10 +225,9 @@ def _agreed(
         )
     if spec.allow_ragged_batch or shape is None:
         return spec
-    inner = spec.dims if spec.reshape is None else spec.reshape
     if not shape:
-        return _agreed_scalar(spec, inner, config)
-    full = (-1, *inner) if config.max_batch_size > 0 else inner
+        return _agreed_scalar(spec, spec.model_dims, config)
+    full = spec.model_shape(config.max_batch_size)
     if len(full) != len(shape) or any(has not in (-1, says) for says, has in zip(full, shape, strict=True)):
         batch = (
             "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "

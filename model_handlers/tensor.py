@@ -124,6 +124,15 @@ class TensorSpec:
         """Whether the model has no dimension for what clients may send as one element."""
         return self.dims == (1,) and self.reshape == ()
 
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        """Its shape as the framework sees it, without the batch dimension."""
+        return self.dims if self.reshape is None else self.reshape
+
+    def model_shape(self, max_batch_size: int) -> tuple[int, ...]:
+        """The full shape that the framework sees."""
+        return (-1, *self.model_dims) if max_batch_size > 0 else self.model_dims
+
     def shape(self, max_batch_size: int) -> tuple[int, ...]:
         """The full shape that a client sees: `dims`, behind a -1 where the model batches."""
         return (-1, *self.dims) if max_batch_size > 0 else self.dims

@@ -159,8 +159,7 @@ def _configured(config: ModelConfig, port: Any) -> Any:
     spec = config.input(name_of(port, config))
     if spec is None:
         return port.partial_shape
-    dims = spec.dims if spec.reshape is None else spec.reshape
-    return openvino().PartialShape([-1, *dims] if config.max_batch_size > 0 else list(dims))
+    return openvino().PartialShape(list(spec.model_shape(config.max_batch_size)))
 
 
 def _reshape(graph: Any, config: ModelConfig, shapes: dict[int, Any]) -> None:

@@ -89,9 +89,8 @@ def _strings(strings: Sequence[str], spec: TensorSpec, rows: int | None) -> Arra
     """A list has one dimension: the shape is the output's, where the strings fill it."""
     array = np.empty(len(strings), dtype=np.object_)
     array[:] = [text.encode() for text in strings]
-    inner = spec.dims if spec.reshape is None else spec.reshape
     try:
-        return array.reshape(inner if rows is None else (rows, *inner))
+        return array.reshape(spec.model_dims if rows is None else (rows, *spec.model_dims))
     except ValueError:
         return array
 

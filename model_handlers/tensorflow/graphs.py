@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.completion import given_to
 from model_handlers.config import all_outputs
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.tensor import BY_DTYPE_NAME, BYTES, FP16
+from model_handlers.tensor import BY_DTYPE_NAME, BYTES, FP16, TensorSpec
 from model_handlers.tensorflow.options import SIGNATURE, TAG, signature_key, tag
 from model_handlers.tensorflow.runtime import tensorflow, translated
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from model_handlers.completion import GraphTensor
     from model_handlers.config import ModelConfig
-    from model_handlers.tensor import TensorSpec
 
 _TYPES = {**BY_DTYPE_NAME, "half": FP16, "string": BYTES}
 _INTERNAL = "__saved_model"  # a signature whose name begins so is nobody's to call
@@ -176,8 +175,8 @@ def _tensor(config: ModelConfig, name: str, type_name: str, dims: list[int | Non
         )
     if dims is None:
         spec = config.input(name) or config.output(name)
-        inner = (-1,) if spec is None else spec.dims if spec.reshape is None else spec.reshape
-        shape = (-1, *inner) if config.max_batch_size > 0 else tuple(inner)
+        spec = spec or TensorSpec(name, _TYPES[type_name], (-1,))
+        shape = spec.model_shape(config.max_batch_size)
     else:
         shape = tuple(-1 if dim is None else dim for dim in dims)
     return name, _TYPES[type_name], shape

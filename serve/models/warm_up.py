@@ -53,8 +53,7 @@ def zeros(config: ModelConfig) -> dict[str, Array]:
     made = {}
     shapes = {}
     for spec in all_inputs(config):
-        dims = spec.dims if spec.reshape is None else spec.reshape
-        shape = [max(dim, 1) for dim in dims]
+        shape = [max(dim, 1) for dim in spec.model_dims]
         array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
         shapes[spec.name] = array.shape
         array = flat([array]) if spec.allow_ragged_batch else array

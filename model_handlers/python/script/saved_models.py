@@ -66,7 +66,7 @@ class Cells(list[Any]):
         Raises:
             ValueError: with the row and the column of what is no such number.
         """
-        rank = len(spec.dims if spec.reshape is None else spec.reshape) + batches
+        rank = len(spec.model_dims) + batches
         alone = len(self.words[0]) == 1
         values: list[Any] = self
         if spec.data_type is BYTES:
@@ -331,8 +331,7 @@ class SavedModels:
 
     def _check_shapes(self, given: Mapping[str, Any], config: ModelConfig) -> None:
         for spec in config.inputs:
-            inner = spec.dims if spec.reshape is None else spec.reshape
-            full = (-1, *inner) if config.max_batch_size > 0 else inner
+            full = spec.model_shape(config.max_batch_size)
             array = given[spec.name]
             fits = array.ndim == len(full) and all(
                 want in (-1, has) for want, has in zip(full, array.shape, strict=True)
