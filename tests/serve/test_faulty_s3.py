@@ -31,9 +31,9 @@ class Setup:
     def __init__(self, s3, bucket, store, directory, put):
         self.s3 = s3
         self.bucket = bucket
+        self.now = 1000.0
         self.artifacts = Artifacts(store, directory, clock=lambda: self.now)
         self.put = put
-        self.now = 1000.0
 
     def fetch(self, name=NAME):
         """The first byte of the model's file, and whether it was downloaded."""
@@ -214,7 +214,7 @@ def test_what_is_on_disk_is_served_while_the_store_is_away(setup, fault, caplog)
 
 def test_when_the_store_is_back_it_is_believed_again(setup, monkeypatch, caplog):
     """After a while it is asked again, and an archive that was replaced meanwhile is downloaded."""
-    monkeypatch.setattr("serve.sources.outages._SECONDS", 0.0)
+    monkeypatch.setattr("serve.sources.artifacts._SECONDS", 0.0)
     setup.fetch()
     setup.put(b"2")
     setup.s3.faults["HEAD"] = faulty_s3.status(500)
