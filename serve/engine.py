@@ -41,7 +41,7 @@ from serve.register import Register
 from serve.request import LoadReport
 from serve.scheduling.response_cache import ResponseCache
 from serve.sources.origins import Origins, unknown
-from serve.sources.shared_script import SharedScript
+from serve.sources.scripts import SharedScript
 from serve.sources.source import InBucket, InRepository, Overridden, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import LazyFile, StateFile

@@ -32,6 +32,7 @@ from model_handlers.busy_poll import BusyPoll
 from model_handlers.config_json import config_fields, config_from
 from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memory
 from model_handlers.isolation.batches import pack_answers, unpack_requests
+from model_handlers.isolation.counted import Reports
 from model_handlers.isolation.events import Events
 from model_handlers.isolation.framing import (
     MessageReader,
@@ -43,7 +44,6 @@ from model_handlers.isolation.framing import (
 )
 from model_handlers.isolation.one_by_one import OneByOne
 from model_handlers.isolation.outside import OutsideInChild
-from model_handlers.isolation.reports import Reports
 from model_handlers.isolation.restraint import restrain
 from model_handlers.isolation.segments import SIZES, Segment
 from model_handlers.metrics import METRICS

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
 from model_handlers.config_checks import PLATFORM, check_named
+from model_handlers.digests import file_digest
 from model_handlers.disk import disk_errors
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.pbtxt.text import parse_config_json
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
-from serve.sources.checksums import checksum_errors
 from serve.sources.disk import directory_size
 from serve.sources.layout import (
     CONFIG_NAME,
@@ -42,6 +42,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
     from model_handlers.config import EnsembleStep, ModelConfig
+
+
+def checksum_errors(config: ModelConfig, directory: Path) -> Iterator[MmeError]:
+    """An error for each file of the model's directory that is not what its digest says.
+
+    Raises:
+        MmeError: INTERNAL when a file can't be read.
+    """
+    for agent in config.agents:
+        for key, expected in agent.parameters.items():
+            name = key.removeprefix("MD5:")
+            file = directory / name
+            whose = f"checksum of '{name}' of model '{config.name}'"
+            if not file.is_file():
+                yield invalid_model(f"{whose}: there is no such file in the model's directory")
+                continue
+            with disk_errors(whose):
+                actual = file_digest(file, "md5").hex()
+            if actual != expected.strip().lower():
+                yield invalid_model(f"{whose}: mismatched MD5 hash, expected {expected.strip()}, got {actual}")
+
 
 _log = logging.getLogger("mme.load")
 

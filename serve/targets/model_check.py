@@ -25,11 +25,11 @@ from model_handlers.registry import find_backend, handler_for
 from serve.models.initial_states import initial_states
 from serve.models.warmup_samples import Warmup
 from serve.scheduling.ensemble_check import check_circle, member_problems
-from serve.sources.checksums import checksum_errors
 from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, misnamed_config, versions_in
 from serve.sources.repository import (
     ModelDirectory,
     absent_versions,
+    checksum_errors,
     decided,
     missing_files,
     namespace_errors,

@@ -12,8 +12,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.python.script.no_script import FOLDER
 from serve.sources.layout import list_models
 from serve.sources.repository import open_model, open_target
-from serve.sources.scripts import Scripts
-from serve.sources.shared_script import SharedScript
+from serve.sources.scripts import Scripts, SharedScript
 
 
 @pytest.fixture
