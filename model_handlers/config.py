@@ -24,10 +24,7 @@ _NO_POLICIES: Mapping[int, QueuePolicy] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which versions of a model are served: the `latest` n, `all`, or the `specific` ones named.
-
-    One is set; `latest=1` where none is.
-    """
+    """Which versions of a model are served: one of these is set, `latest=1` where none is."""
 
     latest: int | None = field(default=None, metadata={"path": "latest.num_versions"})
     all: bool = field(default=False, metadata={"is_message": True})
@@ -64,14 +61,7 @@ class TimeoutAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How long requests may wait and how many of them. Zero means no limit.
-
-    Attributes:
-        timeout_action: reject the request, or serve it after those that still have time.
-        default_timeout_microseconds: microseconds in the queue before the action.
-        allow_timeout_override: whether a request's own, shorter timeout counts.
-        max_queue_size: requests waiting; one more is refused at once.
-    """
+    """How long requests may wait and how many of them. Zero means no limit."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_microseconds: int = 0
@@ -84,14 +74,9 @@ class DynamicBatching:
     """The dynamic batcher's settings.
 
     Attributes:
-        preferred_batch_size: sizes at which a batch is cut, ascending; (max_batch_size,) when none are given.
-            They mean nothing to a model without a batch dimension.
-        max_queue_delay_microseconds: microseconds that the oldest request may wait for a preferred size.
-        preserve_ordering: whether responses leave in the order in which requests came.
-        priority_levels: how many there are, 1 being served first; 0 for no such thing.
+        preferred_batch_size: ascending; (max_batch_size,) when none are given. Nothing to a model without batches.
         default_priority_level: that of requests that name none, or none of those there are; 0 without levels.
-        default_queue_policy: limits of the queue; with priority levels, of those that have no limits of their own.
-        priority_queue_policy: level → its own limits.
+        priority_queue_policy: level → its own limits, else `default_queue_policy`.
     """
 
     preferred_batch_size: tuple[int, ...]
@@ -111,14 +96,7 @@ class DynamicBatching:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """One model of an ensemble.
-
-    Attributes:
-        model_version: -1 for the latest.
-        input_map: input of the model → tensor of the ensemble.
-        output_map: output of the model → tensor of the ensemble.
-        model_namespace: the repository that has the model, by its path or its folder's name; "" for the nearest.
-    """
+    """One model of an ensemble: its tensors → the ensemble's, and the repository that has it, "" for the nearest."""
 
     model_name: str
     model_version: int = field(metadata={"unset": -1})
@@ -143,7 +121,7 @@ class InstanceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What instances execute by, beside their framework itself: its `name` for it, and parameters for that."""
+    """What instances execute by, beside their framework itself."""
 
     name: str
     parameters: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS)
@@ -151,12 +129,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What each execution of an instance takes of something that instances share.
-
-    Attributes:
-        name: of what; count: how much of it.
-        is_global: whether it is the server's, and not each device's.
-    """
+    """What each execution takes of something that instances share: on a device, or in the server (`is_global`)."""
 
     name: str
     is_global: bool = field(default=False, kw_only=True, metadata={"path": "global"})
@@ -165,14 +138,10 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` execution lanes of a model on one kind of device (per GPU, where it names several).
+    """`count` instances of a model on one kind of device, per GPU where it names several.
 
-    Attributes:
-        profile: the optimisation profiles of a TensorRT engine that they execute by, () for all.
-        host_policy: told, and nothing else.
-        resources: what each execution waits for, where rate limiting is on.
-        priority: who waits for them gets fewer turns, the larger it is.
-        secondary_devices, passive: refused where they are set.
+    With rate limiting, executions wait for `resources`, and get fewer turns the larger `priority` is. `profile` is
+    TensorRT's, and `host_policy` told alone; `secondary_devices` and `passive` are refused where they are set.
     """
 
     name: str
@@ -191,8 +160,7 @@ class BatchInputKind(Enum):
     """What a model is told of the tensors that were joined for it: numbers of elements, or shapes.
 
     With e1, e2, … elements in the requests: (e1, e2, …); (e1, e1 + e2, …); the same behind a zero; a tensor of as many
-    elements as the largest has, whose values mean nothing; the shape of each item, a row for each, or one behind the
-    other.
+    elements as the largest has, whose values mean nothing; the shape of each item, a row each, or one behind the other.
     """
 
     ELEMENT_COUNT = 0
@@ -205,13 +173,7 @@ class BatchInputKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """Inputs that no client sends: they are worked out of each batch.
-
-    Attributes:
-        kind: what they tell the model; data_type: INT32 or FP32.
-        target_name: the model's names for them.
-        source_input: the one input that they are about.
-    """
+    """Inputs that no client sends: they are worked out of each batch, from the one input in `source_input`."""
 
     kind: BatchInputKind
     target_name: tuple[str, ...]
@@ -227,11 +189,7 @@ class BatchOutputKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """Outputs of a ragged batch: each request gets as many elements, and in the shape, as one of its inputs has.
-
-    Attributes:
-        target_name: the outputs; source_input: the one input.
-    """
+    """Outputs of a ragged batch: each request gets elements, and a shape, as its one `source_input` has."""
 
     target_name: tuple[str, ...]
     kind: BatchOutputKind = field(default=BatchOutputKind.SCATTER_WITH_INPUT_SHAPE, kw_only=True)
@@ -240,13 +198,7 @@ class BatchOutput:
 
 @dataclass(frozen=True, slots=True)
 class WarmupInput:
-    """One input of a warm-up sample.
-
-    Attributes:
-        data_type, dims: as in a `TensorSpec`; no dimension is variable.
-        zero_data, random_data: what its elements are, where one is not None.
-        input_data_file: else the file in the model's `warmup` directory that holds them.
-    """
+    """One input of a warm-up sample: zeros or random data where those are not None, else a file in `warmup`."""
 
     data_type: DataType
     dims: tuple[int, ...]
@@ -257,14 +209,7 @@ class WarmupInput:
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """Requests that are executed before the model is ready.
-
-    Attributes:
-        name: by which the log and errors call it.
-        batch_size: requests in one execution, 0 for none at all.
-        inputs: input of the model → what each request holds for it.
-        count: executions.
-    """
+    """Requests that are executed before the model is ready: `count` times `batch_size`, 0 for none at all."""
 
     name: str
     batch_size: int
@@ -274,11 +219,9 @@ class WarmupSample:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAgent:
-    """What is to be done with a model's directory before it is loaded. `checksum` is the one that there is.
+    """What is done with a model's directory before a load. `checksum` is the one that there is.
 
-    Attributes:
-        name: which.
-        parameters: of `checksum`: `MD5:` and a file of the directory → its digest.
+    Its parameters: `MD5:` and a file of the directory → its digest.
     """
 
     name: str
@@ -295,15 +238,7 @@ class MetricControl:
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """An input or output of which config.pbtxt says too little; the model's code is to complete it.
-
-    Attributes:
-        name: its name.
-        place: which of the configuration's inputs, or outputs, it is.
-        data_type: None where it is missing.
-        dims: () where they are missing.
-        optional: whether requests may leave it out.
-    """
+    """An input or output, at a `place` of the message, that is not whole: the model's code completes it."""
 
     name: str
     place: int = 0
@@ -314,39 +249,19 @@ class NamedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything we honour of a model's configuration.
+    """Everything that is honoured of a model's configuration.
 
     Attributes:
-        name: the model's name.
-        backend: `onnxruntime`, …: names the handler. `platform` is the older name for the same.
-        max_batch_size: the largest batch, 0 for a model without a batch dimension.
-        inputs, outputs: tensor specs, without the batch dimension. Empty until autocompleted.
-        named_inputs, named_outputs: those that the model's code is to complete.
-        dynamic_batching: None when requests are never batched together, or as those of sequences are.
-        sequence_batching: None where a request has nothing to do with any other.
-        default_model_filename: the model file inside a version directory.
-        cc_model_filenames: compute capability of a GPU, such as `9.0` → the model file for it.
-        optimization_level: `optimization.graph.level` (-1 none, 1 basic, 2 extended, 0 all).
-        gpu_accelerators, cpu_accelerators: `optimization.execution_accelerators`.
+        backend: names the handler; `platform` is the older name for the same.
+        inputs, outputs: without the batch dimension. Empty until completed from the model.
         optimization: field of `optimization` that changes nothing here, and is told → its value.
-        parameters: the model's own `parameters`, for its backend.
-        metric_tags: labels that every metric of the model carries.
-        decoupled: whether a request may have any number of responses (`model_transaction_policy`); None where
-            config.pbtxt does not say, and the model's code may.
-        ensemble: the steps of an ensemble, () for any other model.
-        max_inflight_requests: of each step, for all of its requests together; 0 for any number.
-        batch_input, batch_output: what a model is told of a ragged batch, and how its outputs are split.
-        model_warmup: what is executed before the model is ready.
-        response_cache: whether requests that come again may be answered without the model.
-        runtime: the library that Triton's backend is to be, "" for its own.
-        agents: what is to be done before a load.
-        metric_control: the buckets of its metrics.
-        op_libraries: files of custom operations, beside the model's file or its configuration.
+        optimization_level: -1 none, 1 basic, 2 extended, 0 all.
+        decoupled: whether a request may have any number of responses; None where config.pbtxt does not say, and the
+            model's code may.
+        named_inputs, named_outputs: those that the model's code is to complete.
         strict: whether nothing is taken from the model that the configuration leaves out.
-        default_max_batch_size: what a model gets that batches and whose configuration does not say how much; 0 for its
-            backend's own.
-        part_of: the model that it was loaded for, as a part of it: its name begins with that one's, and a colon. This,
-            `strict` and `default_max_batch_size` are the server's to say, and in no config.pbtxt.
+        default_max_batch_size: of a model that batches where the configuration does not say; 0 for its backend's own.
+        part_of: the model that it is a private part of: its name begins with that one's, and a colon.
         guess: what is known of the batch dimension where `max_batch_size` was completed.
     """
 
@@ -441,13 +356,7 @@ class ControlKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One signal, and how it is written: as two numbers for false and true, or as an id of a data type.
-
-    Attributes:
-        kind: what it tells.
-        int32_false_true, fp32_false_true, bool_false_true: the two values; exactly one of these is set but for CORRID.
-        data_type: of CORRID; None for the others.
-    """
+    """One signal, and how it is written: as two numbers for false and true, or as an id of `data_type` (CORRID)."""
 
     kind: ControlKind
     int32_false_true: tuple[int, ...] = ()
@@ -491,11 +400,7 @@ class InitialState:
 class SequenceState:
     """A tensor that the model hands to itself, from each request of a sequence to the next.
 
-    Attributes:
-        input_name, output_name: where it is given the tensor, and where it gives the next one.
-        data_type, dims: as of a `TensorSpec`; a dimension of -1 is 1 at the start.
-        initial_state: at most one; zeros without it.
-        use_same_buffer_for_input_output, use_growable_memory: where the memory lies, which changes no value.
+    A dimension of -1 is 1 at the start. `initial_state` has at most one; zeros without it.
     """
 
     input_name: str
@@ -509,12 +414,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class DirectStrategy:
-    """A sequence owns a row of its instance's batch.
-
-    Attributes:
-        max_queue_delay_microseconds: microseconds that a request may wait for others of other rows.
-        minimum_slot_utilization: share of the rows that is worth an execution before that.
-    """
+    """A sequence owns a row of its instance's batch; a share of rows is worth an execution before the delay is over."""
 
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = field(default=0.0, metadata={"single": True})
@@ -524,9 +424,7 @@ class DirectStrategy:
 class OldestStrategy:
     """The oldest sequences of an instance take part in its dynamic batches, each with one request at a time.
 
-    Attributes:
-        max_candidate_sequences: how many do, others wait; 0 for as many as fit into a batch.
-        preferred_batch_size, max_queue_delay_microseconds, preserve_ordering: see `DynamicBatching`.
+    `max_candidate_sequences` are taken, 0 for as many as fit into a batch.
     """
 
     max_candidate_sequences: int = 0
@@ -537,15 +435,7 @@ class OldestStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """The sequence batcher's settings.
-
-    Attributes:
-        strategy: which requests make a batch.
-        max_sequence_idle_microseconds: microseconds after which a sequence that sent nothing is over.
-        control_input: what the model is told of each request.
-        state: what it keeps between the requests of a sequence.
-        iterative_sequence: whether the model may put a request back, to be executed again; such a request needs no id.
-    """
+    """The sequence batcher's settings. With `iterative_sequence` the model may put requests back, which need no id."""
 
     strategy: DirectStrategy | OldestStrategy = field(
         default=DirectStrategy(), metadata={"oneof": {"direct": DirectStrategy, "oldest": OldestStrategy}}
