@@ -41,8 +41,9 @@ class Order(Generic[K]):
         self.looks = 0
         self._key = key
         self._numbers: dict[K, int] = {}  # of each the one that it has in the heap; others there are of no use
-        self._heap: list[tuple[tuple[float, float], int, K]] = []  # by what was known at the last look at each
-        self._passed: list[tuple[tuple[float, float], int, K]] = []  # in the last walk, which put them in order
+        self._things: dict[int, K] = {}  # by that number: the heap itself keeps nothing that was removed
+        self._heap: list[tuple[tuple[float, float], int]] = []  # by what was known at the last look at each
+        self._passed: list[tuple[tuple[float, float], int]] = []  # in the last walk, which put them in order
         self._number = 0
 
     def __repr__(self) -> str:
@@ -50,17 +51,19 @@ class Order(Generic[K]):
 
     def put(self, thing: K) -> None:
         """It is there, or has another place now."""
+        self.remove(thing)
         self._number += 1
         self._numbers[thing] = self._number
-        heapq.heappush(self._heap, (self._look(thing), self._number, thing))
+        self._things[self._number] = thing
+        heapq.heappush(self._heap, (self._look(thing), self._number))
         if len(self._heap) + len(self._passed) > 2 * len(self._numbers) + _FEW:
-            self._heap = [each for each in self._heap + self._passed if self._numbers.get(each[2]) == each[1]]
+            self._heap = [each for each in self._heap + self._passed if each[1] in self._things]
             self._passed = []
             heapq.heapify(self._heap)
 
     def remove(self, thing: K) -> None:
         """It is not there any more."""
-        self._numbers.pop(thing, None)
+        self._things.pop(self._numbers.pop(thing, 0), None)
 
     def walk(self) -> Iterator[K]:
         """All of them, as far as anybody asks. Nothing changes meanwhile."""
@@ -69,13 +72,14 @@ class Order(Generic[K]):
         for each in passed if self._heap is not passed else ():
             heapq.heappush(self._heap, each)
         while self._heap:
-            key, number, thing = self._heap[0]
-            if self._numbers.get(thing) != number:  # it left, or has another place
+            key, number = self._heap[0]
+            thing = self._things.get(number)
+            if thing is None:  # it left, or has another place
                 heapq.heappop(self._heap)
                 continue
             now = self._look(thing)
             if now != key:
-                heapq.heapreplace(self._heap, (now, number, thing))
+                heapq.heapreplace(self._heap, (now, number))
                 continue
             self._passed.append(heapq.heappop(self._heap))
             yield thing

@@ -1,5 +1,7 @@
 """The order in which models go is kept, not sorted, and is the same."""
 
+import weakref
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +49,19 @@ def test_a_walk_looks_at_those_in_front():
         assert next(order.walk()) == 10 + number
         order.remove(10 + number)
     assert order.looks - before < 11 + 3 * 100
+
+
+def test_an_order_keeps_nothing_that_was_removed():
+    """A model that has left has files, and memory of others, that go with the last who knows it."""
+
+    class Thing:
+        """Anything."""
+
+    order, thing = Order(lambda _: (0.0, 0.0)), Thing()
+    seen = weakref.ref(thing)
+    order.put(thing)
+    list(order.walk())
+    order.put(thing)
+    order.remove(thing)
+    del thing
+    assert seen() is None
