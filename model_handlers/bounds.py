@@ -79,7 +79,7 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
         "ModelRateLimiter.Resource.count": _value(None, _COMPARED),
         "ModelRateLimiter.resources": _list(64, "each is looked at for every execution"),
         "ModelRateLimiter.priority": _value(None, "any value is harmless: it is a weight"),
-        "ModelInstanceGroup.count": _value(MAX_INSTANCES, "each is a thread or a process"),
+        "ModelInstanceGroup.count": _value(MAX_INSTANCES, "each is a thread while it executes, or a process"),
         "ModelInstanceGroup.gpus": Bound(None, 64, f"{_LOOKED_UP}; each has instances of its own"),
         "ModelInstanceGroup.secondary_devices": _list(64, _REFUSED),
         "ModelInstanceGroup.SecondaryDevice.device_id": _value(None, _REFUSED),

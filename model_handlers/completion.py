@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from model_handlers.config import DynamicBatching, Guess, ModelConfig, all_inputs, hidden_inputs, hidden_outputs
@@ -14,13 +13,6 @@ from model_handlers.tensor import DataType, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-
-
-class BatchGuess(Enum):
-    """What is done about models whose configuration does not say whether they batch."""
-
-    PROVE = "prove"  # batched by the names of their dimensions, or once their requests have proven it
-    OFF = "off"  # executed one request at a time
 
 
 _BATCH = re.compile(r"[NB]|(?i:batch|batch_?size|bs)")

@@ -1,10 +1,17 @@
-"""Who decides which models of a repository are served: the model control modes. PURE."""
+"""Which models of a repository are served, and what is guessed of them: the operator's choices. PURE."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 from model_handlers.errors import Kind, MmeError
+
+
+class BatchGuess(Enum):
+    """What is done about models whose configuration does not say whether they batch."""
+
+    PROVE = "prove"  # batched by the names of their dimensions, or once their requests have proven it
+    OFF = "off"  # executed one request at a time
 
 
 class Control(Enum):

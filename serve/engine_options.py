@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from model_handlers.completion import BatchGuess
 from serve.cache.eviction import DEFAULT_RULES, Rules
-from serve.control import Control
+from serve.control import BatchGuess, Control
 from serve.latencies import DEFAULT_LATENCIES, Latencies
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.under_way import UnderWay

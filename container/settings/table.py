@@ -15,9 +15,8 @@ from container.settings.table_containers import CONTAINER_VARIABLES
 from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from model_handlers.body import LITERAL
-from model_handlers.completion import BatchGuess
 from serve.cache.eviction import Policy
-from serve.control import Control
+from serve.control import BatchGuess, Control
 from serve.weights.mode import Weights
 
 _PORT = v.integer(0, 65535)

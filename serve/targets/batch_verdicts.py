@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
-from model_handlers.completion import BatchGuess
 from model_handlers.digests import file_digest
 from model_handlers.disk import state_of
+from serve.control import BatchGuess
 from serve.models.batch_proof import Batching, BatchProof
 
 if TYPE_CHECKING:
