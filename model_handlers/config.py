@@ -11,11 +11,11 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from model_handlers.tensor import BOOL, FP32, INT32, DataType, TensorSpec
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
+
+    from model_handlers.tensor import DataType, TensorSpec
 
 
 _NO_STRINGS: Mapping[str, str] = MappingProxyType({})
@@ -374,6 +374,8 @@ class Control:
         """The data type of its tensor."""
         if self.data_type is not None:
             return self.data_type
+        from model_handlers.tensor import BOOL, FP32, INT32  # noqa: PLC0415 - which needs numpy, and commands do not
+
         return INT32 if self.int32_false_true else FP32 if self.fp32_false_true else BOOL
 
 
@@ -456,6 +458,8 @@ def hidden_inputs(batching: SequenceBatching | None) -> tuple[TensorSpec, ...]:
     """The inputs that a model has and that no client sends: controls and states."""
     if batching is None:
         return ()
+    from model_handlers.tensor import TensorSpec  # noqa: PLC0415 - as above
+
     controls = (TensorSpec(name, control.tensor_type, (1,)) for name, control in batching.controls())
     states = (TensorSpec(state.input_name, state.data_type, state.dims) for state in batching.state)
     return (*controls, *states)
@@ -465,6 +469,8 @@ def hidden_outputs(batching: SequenceBatching | None) -> tuple[TensorSpec, ...]:
     """The outputs that are states; clients see those alone that the configuration names as outputs, too."""
     if batching is None:
         return ()
+    from model_handlers.tensor import TensorSpec  # noqa: PLC0415 - as above
+
     return tuple(TensorSpec(state.output_name, state.data_type, state.dims) for state in batching.state)
 
 

@@ -182,7 +182,9 @@ def test_every_number_has_its_row(capsys):
     """With its limit, or why any value is harmless."""
     assert cli.main(["config", "bounds"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"(?m)^instance_group\[\]\.count +at most 1,024 +each is a thread or a process$", shown)
+    assert re.search(
+        r"(?m)^instance_group\[\]\.count +at most 1,024 +each is a thread while it executes, or a process$", shown
+    )
     assert re.search(r"(?m)^max_batch_size +at most 2,147,483,647 +any value is harmless", shown)
     assert re.search(r"(?m)^input\[\]\.dims\[\] +32 entries, each at most 1,099,511,627,776 ", shown)
 
