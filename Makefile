@@ -38,9 +38,9 @@ compiled: $(BUILT)/.done ## compile the path of a request, as the images have it
 demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks for them
 	$(BIN)/python -m examples.demo $(ARGS)
 
-# A file's tests stay together: its servers are started once.
+# A file's tests stay together: its servers are started once. Two processors have three files at a time: tests wait a lot.
 test: install ## all tests but what test-long adds
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 # Other versions of Python, of each property twenty times as many examples, and the images' compiled wheel.
 test-long: install ## what tests leave out that run at each change

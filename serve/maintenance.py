@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from model_handlers.system_limits import advised
 from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Maintenance:
     async def _look(self) -> None:
         try:
             await self._look_once()
+        except OSError as error:  # for want of files or processes: the next look may find some
+            _log.warning("%s: a look failed: %s", self._name, advised(error))
         except Exception:  # noqa: BLE001 - it is not awaited, and the next look is as good
             _log.exception("%s: a look failed", self._name)
         finally:
