@@ -64,10 +64,12 @@ def cells_of(body: bytes | str, separator: str = ",") -> list[list[str]]:
 
 def number(word: str) -> float | None:
     """The number that a word is, None where it is none, or larger than any. Of digits, as everywhere but in Python."""
-    word = word.strip()
-    if not _NUMBER.fullmatch(word):
+    if not _NUMBER.fullmatch(word.strip()):
         return None
-    value = float(word)
+    try:
+        value = float(word)
+    except ValueError:  # a separator such as U+001F is space to `strip` alone
+        return None
     return None if value in (np.inf, -np.inf) and "n" not in word.lower() else value
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_handlers import devices
+from model_handlers import devices, heap
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
@@ -28,8 +28,12 @@ def by_hand(monkeypatch):
     monkeypatch.setattr(meter, "_SECONDS", 3600.0)
     monkeypatch.setattr(meter, "_SOON_SECONDS", 3600.0)
     monkeypatch.setattr(meter, "_OWN", 16 * MB)
-    gc.collect()  # what tests before this one have left
+    gc.collect()  # what tests before this one have left goes now, and nothing of it while bytes are counted
+    gc.disable()
     OnnxHandler.trim()
+    heap.trim()
+    yield
+    gc.enable()
 
 
 async def counted(engine, name):

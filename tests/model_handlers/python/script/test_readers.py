@@ -13,7 +13,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_svmlight_file
 
@@ -78,6 +78,8 @@ def of_csv(text):
     return rows if even and "\0" not in text and text.removeprefix("\ufeff").strip() else None
 
 
+@example(text="1\x1f")
+@example(text="1\xa0")
 @many
 @given(text=st.lists(WORDS, max_size=12).map("".join) | st.lists(WORDS, max_size=8).map(",".join) | st.text(SIGNS))
 def test_csv_is_what_pythons_reader_says(text):
