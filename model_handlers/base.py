@@ -203,6 +203,12 @@ class Handler(ABC):
     tells_ready: bool = False
     warming: bool = False
 
+    def __init_subclass__(cls) -> None:
+        """Have a class whose `close` is its own say itself that it gives back memory and nothing else."""
+        super().__init_subclass__()
+        if "close" in cls.__dict__ and "memory_only" not in cls.__dict__:
+            cls.memory_only = False
+
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.outside: Outside | None = offered()
