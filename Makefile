@@ -42,7 +42,7 @@ demo: install ## the main job: models in S3, loaded and unloaded as boto3 asks f
 test: install ## all tests but what test-long adds
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
-# Other versions of Python, of each property twenty times as many examples, and the images' compiled wheel.
+# Other versions of Python, of each property thirty times as many examples, and the images' compiled wheel.
 test-long: install ## what tests leave out that run at each change
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "long or hypothesis" --hypothesis-profile=long $(ARGS)
 	MME_COMPILE=1 $(BIN)/python -m pytest -m "" tests/test_image.py
