@@ -78,9 +78,8 @@ class LastWords:
     def _put(self, start: int, text: bytes, end: int) -> None:
         body = start + _LENGTH.size
         text = text[: end - body] if start == _ERROR else text if body + len(text) <= end else b""
-        self._memory[start:body] = _LENGTH.pack(0)  # half a text is none
-        self._memory[body : body + len(text)] = text
-        self._memory[start:body] = _LENGTH.pack(len(text))
+        # At one stroke: a thread that is killed between two statements would leave neither what was there nor this.
+        self._memory[start : body + len(text)] = _LENGTH.pack(len(text)) + text
 
     def _text(self, start: int) -> str:
         body = start + _LENGTH.size
