@@ -57,7 +57,7 @@ LABEL com.amazonaws.sagemaker.capabilities.multi-models=true \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
 
 # MALLOC_ARENA_MAX is not set, as is often done for servers with threads: mme tells the C library by itself to give back
-# what a model held (model_handlers/devices.py), and holds the same with 2 arenas as with 64.
+# what a model held (model_handlers/system/devices.py), and holds the same with 2 arenas as with 64.
 #
 # MME_HOST is said, so that no runtime of containers has to be recognised: ports are opened, or not, from outside.
 ENV PATH=/opt/mme/bin:$PATH \

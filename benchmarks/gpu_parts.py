@@ -32,7 +32,7 @@ import psutil
 
 from benchmarks import load
 from container.version import is_compiled
-from model_handlers import devices, gpus
+from model_handlers.system import devices, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -246,7 +246,7 @@ def _onnx_starts(notes: Notes) -> dict[str, Any]:
     import onnxruntime  # noqa: PLC0415 - as above
 
     from model_handlers.base import CPU, Device  # noqa: PLC0415
-    from model_handlers.config import ModelConfig  # noqa: PLC0415
+    from model_handlers.config.model_config import ModelConfig  # noqa: PLC0415
     from model_handlers.onnx import OnnxHandler  # noqa: PLC0415
 
     notes.figure("ONNX Runtime's providers", {onnxruntime.__version__: onnxruntime.get_available_providers()})

@@ -1,7 +1,7 @@
 """Microseconds that the rate limiter takes for a grant, over so many instances: `python -P grants.py COUNT …`, as JSON.
 
 A script of its own, which `benchmarks.growth` runs with the Python of the checkout that is measured. Imports
-`serve.scheduling.rate_limiter.RateLimiter` and calls `join`, `ask`, `holds` and `done`.
+`serve.model.rate_limiter.RateLimiter` and calls `join`, `ask`, `holds` and `done`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 
-from serve.scheduling.rate_limiter import RateLimiter
+from serve.model.rate_limiter import RateLimiter
 
 _POOL = ("slots", "")  # one of the server's, of which there are four
 _LIMIT, _NEEDED = 4, 1

@@ -26,9 +26,9 @@ from onnx import TensorProto, helper
 from benchmarks import load
 from benchmarks.sequence_steps import measure_sequences
 from benchmarks.servers import mme
-from model_handlers.config import DynamicBatching
+from model_handlers.config.model_config import DynamicBatching
+from serve.model.batch_queue import BatchQueue
 from serve.request import InferenceRequest, Layout
-from serve.scheduling.batch_queue import BatchQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.base import Handler
-from model_handlers.config import (
+from model_handlers.config.model_config import (
     Control,
     ControlInput,
     ControlKind,
@@ -23,10 +23,10 @@ from model_handlers.config import (
     SequenceBatching,
     SequenceState,
 )
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 from model_handlers.requests import FLAG_SEQUENCE_START
 from model_handlers.tensor import FP32, TensorSpec
-from serve.models.model import Model
+from serve.model.model import Model
 from serve.request import InferenceRequest, Layout
 from serve.stats import ModelStats
 

@@ -6,9 +6,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 from container.settings.kinds import SettingsError, Share, to_text
-from model_handlers import control_groups, devices
 from model_handlers.base import Footprint, by_device
-from model_handlers.threads import processors
+from model_handlers.system import control_groups, devices
+from model_handlers.system.threads import processors
 
 if TYPE_CHECKING:
     from container.settings import MemoryBudget, Settings

@@ -38,7 +38,7 @@ from container.ship.flags import COMMANDS as SHIP
 from container.ship.flags import DEFAULT_URL, add_identity, seconds
 from container.version import installed_version, is_compiled
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.fork_client import ForkClient
+from model_handlers.worker.fork_client import ForkClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

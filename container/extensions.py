@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from container.traces.settings import TraceControl
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.outside import Override
     from model_handlers.tensor import TensorSpec
     from serve.engine import Engine

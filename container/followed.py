@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from model_handlers.disk import identity_of
 from model_handlers.errors import MmeError
+from model_handlers.system.disk import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from model_handlers.disk import FileIdentity
+    from model_handlers.system.disk import FileIdentity
 
 _log = logging.getLogger("mme.access")
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from container.session_calls import Make, Visit
     from container.shared_memory import Place
     from container.traced import Tracing
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest
 

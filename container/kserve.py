@@ -29,7 +29,7 @@ from container.load_parameters import load_override, repository_error
 from container.pending import waiting
 from container.targets import path_version
 from container.views import empty_answer, json_answer, json_body
-from model_handlers.config_json import config_json
+from model_handlers.config.convert import config_json
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from model_handlers.gpus import gpu_uuids
-from model_handlers.lost import first_reason
+from model_handlers.system.gpus import gpu_uuids
+from model_handlers.system.lost import first_reason
 from serve.life import goes_on
 from serve.state_file import StateFile
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from container.exposition import labels_of
-from model_handlers import devices
-from model_handlers.gpus import readings
+from model_handlers.system import devices
+from model_handlers.system.gpus import readings
 
 if TYPE_CHECKING:
     from container.exposition import Exposition

@@ -21,8 +21,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from container.exposition import Exposition, labels_of
 from container.machine_metrics import write_machine
 from model_handlers.base import total
-from model_handlers.gpus import gpu_uuids
 from model_handlers.metrics import METRICS, MetricKind
+from model_handlers.system.gpus import gpu_uuids
 from serve.stats import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from model_handlers.metrics import Family, Reading
     from serve.engine import Engine
     from serve.latencies import Latencies, Summary
+    from serve.loading.target import Target
     from serve.stats import ModelStats, TargetStats
-    from serve.targets.target import Target
 
 _TOTAL = "_total"
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

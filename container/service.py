@@ -27,19 +27,19 @@ from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, 
 from container.shared_memory import CudaRegions, Regions
 from container.traces.file import FileTracer
 from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
-from model_handlers import gpus
-from model_handlers.busy_poll import BusyPoll
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.parameters import Deadlines
-from model_handlers.isolation.segments import SIZES
+from model_handlers.system import gpus
+from model_handlers.system.busy_poll import BusyPoll
+from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.segments import SIZES
 from serve.cache.eviction import Rules
 from serve.cache.room import megabytes
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
 from serve.life import began
+from serve.sources.credentials import read_credentials
 from serve.sources.polling import Poller
-from serve.sources.s3.credentials import read_credentials
 from serve.threads import on_daemon
 from serve.under_way import UnderWay
 

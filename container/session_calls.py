@@ -18,7 +18,7 @@ import orjson
 from container.sessions import Session, Sessions
 from model_handlers.body import SESSION_ID as BODY_SESSION_ID
 from model_handlers.body import takes_body
-from model_handlers.config import ControlKind
+from model_handlers.config.model_config import ControlKind
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
 from model_handlers.tensor import BYTES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from container.call import Call
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
 

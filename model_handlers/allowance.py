@@ -1,7 +1,7 @@
 """How much a load in processes of its own may take of the host while it goes on: whoever loads says so.
 
 What a model takes is measured when it is loaded. Until then an estimate stands for it, which says little of code that
-was never loaded before. So its process is looked at while it loads (`isolation/load_watch.py`); what it takes beyond
+was never loaded before. So its process is looked at while it loads (`worker/load_watch.py`); what it takes beyond
 what is promised to it is asked for. Many loads take for a moment twice what they keep, for which nobody is to leave: a
 load may go on up to that while the machine has the memory free, some always being left to others.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_handlers import devices
-from model_handlers.ambient import Ambient
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system import devices
+from model_handlers.system.ambient import Ambient
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,14 +15,14 @@ from itertools import starmap, zip_longest
 from operator import add, sub
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from model_handlers.importing import version_of
 from model_handlers.outside import offered
+from model_handlers.system.importing import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
     from model_handlers.outside import Outside
@@ -172,7 +172,7 @@ class Handler(ABC):
         placement: where instances execute when the configuration does not say.
         preload: `module:function`, called once for all processes that execute such models: it imports the framework.
         tried_first: whether a file that was never loaded here is tried in a process of its own before it is loaded into
-            the serving one: what reads it may die of a damaged one. See `try_load`, and `isolation/trial.py`.
+            the serving one: what reads it may die of a damaged one. See `try_load`, and `worker/trial.py`.
         shared_on_gpu: whether models of the backend on one GPU share a process, so that they share what the framework
             keeps there; it has to give back what a model took when that is closed.
         apart: whether its model lives outside the serving process: then `memory` tells what that takes.

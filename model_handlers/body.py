@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
 
 BACKEND = "sagemaker"
 BODY = "BODY"  # both tensors, UINT8: so many bytes

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from model_handlers.base import Handler
-from model_handlers.config_checks import normalise
+from model_handlers.config.parameters import integer, number, warn_of_unknown
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.metrics import METRICS, MetricKind
-from model_handlers.parameters import integer, number, warn_of_unknown
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BYTES
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.requests import ModelRequest, Responder
     from model_handlers.tensor import Array, TensorSpec
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.base import Handler
-from model_handlers.disk import identity_of
 from model_handlers.errors import invalid_model
+from model_handlers.system.disk import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
 
 
 # Bytes read at a time. Below it system calls count; from a megabyte on, the C library asks the system for every buffer

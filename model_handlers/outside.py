@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from model_handlers.ambient import Ambient
+from model_handlers.system.ambient import Ambient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

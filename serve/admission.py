@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from serve.cache.cache_entry import Entry
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions
+    from serve.loading.prepared import PreparedTarget
+    from serve.loading.target import Target
     from serve.register import Register
     from serve.request import LoadReport
     from serve.sources.origins import Origins
     from serve.sources.source import Source
-    from serve.targets.prepared import PreparedTarget
-    from serve.targets.target import Target
 
 _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}

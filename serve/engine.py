@@ -21,9 +21,9 @@ from model_handlers.base import Footprint, total
 from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.listener import LISTENER
-from model_handlers.priority import lower_priority
-from model_handlers.threads import ThreadBudget
+from model_handlers.system.priority import lower_priority
+from model_handlers.system.threads import ThreadBudget
+from model_handlers.worker.listener import LISTENER
 from serve.admission import Admission
 from serve.cache import footprints
 from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
@@ -33,26 +33,26 @@ from serve.cache.model_cache import ModelCache
 from serve.index import index_rows
 from serve.journal import Journal
 from serve.load_waits import LoadWaits
-from serve.models.limited_lanes import Limits
-from serve.models.loop_poll import LoopPoll
-from serve.models.rescue import Rescue
+from serve.loading import batch_verdicts, proofs
+from serve.loading.batch_verdicts import BatchVerdicts
+from serve.loading.heap_trim import HeapTrim
+from serve.loading.meter import Meter
+from serve.loading.prepared import PreparedTarget
+from serve.loading.proofs import Proofs
+from serve.loading.target_loader import ModelLoader
+from serve.loading.upkeep import Upkeep
+from serve.model.limited_lanes import Limits
+from serve.model.loop_poll import LoopPoll
+from serve.model.rescue import Rescue
+from serve.model.response_cache import ResponseCache
 from serve.outside import EngineOutside
 from serve.register import Register
 from serve.request import LoadReport
-from serve.scheduling.response_cache import ResponseCache
 from serve.sources.origins import Origins, unknown
 from serve.sources.scripts import SharedScript
 from serve.sources.source import InBucket, InRepository, Overridden, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import LazyFile, StateFile
-from serve.targets import batch_verdicts, proofs
-from serve.targets.batch_verdicts import BatchVerdicts
-from serve.targets.heap_trim import HeapTrim
-from serve.targets.meter import Meter
-from serve.targets.prepared import PreparedTarget
-from serve.targets.proofs import Proofs
-from serve.targets.target_loader import ModelLoader
-from serve.targets.upkeep import Upkeep
 from serve.threads import LOAD_PATIENCE_SECONDS, ThreadPool, on_daemon
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
@@ -61,16 +61,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.outside import Override
     from serve.cache.cache_entry import Entry
     from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions
-    from serve.models.labels import Labels
+    from serve.loading.target import AnyModel, Target
+    from serve.model.labels import Labels
     from serve.request import InferenceRequest, InferenceResponse
     from serve.sources.disk_room import DiskRoom
     from serve.stats import ModelStats
-    from serve.targets.target import AnyModel, Target
 
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
 _LAST_UNLOADS = 256  # at a time, when all go

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Footprint
-    from serve.sources.s3.credentials import Credentials
+    from serve.sources.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)

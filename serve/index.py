@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from serve.cache.cache_entry import Entry
+    from serve.loading.target import Target
     from serve.stats import TargetStats
-    from serve.targets.target import Target
 
 DOWN = "a process of it died too often; a load begins anew"
 _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time

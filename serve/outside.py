@@ -20,7 +20,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAGS_TOLD, ModelResponse
 from model_handlers.tensor import BF16
 from serve.decoupled_error import DecoupledError
-from serve.models.open_request import OpenRequest
+from serve.model.open_request import OpenRequest
 from serve.request import Called, InferenceRequest, InferenceResponse, layout_of
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ class InferenceRequest:
         answered: whether it was resolved.
         lease: keeps the model in memory until the answer was handed over. Set by the engine.
         asked: who is to answer it, None where nobody was found. Set by the engine.
-        batch_size, order, signature: what the model's check of the layout found (`serve/models/layout_check.py`).
+        batch_size, order, signature: what the model's check of the layout found (`serve/model/layout_check.py`).
         trace: see `ModelRequest`.
         came_to: of an ensemble's that failed, where the time went of those steps that had answered.
         watch: of an ensemble's, who is shown each request of a step with its answer; what that one makes of it is kept.

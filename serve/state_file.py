@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from model_handlers.disk import own_directory
 from model_handlers.errors import MmeError
+from model_handlers.system.disk import own_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,7 +20,7 @@ from model_handlers.errors import Kind
 from serve.latencies import DEFAULT_BUCKETS, Summaries
 
 if TYPE_CHECKING:
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from serve.latencies import Latencies
     from serve.request import Timings
 

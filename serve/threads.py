@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, NamedTuple, ParamSpec, TypeVar
 
 from model_handlers.errors import MmeError
-from model_handlers.system_limits import start_thread
+from model_handlers.system.system_limits import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

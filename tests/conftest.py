@@ -21,9 +21,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from model_handlers.isolation.fork_client import FORKS
-from model_handlers.isolation.listener import Channel
-from model_handlers.isolation.questions import WRITER
+from model_handlers.worker.fork_client import FORKS
+from model_handlers.worker.listener import Channel
+from model_handlers.worker.questions import WRITER
 from serve.threads import ThreadPool
 from tests.event_loop import run_on_loop, with_entered
 from tests.processes import children, read, still_there

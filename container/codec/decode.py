@@ -45,7 +45,7 @@ from serve.request import InferenceRequest
 if TYPE_CHECKING:
     from container.codec.fields import Read
     from container.shared_memory import Place
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, DataType
     from serve.request import Completion, Layout
 

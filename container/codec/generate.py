@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from container.codec.fields import Read
     from container.codec.layouts import Layouts
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
     from serve.request import Completion, InferenceRequest, InferenceResponse
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers.config.findings import Finding
 from model_handlers.errors import MmeError, invalid_argument
-from model_handlers.pbtxt.problems import Finding
+from serve.loading.model_check import Examined, examine, examine_ensembles
 from serve.sources.archive import extract
 from serve.sources.layout import candidates_in, models_in
 from serve.sources.misplaced import advice
 from serve.sources.store import ARCHIVE_SUFFIX
-from serve.targets.model_check import Examined, examine, examine_ensembles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from container.config.check import check
 from container.config.report import document, lines
-from model_handlers.bounds import every_bound
-from model_handlers.pbtxt.fields import Fate, every_field
+from model_handlers.config.fields import Fate, every_field
 from model_handlers.proto import model_config_pb2 as pb
+from model_handlers.system.bounds import every_bound
 from serve.sources.scripts import Scripts
 
 if TYPE_CHECKING:

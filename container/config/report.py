@@ -8,17 +8,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.config_json import config_json
-from model_handlers.pbtxt import config_text
+from model_handlers.config.convert import config_json
+from model_handlers.config.pbtxt import config_text
 from model_handlers.registry import served_backends
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from container.config.check import Report
-    from model_handlers.config import ModelConfig
-    from model_handlers.pbtxt.problems import Finding
-    from serve.targets.model_check import Examined, Located
+    from model_handlers.config.findings import Finding
+    from model_handlers.config.model_config import ModelConfig
+    from serve.loading.model_check import Examined, Located
 
 # The style of a line on a terminal, by what it says.
 PROBLEM, MEND, NOTE, HEAD, PLAIN, GOOD = "bold red", "yellow", "cyan", "bold", "", "green"

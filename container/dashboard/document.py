@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from container.settings import Mode
 from serve.cache.lifecycle import State
 from serve.index import DOWN
-from serve.models.batch_proof import Batching
+from serve.model.batch_proof import Batching
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Footprint
     from serve.cache.cache_entry import Entry
     from serve.engine import Engine
-    from serve.targets.target import Target
+    from serve.loading.target import Target
 
 BARS = 60  # models with a bar of their own in a budget
 ROWS = 50  # models with a row of their own

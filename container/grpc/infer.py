@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from container.grpc.rpc import Rpc
     from container.request_limit import RequestLimit
     from container.traced import Following, Tracing
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
-    from serve.models.labels import Labels
+    from serve.model.labels import Labels
     from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
 
     Headers = Callable[[], dict[str, str]]

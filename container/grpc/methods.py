@@ -26,7 +26,7 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed, values
 from container.load_parameters import load_override, repository_error
 from container.targets import parse_version
-from model_handlers.config_json import config_json
+from model_handlers.config.convert import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from container.grpc.rpc import Rpc
     from container.request_limit import RequestLimit
     from container.traced import Following, Tracing
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse
 

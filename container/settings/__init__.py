@@ -45,11 +45,11 @@ from container.settings.tls import grpc_certificates, http_certificates, load_ce
 from container.targets import InferenceType
 from model_handlers.body import LITERAL
 from model_handlers.errors import MmeError
-from model_handlers.importing import is_installed
+from model_handlers.system.importing import is_installed
 from serve.cache.eviction import Policy
 from serve.control import BatchGuess, Control
 from serve.latencies import DEFAULT_LATENCIES, Latencies
-from serve.sources.s3.credentials import read_credentials
+from serve.sources.credentials import read_credentials
 from serve.sources.scripts import Scripts
 from serve.weights.mode import Weights
 

@@ -21,10 +21,10 @@ from container.ship.progress import progress
 from container.ship.staging import CONFIG, Origin, link_or_copy, staged
 from container.ship.wiring import ensemble_of
 from model_handlers.body import takes_body
-from model_handlers.completion import whole_shapes
-from model_handlers.config import DynamicBatching, Guess
+from model_handlers.config.autocomplete import whole_shapes
+from model_handlers.config.model_config import DynamicBatching, Guess
+from model_handlers.config.pbtxt import config_text
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.pbtxt import config_text
 from model_handlers.registry import find_backend, handler_for
 from serve.sources.archive import pack
 from serve.sources.repository import open_model, open_target
@@ -33,7 +33,7 @@ from serve.sources.store import ARCHIVE_SUFFIX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from serve.sources.repository import ModelDirectory
 
 _MOST_COPIES = 10_000

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from model_handlers.config import EnsembleStep, ModelConfig
-from model_handlers.config_checks import PLATFORM
+from model_handlers.config.model_config import EnsembleStep, ModelConfig
+from model_handlers.config.validate import PLATFORM
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 from model_handlers.custom.found import HANDLER_FILE
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.python.environment import wanted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.wanted import Wanted
 
 

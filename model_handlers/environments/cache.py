@@ -19,13 +19,13 @@ import shutil
 import threading
 from typing import TYPE_CHECKING
 
-from model_handlers.digests import Digests
-from model_handlers.disk import disk_errors, fsync_directory, own_directory, sync_disk_of
 from model_handlers.environments import installed, packed
 from model_handlers.environments.environment import Environment, check_interpreter
 from model_handlers.environments.wanted import Requirements, Wanted
 from model_handlers.errors import ElsewhereError, invalid_model
-from model_handlers.file_lock import locked, locked_now
+from model_handlers.system.digests import Digests
+from model_handlers.system.disk import disk_errors, fsync_directory, own_directory, sync_disk_of
+from model_handlers.system.file_lock import locked, locked_now
 
 if TYPE_CHECKING:
     from pathlib import Path

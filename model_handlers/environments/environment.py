@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.isolation.parameters import LOAD_TIMEOUT
-from model_handlers.isolation.program import Program
+from model_handlers.worker.parameters import LOAD_TIMEOUT
+from model_handlers.worker.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable

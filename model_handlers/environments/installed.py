@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.digests import DIGITS, text_digest
 from model_handlers.environments.environment import NICENESS
 from model_handlers.errors import MmeError, invalid_model
-from model_handlers.isolation import command
-from model_handlers.isolation.program import Program
+from model_handlers.system.digests import DIGITS, text_digest
+from model_handlers.worker import command
+from model_handlers.worker.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from model_handlers.digests import Digests
     from model_handlers.environments.environment import Environment, Patience
     from model_handlers.environments.wanted import Requirements
+    from model_handlers.system.digests import Digests
 
 _CONTINUED = re.compile(r"\\\n")  # a line that goes on
 _COMMENT = re.compile(r"(^|\s+)#.*$")

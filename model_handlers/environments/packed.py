@@ -9,19 +9,19 @@ import shutil
 import tarfile
 from typing import TYPE_CHECKING
 
-from model_handlers.digests import DIGITS
 from model_handlers.environments.environment import NICENESS, check_interpreter
 from model_handlers.errors import MmeError, invalid_model
-from model_handlers.isolation import command
+from model_handlers.system.digests import DIGITS
 from model_handlers.untar import InflatedStream, Unpacking, shown
+from model_handlers.worker import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from model_handlers.digests import Digests
     from model_handlers.environments.environment import Environment, Patience
     from model_handlers.environments.wanted import Given
+    from model_handlers.system.digests import Digests
     from model_handlers.untar import Parts
 
 

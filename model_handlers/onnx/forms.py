@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers import devices, heap
 from model_handlers.mapped import Trial
 from model_handlers.onnx.external import SMALLEST, take_weights_out
 from model_handlers.onnx.options import graph_level, session_options
 from model_handlers.onnx.runtime import create_session, onnx_runtime, translated
 from model_handlers.onnx.signature import signature
+from model_handlers.system import devices, heap
+from model_handlers.system.threads import processors
 from model_handlers.tensor import BYTES
-from model_handlers.threads import processors
 
 if TYPE_CHECKING:
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.mapped import Draft
     from model_handlers.tensor import Array
 

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.completion import complete
-from model_handlers.config import all_inputs, all_outputs
+from model_handlers.config.autocomplete import complete
+from model_handlers.config.model_config import all_inputs, all_outputs
 from model_handlers.errors import MmeError, invalid_argument
-from model_handlers.lost import lost
 from model_handlers.mapped import MappedHandler
 from model_handlers.onnx import forms
 from model_handlers.onnx.external import take_weights_out
@@ -44,15 +43,16 @@ from model_handlers.onnx.runtime import (
     unloadable,
 )
 from model_handlers.onnx.signature import firsts, signature
+from model_handlers.system.lost import lost
+from model_handlers.system.threads import Threads, default_threads, processors
 from model_handlers.tensor import BYTES
-from model_handlers.threads import Threads, default_threads, processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.mapped import Draft, Trial
     from model_handlers.tensor import Array
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model_handlers.config.parameters import integer, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.onnx.runtime import CPU_PROVIDER, CUDA_PROVIDER, FATAL, GPU_LIMIT, onnx_runtime
-from model_handlers.parameters import integer, warn_of_unknown
-from model_handlers.threads import processors, take_threads
+from model_handlers.system.threads import processors, take_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config import Accelerator, ModelConfig
-    from model_handlers.threads import Threads
+    from model_handlers.config.model_config import Accelerator, ModelConfig
+    from model_handlers.system.threads import Threads
 
     Provider = tuple[str, dict[str, str]]
 

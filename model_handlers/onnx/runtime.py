@@ -15,7 +15,7 @@ from typing import Any
 
 from model_handlers.errors import Kind, MmeError, out_of_memory
 from model_handlers.framework_errors import ONNX_RUNTIME
-from model_handlers.system_limits import prove_room
+from model_handlers.system.system_limits import prove_room
 from model_handlers.tensorrt.runtime import tensorrt
 
 FATAL = 4  # ONNX Runtime's number for it

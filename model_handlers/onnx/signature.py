@@ -8,7 +8,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME
 
 if TYPE_CHECKING:
-    from model_handlers.completion import GraphTensor
+    from model_handlers.config.autocomplete import GraphTensor
 
 _TYPES = {
     "tensor(bool)": "BOOL",

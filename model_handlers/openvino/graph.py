@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.config.parameters import choice, integer, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.openvino.runtime import openvino, read_model
-from model_handlers.parameters import choice, integer, switch, warn_of_unknown
 from model_handlers.tensor import BY_NAME, BYTES, DataType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from model_handlers.completion import GraphTensor
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.model_config import ModelConfig
 
 
 DEVICE = "TARGET_DEVICE"

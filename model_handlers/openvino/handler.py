@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from model_handlers.base import Handler
-from model_handlers.completion import complete
+from model_handlers.config.autocomplete import complete
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.openvino.graph import (
     device,
@@ -28,15 +28,15 @@ from model_handlers.openvino.graph import (
     takes_text,
 )
 from model_handlers.openvino.runtime import core, translated
-from model_handlers.system_limits import prove_room
-from model_handlers.threads import default_threads
+from model_handlers.system.system_limits import prove_room
+from model_handlers.system.threads import default_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
 
 

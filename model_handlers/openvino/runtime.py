@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.framework_errors import OPENVINO
-from model_handlers.importing import import_without
+from model_handlers.system.importing import import_without
 
 if TYPE_CHECKING:
     from pathlib import Path

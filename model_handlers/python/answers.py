@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.config import hidden_outputs
+from model_handlers.config.model_config import hidden_outputs
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
@@ -22,7 +22,7 @@ from model_handlers.tensor import BF16, BYTES, UINT16, shape_matches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.python.pb_tensor import Tensor
     from model_handlers.python.responses import Responses
     from model_handlers.requests import ModelRequest

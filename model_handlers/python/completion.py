@@ -10,9 +10,9 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.config import DynamicBatching
-from model_handlers.config_checks import normalise
-from model_handlers.config_json import config_json, with_named
+from model_handlers.config.convert import config_json, with_named
+from model_handlers.config.model_config import DynamicBatching
+from model_handlers.config.validate import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.python import pb_config
 from model_handlers.python.failures import failed_load
@@ -21,7 +21,7 @@ from model_handlers.tensor import BY_CONFIG_NAME, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from model_handlers.config import ModelConfig, NamedTensor
+    from model_handlers.config.model_config import ModelConfig, NamedTensor
 
 
 def complete(config: ModelConfig, author_class: type[Any]) -> ModelConfig:

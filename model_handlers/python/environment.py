@@ -16,7 +16,7 @@ from model_handlers.errors import invalid_model
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
 
 PARAMETER = "EXECUTION_ENV_PATH"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"

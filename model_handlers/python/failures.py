@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
-_OURS = str(Path(__file__).parent)
+_OURS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("python", "scripts"))
 _MOST_ALIKE = 3  # frames
 _LONGEST = 128 << 10  # characters of what an author has to say; Triton sends any number
 
@@ -111,4 +111,4 @@ def _text(error: BaseException) -> str:
 
 def _is_ours(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith((_OURS, "<frozen importlib"))
+    return file.startswith((*_OURS, "<frozen importlib"))

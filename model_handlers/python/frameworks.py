@@ -4,7 +4,7 @@ Importing scikit-learn takes a second and 80 MB, transformers with PyTorch three
 of processes, unless they share it. `preload_for` only reads. It leaves alone whose code could tell the difference: what
 changes variables of the environment, or where modules are looked for, which frameworks heed when they are imported, and
 what brings a module of an installed one's name. The functions that import are called in fork servers: see
-`isolation/fork_client.py`.
+`worker/fork_client.py`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import offered
 from model_handlers.python.environment import wanted
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.wanted import Wanted
     from model_handlers.requests import ModelRequest, ModelResponse
 

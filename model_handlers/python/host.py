@@ -15,8 +15,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.config import InstanceKind, all_inputs
-from model_handlers.config_json import config_json
+from model_handlers.config.convert import config_json
+from model_handlers.config.model_config import InstanceKind, all_inputs
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS
 from model_handlers.python.answers import answers, inside
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.outside import Outside
     from model_handlers.python.module import ModelFile
     from model_handlers.python.pb_tensor import Tensor

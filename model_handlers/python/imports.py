@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from types import ModuleType
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
 
 _here: list[ImportedFile] = []  # all of this process
 

@@ -16,7 +16,7 @@ from model_handlers.python.pb_messages import InferenceResponseSender
 from model_handlers.python.pb_responses import InferenceResponse
 
 if TYPE_CHECKING:
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.requests import ModelRequest, Responder
 
 _FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.base import Handler, Placement
-from model_handlers.config import all_outputs
-from model_handlers.config_checks import normalise
+from model_handlers.config.model_config import all_outputs
+from model_handlers.config.parameters import integer, switch, warn_of_unknown
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.parameters import integer, switch, warn_of_unknown
 from model_handlers.pytorch.programs import (
     Code,
     Format,
@@ -43,15 +43,15 @@ from model_handlers.pytorch.runtime import (
     translated,
 )
 from model_handlers.pytorch.signature import arguments, completed, places
+from model_handlers.system.threads import default_threads
 from model_handlers.tensor import BYTES
-from model_handlers.threads import default_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.pytorch.programs import Program
     from model_handlers.tensor import Array
 

@@ -13,17 +13,17 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
-from model_handlers.disk import identity_of
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.python.imports import ImportedFile, free_name
 from model_handlers.pytorch.names import Slot
 from model_handlers.pytorch.runtime import data_type, never_unpickling, pytorch, translated
+from model_handlers.system.disk import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.completion import GraphTensor
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.model_config import ModelConfig
 
 
 class Code:

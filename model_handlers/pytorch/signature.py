@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_handlers.completion import complete, given_to
-from model_handlers.config import all_outputs
-from model_handlers.config_checks import normalise
+from model_handlers.config.autocomplete import complete, given_to
+from model_handlers.config.model_config import all_outputs
+from model_handlers.config.validate import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.pytorch.names import bound, check_given, position
 from model_handlers.tensor import BYTES
@@ -14,8 +14,8 @@ from model_handlers.tensor import BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.completion import GraphTensor
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.pytorch.names import Slot
     from model_handlers.pytorch.programs import Program
     from model_handlers.tensor import TensorSpec

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.completion import given_to
-from model_handlers.config import all_outputs
+from model_handlers.config.autocomplete import given_to
+from model_handlers.config.model_config import all_outputs
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.tensor import BY_DTYPE_NAME, BYTES, FP16, TensorSpec
 from model_handlers.tensorflow.options import SIGNATURE, TAG, signature_key, tag
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from model_handlers.completion import GraphTensor
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.model_config import ModelConfig
 
 _TYPES = {**BY_DTYPE_NAME, "half": FP16, "string": BYTES}
 _INTERNAL = "__saved_model"  # a signature whose name begins so is nobody's to call

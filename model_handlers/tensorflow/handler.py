@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from model_handlers.base import Handler, Placement
-from model_handlers.completion import complete, given_to
-from model_handlers.config import all_outputs
+from model_handlers.config.autocomplete import complete, given_to
+from model_handlers.config.model_config import all_outputs
 from model_handlers.errors import Kind, MmeError
-from model_handlers.importing import is_installed
 from model_handlers.openvino import OpenvinoHandler
+from model_handlers.system.importing import is_installed
 from model_handlers.tensor import BF16, BYTES
 from model_handlers.tensorflow.functions import Function
 from model_handlers.tensorflow.graphs import load_frozen, load_saved, saved_signature
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
     from model_handlers.tensorflow.graphs import Graph
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.config.parameters import integer, warn_of_unknown, warn_once
 from model_handlers.errors import Kind, MmeError
-from model_handlers.parameters import integer, warn_of_unknown, warn_once
-from model_handlers.threads import processors
+from model_handlers.system.threads import processors
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
 
 SIGNATURE, TAG = "TF_SIGNATURE_DEF", "TF_GRAPH_TAG"
 DEFAULT_SIGNATURE = "serving_default"

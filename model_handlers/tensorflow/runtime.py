@@ -14,7 +14,7 @@ from typing import Any
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.framework_errors import TENSORFLOW
-from model_handlers.importing import import_without
+from model_handlers.system.importing import import_without
 
 PRELOAD = "model_handlers.tensorflow.runtime:preload"
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"

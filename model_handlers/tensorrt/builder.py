@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.disk import replacing
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.system.disk import replacing
 from model_handlers.tensorrt.runtime import installed, last_words, make_logger, require_driver, tensorrt
 
 if TYPE_CHECKING:

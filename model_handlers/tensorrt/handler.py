@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler
-from model_handlers.completion import complete
-from model_handlers.config import DynamicBatching, Guess, InstanceKind
+from model_handlers.config.autocomplete import complete
+from model_handlers.config.model_config import DynamicBatching, Guess, InstanceKind
+from model_handlers.config.parameters import choice, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError
-from model_handlers.lost import lost
-from model_handlers.parameters import choice, switch, warn_of_unknown
+from model_handlers.system.lost import lost
 from model_handlers.tensorrt.engine import Engine
 from model_handlers.tensorrt.profiles import chosen, largest_batch, read_header
 from model_handlers.tensorrt.runtime import installed, require_driver, tensorrt
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.completion import GraphTensor
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.tensorrt.engine import Context
     from model_handlers.tensorrt.profiles import Profile

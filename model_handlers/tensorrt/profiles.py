@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
 
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}

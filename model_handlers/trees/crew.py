@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.priority import usual_priority
-from model_handlers.system_limits import start_thread
+from model_handlers.system.priority import usual_priority
+from model_handlers.system.system_limits import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from model_handlers.system.threads import Threads
     from model_handlers.tensor import Array
-    from model_handlers.threads import Threads
 
     Compute = Callable[[Array], Array]
 

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from model_handlers.config.parameters import choice, integer, switch
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
-from model_handlers.importing import import_without, is_installed
-from model_handlers.parameters import choice, integer, switch
-from model_handlers.threads import Threads, default_threads, take_threads
+from model_handlers.system.importing import import_without, is_installed
+from model_handlers.system.threads import Threads, default_threads, take_threads
 from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
 
 

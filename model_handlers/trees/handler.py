@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from model_handlers.base import Handler
-from model_handlers.completion import complete
-from model_handlers.config import Guess
+from model_handlers.config.autocomplete import complete
+from model_handlers.config.model_config import Guess
+from model_handlers.config.parameters import number, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
-from model_handlers.parameters import number, switch, warn_of_unknown
+from model_handlers.system.threads import Threads
 from model_handlers.tensor import FP32
-from model_handlers.threads import Threads
 from model_handlers.trees.crew import Crew
 from model_handlers.trees.forests import PRELOAD, imported, kind_of, library_of, open_forest, threads_of, words
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.completion import GraphTensor
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.trees.forests import Forest
 

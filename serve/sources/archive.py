@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.disk import disk_errors, replacing, sync_disk_of
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.system.disk import disk_errors, replacing, sync_disk_of
 from model_handlers.untar import GZIP_WINDOW, InflatedStream, Unpacking, shown
 from serve.sources.disk import publish, staging_directory
 

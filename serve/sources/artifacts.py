@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from cachetools import LRUCache, TTLCache
 
-from model_handlers.digests import text_digest
-from model_handlers.disk import disk_errors, is_disk_full, own_directory
 from model_handlers.errors import DamagedError, Kind, MmeError
+from model_handlers.system.digests import text_digest
+from model_handlers.system.disk import disk_errors, is_disk_full, own_directory
 from serve.progress import watched
 from serve.sources.archive import extract
 from serve.sources.disk import directory_size, remove_staging, staging_directory

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.disk import disk_errors, own_directory, replacing, state_of
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.disk import disk_errors, own_directory, replacing, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

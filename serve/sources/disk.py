@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers import file_lock
-from model_handlers.disk import fsync_directory
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system import file_lock
+from model_handlers.system.disk import fsync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

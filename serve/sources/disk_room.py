@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from model_handlers.disk import disk_errors
 from model_handlers.errors import out_of_memory
+from model_handlers.system.disk import disk_errors
 from serve.sources.byte_locks import ByteLocks
 from serve.sources.copy_sums import CopySums
 from serve.sources.disk import directory_size, staging_directory

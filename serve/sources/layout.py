@@ -15,14 +15,14 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from model_handlers.bounds import MAX_CONFIG_SIZE
-from model_handlers.config import ModelConfig
-from model_handlers.disk import disk_errors
+from model_handlers.config.model_config import ModelConfig
+from model_handlers.config.parameters import warn_once
+from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import invalid_argument, invalid_model
-from model_handlers.parameters import warn_once
-from model_handlers.pbtxt import parse_config
-from model_handlers.python.script.no_script import script_for
 from model_handlers.registry import detect_backend
+from model_handlers.scripts.no_script import script_for
+from model_handlers.system.bounds import MAX_CONFIG_SIZE
+from model_handlers.system.disk import disk_errors
 from serve.sources.misplaced import advice
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.sources.source import is_text

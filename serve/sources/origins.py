@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import ExtractLimits
 from serve.sources.artifacts import Artifacts
+from serve.sources.credentials import credentials_for
+from serve.sources.directories import Directories, open_bucket
 from serve.sources.override import FOLDER, Overrides
 from serve.sources.repositories import Repositories
-from serve.sources.s3.credentials import credentials_for
-from serve.sources.s3.directories import Directories, open_bucket
 from serve.sources.source import Archived, InBucket, InRepository, is_plain
 from serve.sources.store import ARCHIVE_SUFFIX, open_store, validate_name, wrong_name
 

@@ -15,12 +15,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, SUBMIT_DIRECTORY
-from model_handlers.config_checks import PLATFORM, check_named
-from model_handlers.digests import file_digest
-from model_handlers.disk import disk_errors
+from model_handlers.config.pbtxt import parse_config_json
+from model_handlers.config.validate import PLATFORM, check_named
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.pbtxt.text import parse_config_json
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
+from model_handlers.system.digests import file_digest
+from model_handlers.system.disk import disk_errors
 from serve.sources.disk import directory_size
 from serve.sources.layout import (
     CONFIG_NAME,
@@ -41,7 +41,7 @@ from serve.sources.source import is_plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from model_handlers.config import EnsembleStep, ModelConfig
+    from model_handlers.config.model_config import EnsembleStep, ModelConfig
 
 
 def checksum_errors(config: ModelConfig, directory: Path) -> Iterator[MmeError]:

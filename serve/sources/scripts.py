@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, LITERAL, NONFINITE, SUBMIT_DIRECTORY
-from model_handlers.config import InstanceGroup
+from model_handlers.config.model_config import InstanceGroup
 from model_handlers.errors import invalid_model
-from model_handlers.python.script.no_script import (
+from model_handlers.scripts.no_script import (
     BOOSTER,
     DEFAULT,
     FOLDER,
@@ -34,7 +34,7 @@ from serve.sources.store import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
 
 
 _CACHE = "scripts"  # a folder of its own, since archives of models come and go by themselves

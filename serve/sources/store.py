@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.system_limits import advised
+from model_handlers.system.system_limits import advised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,7 +105,7 @@ def open_store(uri: str) -> Store:
         return LocalStore(Path(rest or "/"))
     if scheme != "s3":
         raise invalid_argument(f"model store '{uri}' is neither s3://bucket/prefix nor a local folder")
-    from serve.sources.s3.store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
+    from serve.sources.s3_store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
 
     bucket, _, prefix = rest.partition("/")
     return S3Store(bucket, prefix)

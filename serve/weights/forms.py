@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.models.warm_up import warm_up
+from serve.model.warm_up import warm_up
 from serve.sources.disk import directory_size
 from serve.weights.mode import Tier, Weights
 from serve.weights.store import Reference, reference_to
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Handler
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.mapped import MappedHandler
     from serve.weights.refining import Refiner
     from serve.weights.store import Form, WeightStore

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
 
 PARAMETER = "MME_WEIGHTS"
 

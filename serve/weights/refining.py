@@ -27,15 +27,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.config_json import config_fields, config_from
+from model_handlers.config.convert import config_fields, config_from
 from model_handlers.errors import Kind, MmeError
-from model_handlers.priority import lower_priority_for_good
-from model_handlers.system_limits import advised
+from model_handlers.system.priority import lower_priority_for_good
+from model_handlers.system.system_limits import advised
 from serve.sources.disk import remove_staging
 from serve.weights.store import Form, WeightStore
 
 if TYPE_CHECKING:
-    from model_handlers.config import ModelConfig
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.mapped import MappedHandler
 
 _NAME = "mme-refine"

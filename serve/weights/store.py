@@ -38,10 +38,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from model_handlers.digests import text_digest
-from model_handlers.disk import fsync_directory, identity_of, own_directory
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import Trial
+from model_handlers.system.digests import text_digest
+from model_handlers.system.disk import fsync_directory, identity_of, own_directory
 from serve.sources.copy_sums import crc_of
 from serve.sources.disk import remove_staging, staging_directory
 from serve.weights.draft import Draft, appear, checksum_of
@@ -49,8 +49,8 @@ from serve.weights.draft import Draft, appear, checksum_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from model_handlers.disk import FileIdentity
     from model_handlers.mapped import MappedHandler
+    from model_handlers.system.disk import FileIdentity
 
 _log = logging.getLogger("mme.weights")
 _NEW_SECONDS = 600.0  # for which what nothing leads to stays

@@ -15,12 +15,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from model_handlers import heap
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from model_handlers.threads import within
+from model_handlers.system import heap
+from model_handlers.system.threads import within
 from serve.cache.room import megabytes
-from serve.models.model import Model
+from serve.model.model import Model
 from serve.threads import ThreadPool
 from serve.weights.heat import Heat
 from serve.weights.mode import Tier, Weights
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from model_handlers.base import Handler
-    from model_handlers.threads import ThreadBudget
+    from model_handlers.system.threads import ThreadBudget
     from serve.cache.model_cache import ModelCache
-    from serve.models.instance import Retired
-    from serve.targets.measuring import Scales
-    from serve.targets.prepared import PreparedTarget
-    from serve.targets.target import Target
+    from serve.loading.measuring import Scales
+    from serve.loading.prepared import PreparedTarget
+    from serve.loading.target import Target
+    from serve.model.instance import Retired
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
 

@@ -17,19 +17,18 @@ from container.settings import Settings, SettingsError
 from container.settings.table import VARIABLES
 from container.traces.settings import TraceSettings
 from model_handlers.base import Handler
-from model_handlers.bounds import BOUNDS, MAX_CONFIG_SIZE, MAX_INSTANCES, excesses
-from model_handlers.config_json import config_json
-from model_handlers.devices import place
+from model_handlers.config.convert import config_json
+from model_handlers.config.findings import understand
+from model_handlers.config.pbtxt import parse_config, parse_config_json
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pbtxt import parse_config
-from model_handlers.pbtxt.problems import understand
-from model_handlers.pbtxt.text import parse_config_json
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.python.completion import complete
-from serve.models.initial_states import initial_states
-from serve.models.warm_up import warm_up
+from model_handlers.system.bounds import BOUNDS, MAX_CONFIG_SIZE, MAX_INSTANCES, excesses
+from model_handlers.system.devices import place
+from serve.model.initial_states import initial_states
+from serve.model.queues import queue_for
+from serve.model.warm_up import warm_up
 from serve.request import InferenceRequest, Layout
-from serve.scheduling.queues import queue_for
 
 MEMORY = 4 << 20  # bytes that reading a configuration with one hostile number may take
 TENSORS = """

@@ -15,13 +15,13 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import Decoder as GrpcDecoder
 from container.http1.limits import Limits
 from container.targets import parse_version
-from model_handlers.bounds import MAX_ITEMS
+from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pbtxt import parse_config
-from model_handlers.python.script.formats import MOST_UNPACKED
+from model_handlers.scripts.formats import MOST_UNPACKED
+from model_handlers.system.bounds import MAX_ITEMS
 from model_handlers.tensor import FP32, MAX_DIMS, MAX_ELEMENTS
+from serve.model.queues import queue_for
 from serve.request import InferenceResponse
-from serve.scheduling.queues import queue_for
 from serve.sources.archive import ExtractLimits
 from tests.docs.sentences import ROOT
 

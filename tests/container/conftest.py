@@ -28,7 +28,7 @@ from container.on_loop import OnLoop
 from container.service import Service
 from container.settings import Mode, PingMode, Settings
 from container.worker import _Front
-from model_handlers.isolation.parameters import Deadlines
+from model_handlers.worker.parameters import Deadlines
 from serve.threads import ThreadPool
 from tests.onnx_types import ONNX_TYPES
 from tests.waiting import PATIENCE

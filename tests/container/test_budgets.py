@@ -8,9 +8,9 @@ from container import budgets
 from container.budgets import disk_budget, framework_threads, memory_budget
 from container.settings import Settings, SettingsError
 from container.settings.kinds import Share
-from model_handlers import devices
 from model_handlers.base import Footprint
-from model_handlers.devices import Gpu
+from model_handlers.system import devices
+from model_handlers.system.devices import Gpu
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from container import cli
 from container.settings import Settings
 from container.ship.flags import COMMANDS
 from container.ship.invoke import server_timing
-from model_handlers.isolation.fork_client import ForkClient
+from model_handlers.worker.fork_client import ForkClient
 from serve.cache.eviction import Policy
 from serve.sources.archive import extract
 from serve.sources.repository import open_model, open_target

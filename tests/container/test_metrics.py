@@ -13,8 +13,8 @@ import pytest
 from container.exposition import Exposition
 from container.metrics_port import MetricsPort
 from container.settings import Mode
-from model_handlers import devices
 from model_handlers.errors import MmeError
+from model_handlers.system import devices
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.metric_text import families_of
 

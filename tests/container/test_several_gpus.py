@@ -7,7 +7,7 @@ import pytest
 
 from container.models_command import _memory
 from container.settings import Mode
-from model_handlers import gpus
+from model_handlers.system import gpus
 from tests.fake_nvml import FakeGpu, FakeNvml
 
 MB = 10**6
@@ -17,7 +17,7 @@ _HANDLER = """
 import sys
 
 from model_handlers.base import Handler
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 from model_handlers.errors import out_of_memory
 
 

@@ -33,7 +33,7 @@ SPECIES = ["setosa", "virginica", "versicolor"]
 ECHO = """
 from model_handlers.base import Handler
 from model_handlers.requests import ModelResponse
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 
 
 class Echo(Handler):

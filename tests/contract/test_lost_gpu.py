@@ -9,9 +9,9 @@ from tests.processes import is_over
 # Answers until it is sent a 7; from then on nothing in this process does, as after a kernel that went wrong.
 _BRITTLE = """
 from model_handlers.base import Handler
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.lost import lost_process
+from model_handlers.system.lost import lost_process
 
 LOST = []
 

@@ -297,7 +297,7 @@ CARELESS = """
 import numpy as np
 
 from model_handlers.base import Handler
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 
 
 class Careless(Handler):

@@ -20,10 +20,10 @@ from container.grpc.decode import Decoder as GrpcDecoder
 from container.grpc.messages import parsed, values
 from container.load_parameters import load_override
 from container.targets import only_reads, parse_target, path_version
+from model_handlers.config.pbtxt import config_text, parse_config
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pbtxt import config_text, parse_config
 from model_handlers.proto import model_config_pb2
-from model_handlers.python.script import boosters, formats
+from model_handlers.scripts import boosters, formats
 from tests.fuzz.hunt import FindingError, Target
 
 if TYPE_CHECKING:

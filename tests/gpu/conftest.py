@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model_handlers import gpus
+from model_handlers.system import gpus
 
 
 def pytest_collection_modifyitems(items):

@@ -14,8 +14,8 @@ import threading
 import numpy as np
 import pytest
 
-from model_handlers import gpus
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system import gpus
 from model_handlers.tensorrt import cuda
 
 pytest.importorskip("cuda.bindings.runtime")

@@ -16,10 +16,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 from container import cli
-from model_handlers import gpus
 from model_handlers.base import CPU, Device
-from model_handlers.config import Accelerator, InstanceGroup, InstanceKind, ModelConfig
+from model_handlers.config.model_config import Accelerator, InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.onnx import OnnxHandler
+from model_handlers.system import gpus
 from model_handlers.tensorrt import TensorrtHandler
 from model_handlers.tensorrt.runtime import installed, tensorrt
 from tests.gpu.heavy import BUILT_FOR_GPUS
@@ -40,7 +40,7 @@ from pathlib import Path
 import numpy as np
 from model_handlers import devices
 from model_handlers.base import Device
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.onnx import OnnxHandler
 
 rows = np.random.default_rng(4).normal(size=(8, 64)).astype(np.float32)

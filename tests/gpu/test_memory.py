@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_handlers import gpus
+from model_handlers.system import gpus
 from tests.contract.server import Server, eventually
 from tests.gpu.heavy import BUILT_FOR_GPUS, Crowd, lay_out
 

@@ -12,15 +12,15 @@ import warnings
 import numpy as np
 import pytest
 
-from model_handlers import devices
 from model_handlers.base import Device
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.fork_client import forks_with
-from model_handlers.isolation.start import start_isolated
 from model_handlers.pytorch import TorchHandler
+from model_handlers.system import devices
 from model_handlers.tensor import FP32, INT64, TensorSpec
 from model_handlers.tensorflow import SavedModelHandler
+from model_handlers.worker.fork_client import forks_with
+from model_handlers.worker.start import start_isolated
 
 GPU = Device("gpu", 0)
 WIDTH = 4096
@@ -29,7 +29,7 @@ X, Y = TensorSpec("x", FP32, (WIDTH,)), TensorSpec("y", FP32, (WIDTH,))
 
 LOSES = """
 import torch
-from model_handlers.lost import lost
+from model_handlers.system.lost import lost
 from model_handlers.errors import Kind, MmeError
 
 def asked():

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_handlers.completion import guess
-from model_handlers.config import Guess
+from model_handlers.config.autocomplete import guess
+from model_handlers.config.model_config import Guess
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_handlers.config import (
+from model_handlers.config.model_config import (
     DynamicBatching,
     InstanceGroup,
     InstanceKind,
@@ -19,7 +19,7 @@ from model_handlers.config import (
     WarmupInput,
     WarmupSample,
 )
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorFormat, TensorSpec
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model_handlers import control_groups, devices, threads
+from model_handlers.system import control_groups, devices, threads
 from tests.cgroups import little_time, small_group
 
 MIB = 1 << 20
@@ -131,7 +131,7 @@ def test_no_more_threads_than_there_is_time_for(groups, monkeypatch, membership,
 COUNTS = """
 import sys
 from pathlib import Path
-from model_handlers.control_groups import processors
+from model_handlers.system.control_groups import processors
 
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 print(processors())

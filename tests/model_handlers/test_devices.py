@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_handlers import devices, heap
 from model_handlers.base import CPU, Device
-from model_handlers.config import InstanceGroup, InstanceKind
+from model_handlers.config.model_config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system import devices, heap
 
 AUTO, GPU, ON_CPU, MODEL = InstanceKind.AUTO, InstanceKind.GPU, InstanceKind.CPU, InstanceKind.MODEL
 GPU0, GPU1 = Device("gpu", 0), Device("gpu", 1)

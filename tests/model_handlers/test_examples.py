@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.registry import find_backend, handler_for

@@ -5,10 +5,10 @@ import sys
 import pynvml
 import pytest
 
-from model_handlers import devices, gpus
 from model_handlers.base import Device, Footprint
-from model_handlers.config import InstanceGroup, InstanceKind, ModelConfig
+from model_handlers.config.model_config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import MmeError
+from model_handlers.system import devices, gpus
 from tests.fake_nvml import FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"

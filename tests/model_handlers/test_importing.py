@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from model_handlers.importing import import_without
+from model_handlers.system.importing import import_without
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import inspect
 import numpy as np
 import pytest
 
-from model_handlers import lost
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.onnx.handler import OnGpu
-from model_handlers.threads import Threads
+from model_handlers.system import lost
+from model_handlers.system.threads import Threads
 
 ILLEGAL_ADDRESS, OUT_OF_MEMORY, IN_CAPTURE = 700, 2, 900
 

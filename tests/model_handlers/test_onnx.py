@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from model_handlers import devices, heap, threads
 from model_handlers.base import CPU
-from model_handlers.config import DynamicBatching, ModelConfig
+from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.onnx.runtime import create_session, onnx_runtime
+from model_handlers.system import devices, heap, threads
 from model_handlers.tensor import BY_NAME, BYTES, FP16, FP32, INT64, TensorSpec
 from tests.onnx_types import ONNX_TYPES
 

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import Span
 from model_handlers.onnx import OnnxHandler, forms

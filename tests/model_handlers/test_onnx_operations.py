@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 

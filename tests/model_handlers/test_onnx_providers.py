@@ -13,15 +13,15 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from model_handlers.base import CPU, Device
-from model_handlers.config import Accelerator, ModelConfig
-from model_handlers.config_checks import normalise
+from model_handlers.config.model_config import Accelerator, ModelConfig
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler, runtime
 from model_handlers.onnx.handler import OnGpu
 from model_handlers.onnx.options import check_providers, providers
 from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure, translated, unloadable
+from model_handlers.system.threads import Threads
 from model_handlers.tensorflow.options import check as check_tensorflow
-from model_handlers.threads import Threads
 
 TOO_OLD = """/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc:63 static \
 onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::FromProviderOptions(const \

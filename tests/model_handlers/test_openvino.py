@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from model_handlers import devices, heap
 from model_handlers.base import CPU
-from model_handlers.config import InstanceGroup, ModelConfig
+from model_handlers.config.model_config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.openvino import OpenvinoHandler, runtime
+from model_handlers.system import devices, heap
 from model_handlers.tensor import BYTES, FP16, FP32, TensorSpec
 from tests.cgroups import few_tasks
 from tests.frameworks import framework_later
@@ -409,7 +409,7 @@ import sys
 from pathlib import Path
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.openvino import OpenvinoHandler
 

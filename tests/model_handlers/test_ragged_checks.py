@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from model_handlers.completion import complete
-from model_handlers.config import BatchInput, BatchInputKind, BatchOutput, ModelConfig
+from model_handlers.config.autocomplete import complete
+from model_handlers.config.model_config import BatchInput, BatchInputKind, BatchOutput, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, INT32, INT64, TensorSpec
 

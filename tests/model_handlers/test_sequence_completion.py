@@ -2,8 +2,8 @@
 
 import pytest
 
-from model_handlers.completion import complete
-from model_handlers.config import (
+from model_handlers.config.autocomplete import complete
+from model_handlers.config.model_config import (
     Control,
     ControlInput,
     ControlKind,
@@ -14,7 +14,7 @@ from model_handlers.config import (
     all_inputs,
     all_outputs,
 )
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BOOL, FP32, INT32, INT64, TensorSpec
 

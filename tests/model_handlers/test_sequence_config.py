@@ -7,7 +7,9 @@ from google.protobuf import json_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model_handlers.config import (
+from model_handlers.config.convert import config_json
+from model_handlers.config.findings import config_findings
+from model_handlers.config.model_config import (
     Control,
     ControlInput,
     ControlKind,
@@ -21,11 +23,9 @@ from model_handlers.config import (
     hidden_inputs,
     hidden_outputs,
 )
-from model_handlers.config_checks import normalise
-from model_handlers.config_json import config_json
+from model_handlers.config.pbtxt import config_message, config_text, parse_config
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pbtxt import config_message, config_text, parse_config
-from model_handlers.pbtxt.problems import config_findings
 from model_handlers.tensor import BOOL, BYTES, FP32, INT32, INT64, UINT32, UINT64, TensorSpec
 
 START, READY, END, CORRID = ControlKind

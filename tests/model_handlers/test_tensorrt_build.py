@@ -5,8 +5,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 from container import cli
-from model_handlers import gpus
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system import gpus
 from model_handlers.tensorrt import builder, engine, runtime
 from model_handlers.tensorrt.builder import BuildOptions, profiles_of
 from model_handlers.tensorrt.engine import Engine

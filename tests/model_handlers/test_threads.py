@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from model_handlers import threads
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
-from model_handlers.threads import ThreadBudget, take_threads, within
+from model_handlers.system import threads
+from model_handlers.system.threads import ThreadBudget, take_threads, within
 from tests.cgroups import few_tasks
 
 # Joins the group that is named first, and loads the file behind it.
@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.onnx import OnnxHandler
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, FP64, TensorSpec
 from model_handlers.trees import TreesHandler, forests

@@ -17,7 +17,7 @@ from botocore.config import Config
 from onnx import TensorProto, helper, numpy_helper
 
 from model_handlers.base import Handler
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.tensor import FP32, TensorSpec
 from serve.request import InferenceRequest, InferenceResponse, Layout
 from tests.aws import moto_server

@@ -6,9 +6,9 @@ import gc
 import numpy as np
 from onnx import TensorProto, helper
 
-from model_handlers import devices, heap
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
+from model_handlers.system import devices, heap
 from model_handlers.tensor import FP32
 from serve.request import InferenceRequest, Layout
 from tests.serve import engines

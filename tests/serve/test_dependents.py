@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from model_handlers.config import InstanceGroup, InstanceKind
+from model_handlers.config.model_config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import Override
 from serve.cache.cache_events import Deed

@@ -11,7 +11,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.cache.lifecycle import State
-from serve.targets import upkeep
+from serve.loading import upkeep
 from tests.processes import below, still_there
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 from tests.serve.integrity import check_integrity

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from model_handlers.config import MetricControl, ModelConfig
+from model_handlers.config.model_config import MetricControl, ModelConfig
 from serve.latencies import DEFAULT_LATENCIES, Latencies, Summary
 from serve.request import Timings
 from serve.stats import new_stats

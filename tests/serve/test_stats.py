@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from model_handlers.config import MetricControl, ModelConfig
+from model_handlers.config.model_config import MetricControl, ModelConfig
 from model_handlers.errors import Kind
 from serve.request import Timings
 from serve.stats import FAILURE_REASONS, FIRST_RESPONSES, Duration, ModelStats, Outcome, TargetStats

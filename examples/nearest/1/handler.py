@@ -3,7 +3,7 @@
 import numpy as np
 
 from model_handlers.base import Handler
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 from model_handlers.errors import invalid_model
 
 

@@ -11,7 +11,7 @@ import pytest
 from container.codec import decode as module
 from container.codec import layouts as layouts_module
 from container.codec.decode import Decoder
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.tensor import BY_NAME, TensorSpec, encode_bytes_elements

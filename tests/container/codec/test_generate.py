@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from container.codec.decode import Decoder
 from container.codec.generate import decode_generate, encode_generate, error_event
 from container.codec.layouts import Layouts
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 from model_handlers.tensor import BY_NAME, TensorSpec, shape_matches
-from serve.models.layout_check import check_layout
+from serve.model.layout_check import check_layout
 from serve.request import InferenceResponse
 
 JSON_TYPES = [name for name, data_type in BY_NAME.items() if data_type.json]

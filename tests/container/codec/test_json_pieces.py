@@ -18,7 +18,7 @@ from container.codec.elements import DEEPEST, Elements
 from container.codec.generate import decode_generate
 from container.codec.json_pieces import LARGE, read_generate, read_infer
 from container.codec.layouts import Layouts
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME, TensorSpec
 

@@ -9,7 +9,7 @@ import pytest
 
 from container.ship.model_files import is_version, recognised
 from container.ship.wiring import ensemble_of
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.tensor import FP32, INT64, TensorSpec
 from serve.sources.archive import extract

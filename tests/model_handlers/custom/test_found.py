@@ -9,7 +9,7 @@ import pytest
 
 from model_handlers import registry
 from model_handlers.base import Placement
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.custom import FileHandler, RequestsFileHandler
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for

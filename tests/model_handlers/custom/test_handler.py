@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.custom import FileHandler, RequestsFileHandler
 from model_handlers.errors import Kind, MmeError
 
@@ -19,7 +19,7 @@ HEAD = """
 import numpy as np
 import beside
 from model_handlers.base import Handler
-from model_handlers.config_checks import normalise
+from model_handlers.config.validate import normalise
 """
 CLASS = """
 class Adds(Handler):

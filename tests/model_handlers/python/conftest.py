@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
+from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import MmeError
-from model_handlers.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
 

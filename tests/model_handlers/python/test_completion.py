@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from model_handlers.config.pbtxt import config_text, parse_config
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pbtxt import config_text, parse_config
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
 from model_handlers.tensor import BYTES, FP32, INT32

@@ -502,7 +502,7 @@ import numpy as np
 from pathlib import Path
 from model_handlers.base import CPU
 from model_handlers.requests import ModelRequest, ModelResponse
-from model_handlers.pbtxt import parse_config
+from model_handlers.config.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 
 config = parse_config({kit.VECTORS!r}, model="alone")

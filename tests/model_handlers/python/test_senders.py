@@ -11,9 +11,9 @@ import pytest
 
 from model_handlers.base import CPU
 from model_handlers.errors import Kind, MmeError
-from model_handlers.isolation.start import start_isolated
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest, ModelResponse
+from model_handlers.worker.start import start_isolated
 from tests.responders import Responses
 
 pytestmark = pytest.mark.usefixtures("fork_server")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.pytorch import TorchHandler
 from tests.frameworks import framework
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pytorch import CodeHandler, TorchHandler
 from model_handlers.registry import find_backend, handler_for, told_by_file

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.pytorch import TorchHandler
 from model_handlers.pytorch.programs import Format, recognise

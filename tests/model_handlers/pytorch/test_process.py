@@ -14,15 +14,15 @@ import psutil
 import pytest
 
 from model_handlers.base import CPU, Device, Placement
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
-from model_handlers.isolation.fork_client import FORKS, forks_with
-from model_handlers.isolation.parameters import placement_of
-from model_handlers.isolation.start import start_isolated
 from model_handlers.pytorch import CodeHandler, TorchHandler
 from model_handlers.pytorch.programs import load_program
 from model_handlers.pytorch.runtime import pytorch, to_tensor
 from model_handlers.tensor import FP32, TensorSpec
+from model_handlers.worker.fork_client import FORKS, forks_with
+from model_handlers.worker.parameters import placement_of
+from model_handlers.worker.start import start_isolated
 from tests.frameworks import framework
 
 torch = framework("torch")

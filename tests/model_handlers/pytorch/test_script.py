@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
+from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pbtxt import parse_config
 from model_handlers.pytorch import TorchHandler
 from model_handlers.pytorch.programs import load_program
 from model_handlers.pytorch.runtime import translated

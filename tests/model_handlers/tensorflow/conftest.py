@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler
 from tests.frameworks import framework
 

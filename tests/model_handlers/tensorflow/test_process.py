@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
-from model_handlers.isolation.fork_client import FORKS, forks_with
-from model_handlers.isolation.start import start_isolated
 from model_handlers.tensorflow import SavedModelHandler
+from model_handlers.worker.fork_client import FORKS, forks_with
+from model_handlers.worker.start import start_isolated
 from tests.model_handlers.tensorflow.conftest import WEIGHTS
 
 

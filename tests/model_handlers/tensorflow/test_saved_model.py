@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU, Device
-from model_handlers.config import (
+from model_handlers.config.model_config import (
     BatchInput,
     BatchInputKind,
     Control,
@@ -21,11 +21,11 @@ from model_handlers.config import (
     SequenceState,
 )
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import processors
 from model_handlers.tensor import FP32
 from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler, handler
 from model_handlers.tensorflow.options import session_config
 from model_handlers.tensorflow.runtime import tensorflow
-from model_handlers.threads import processors
 from tests.frameworks import framework
 from tests.model_handlers.tensorflow.conftest import WEIGHTS
 

@@ -10,11 +10,11 @@ from boto3.session import Session
 from botocore.client import BaseClient
 
 from model_handlers.errors import Kind, MmeError
-from serve.sources.s3.directories import Directories, open_bucket
-from serve.sources.s3.store import S3Store
-from serve.sources.s3.transfer import check_names, transfer
+from serve.loading.target_loader import ModelLoader
+from serve.sources.directories import Directories, open_bucket
+from serve.sources.s3_store import S3Store
 from serve.sources.source import InBucket
-from serve.targets.target_loader import ModelLoader
+from serve.sources.transfer import check_names, transfer
 from tests.serve import faulty_s3
 from tests.serve.faulty_s3 import FaultyS3
 
@@ -392,7 +392,7 @@ def test_models_share_the_disk_by_their_last_use(put, repository):
 
 def test_large_objects_are_fetched_in_parts(put, s3_bucket, tmp_path, monkeypatch):
     """Whatever their sizes, and one after the other where they are large."""
-    monkeypatch.setattr("serve.sources.s3.transfer._LARGE", 100_000)
+    monkeypatch.setattr("serve.sources.transfer._LARGE", 100_000)
     contents = {f"m/1/{number}": os.urandom(number * 30_011) for number in range(8)}
     put(contents)
     models = Directories([S3Store(s3_bucket, "r", part_size=50_000)], tmp_path)

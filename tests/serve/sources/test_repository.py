@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from serve.sources.layout import list_models
 from serve.sources.repository import ModelDirectory, open_model, open_target

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from model_handlers.config import ModelConfig
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.onnx.handler import OnnxHandler
 from serve.weights.refining import Refiner

@@ -1,0 +1,1 @@
+"""The configuration of a model: its values, the text and the JSON of it, and the rules it must meet."""

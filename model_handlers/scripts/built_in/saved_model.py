@@ -1,0 +1,17 @@
+"""TensorFlow's SavedModels in folders of their versions answer as SageMaker's TensorFlow container has them answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.scripts import saved_models
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from model_handlers.scripts.context import Context
+
+
+def output_fn(prediction: Mapping[str, Any], accept: str, context: Context) -> tuple[bytes, str]:
+    """That as JSON."""
+    return saved_models.answer(prediction, accept, literal=context.literal)

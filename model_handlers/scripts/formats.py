@@ -1,0 +1,317 @@
+"""The forms of a body that the default functions read and write: JSON, its lines, CSV, and numpy's own two. PURE.
+
+They read what Amazon's toolkits read. Nothing is unpickled, since that would run whatever code a client sends; a row
+means the same whatever its neighbours are, so CSV is read by `csv_text`; and what JSON calls null is NaN among numbers,
+both ways.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import math
+import zipfile
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_handlers.scripts.csv_text import number, table_of, text_of, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+JSON = "application/json"
+CSV = "text/csv"
+JSON_LINES = "application/jsonlines"
+NPY = "application/x-npy"
+NPZ = "application/x-npz"
+MOST_UNPACKED = 256 << 20  # bytes of a small body in NPZ
+TEXT = (JSON, CSV)  # which a script's functions get as str, all others as bytes
+
+_NO_CELL = "OSV"  # numpy's kinds of what is neither a number nor text
+_NUMBERS = {int, float, bool, type(None)}
+
+
+class UnsupportedFormatError(Exception):
+    """No such content type is read, or written. Scripts know it by this name, from Amazon's toolkits.
+
+    Attributes:
+        types: what is read or written instead, () for what is of any model.
+    """
+
+    def __init__(self, content_type: object, types: tuple[str, ...] = ()) -> None:
+        self.types = types
+        super().__init__(f"Content type {content_type} is not supported by this framework.")
+
+
+class MalformedBodyError(ValueError):
+    """The body is not what its content type says."""
+
+
+def media_type(content_type: object) -> str:
+    """A content type without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
+
+
+def decode(body: bytes | str, content_type: object) -> Any:
+    """What is in a body: an array; the dictionary itself of a JSON object; a sparse matrix.
+
+    Raises:
+        UnsupportedFormatError: no such content type is read.
+        MalformedBodyError: it can't be read as that.
+    """
+    reader = _READERS.get(media_type(content_type))
+    if reader is None:
+        raise UnsupportedFormatError(content_type)
+    try:
+        return reader(body)
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        raise MalformedBodyError(f"the body is not {content_type}: {error}") from error
+
+
+def encode(prediction: Any, content_type: object, *, literal: bool = False) -> str | memoryview:
+    """A prediction (array, number, or lists and dictionaries of those) as the body of an answer.
+
+    Args:
+        prediction: what the model made.
+        content_type: what to write.
+        literal: whether JSON says NaN and Infinity, which few parsers take, in place of null.
+
+    Raises:
+        UnsupportedFormatError: no such content type is written.
+        TypeError, ValueError: the prediction can't be written as that.
+    """
+    kind = media_type(content_type)
+    if kind == JSON:
+        return to_json(prediction, literal=literal)
+    if kind == JSON_LINES:
+        return _to_json_lines(prediction, literal=literal)
+    writer = _WRITERS.get(kind)
+    if writer is None:
+        raise UnsupportedFormatError(content_type)
+    return writer(prediction)
+
+
+def floats(data: NDArray[Any]) -> NDArray[np.float32]:
+    """Numbers as 32-bit floats, which models of rows take.
+
+    Raises:
+        ValueError: with the row and the column of what is no such number.
+    """
+    if data.dtype.kind not in "biuf":
+        data = _parsed(data)
+    with np.errstate(over="ignore"):
+        array = data.astype(np.float32)
+    too_large = np.isinf(array) & ~np.isinf(data)
+    if too_large.any():
+        at = tuple(np.argwhere(too_large)[0].tolist())
+        raise ValueError(f"{place(at)}: {data[at]} is infinite, or too large")
+    return array
+
+
+def place(at: Sequence[int]) -> str:
+    """Where an element of an array lies, in words, counted from 1; what has one dimension is one row."""
+    if len(at) > 2:
+        return f"at {list(at)}"
+    row, column = [0, 0, *at][-2:]
+    return f"row {row + 1}, column {column + 1}"
+
+
+def features_of(model: Any) -> int:
+    """How many features a row has that the model takes, 0 where it does not tell."""
+    told = getattr(model, "n_features_in_", None)
+    for name in ("num_features", "num_feature"):  # of XGBoost's boosters and LightGBM's
+        if told is None and callable(getattr(model, name, None)):
+            told = getattr(model, name)()
+    return int(told) if isinstance(told, int | np.integer) else 0
+
+
+def check_features(rows: Any, features: int) -> None:
+    """Refuse rows of more or fewer numbers than the model has features, where both are known.
+
+    Raises:
+        MalformedBodyError: with both numbers.
+    """
+    shape: Sequence[int] = getattr(rows, "shape", ())
+    if features and len(shape) == 2 and shape[1] != features:
+        raise MalformedBodyError(f"a row of the body has {shape[1]} numbers, and the model {features} features")
+
+
+def _parsed(data: NDArray[Any]) -> NDArray[np.float64]:
+    values = np.empty(data.size, np.float64)
+    for index, element in enumerate(data.ravel().tolist()):
+        numeric = element if isinstance(element, int | float) else None
+        value = number(element) if isinstance(element, str) else numeric
+        if value is None:
+            at = tuple(each.item() for each in np.unravel_index(index, data.shape))
+            raise ValueError(f"{place(at)}: {element!r:.80} is no number")
+        values[index] = value
+    return values.reshape(data.shape)
+
+
+def json_lines(body: bytes | str) -> list[Any]:
+    """The documents of a body's lines. Empty lines at its end are none.
+
+    Raises:
+        ValueError: with the line that is no JSON.
+    """
+    lines = text_of(body).rstrip().split("\n")
+    documents = []
+    for at, line in enumerate(lines, 1):
+        try:
+            documents.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"line {at}: {error}") from error
+    return documents
+
+
+def to_json(document: Any, *, literal: bool = False) -> str:
+    """A document with arrays as JSON: what is no finite number is null, or as Python and Triton write it.
+
+    Raises:
+        TypeError, ValueError: it holds what JSON has no form for.
+    """
+    if literal:
+        return json.dumps(document, default=_listed)
+    try:
+        return json.dumps(document, default=_listed, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(document), default=_listed)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return _finite(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def _from_json(body: bytes | str) -> Any:
+    document = json.loads(body)
+    return document if isinstance(document, dict) else _array(document)
+
+
+def _from_json_lines(body: bytes | str) -> Any:
+    """A line a row, so that numbers on lines of their own are a column."""
+    return _array([line if isinstance(line, list | dict) else [line] for line in json_lines(body)])
+
+
+def _array(document: Any) -> Any:
+    """The array of a document, in which null is NaN, and a number beside text stays a number."""
+    array = np.array(document)
+    if array.dtype.kind not in "OU":
+        return array
+    exact = np.array(document, np.object_)
+    elements = exact.ravel().tolist()
+    types = set(map(type, elements))
+    if types == {str}:
+        return array
+    if types <= _NUMBERS:
+        return np.array([math.nan if each is None else each for each in elements], np.float64).reshape(exact.shape)
+    exact[np.array([each is None for each in elements]).reshape(exact.shape)] = math.nan
+    return exact
+
+
+def _from_csv(body: bytes | str) -> Any:
+    return table_of(body)
+
+
+def _from_npy(body: bytes | str) -> Any:
+    """As `np.load`, but for the memory that a header may claim: there is no more than what came."""
+    stream = io.BytesIO(_as_bytes(body))
+    shape, fortran_order, dtype = _npy_header(stream)
+    flat = np.frombuffer(stream.getbuffer()[stream.tell() :], dtype)
+    return np.array(flat.reshape(shape, order="F" if fortran_order else "C"))
+
+
+def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, fortran_order, dtype = readers[version](stream)
+    except Exception as error:  # of numpy, and of Python's parser and tokenizer, which read the header
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if dtype.hasobject or any(dim < 0 for dim in shape):
+        raise ValueError(f"it holds {dtype} of shape {shape}, and Python objects are not unpickled")
+    return shape, fortran_order, dtype
+
+
+def _from_npz(body: bytes | str) -> Any:
+    try:
+        sparse = importlib.import_module("scipy.sparse")
+    except ImportError:
+        raise UnsupportedFormatError(f"{NPZ} (scipy is not installed)") from None
+    try:
+        _check_archive(_as_bytes(body))
+        return sparse.load_npz(io.BytesIO(_as_bytes(body)))
+    except Exception as error:  # of zip, zlib, numpy and scipy
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_archive(body: bytes) -> None:
+    """Refuse an archive of arrays that are more than it says, or more than a body of its size is unpacked to."""
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        members = archive.infolist()
+        size, most = sum(member.file_size for member in members), max(MOST_UNPACKED, 2 * len(body))
+        if size > most:
+            raise ValueError(f"it unpacks to {size} bytes, at most {most}")
+        for member in members:
+            with archive.open(member) as stream:
+                shape, _, dtype = _npy_header(stream)
+            if math.prod(shape) * dtype.itemsize > member.file_size:
+                raise ValueError(f"{member.filename:.100} has not as many bytes as its shape {shape} says")
+
+
+def _as_bytes(body: bytes | str) -> bytes:
+    if isinstance(body, str):
+        raise TypeError("it came as text")
+    return body
+
+
+def _to_json_lines(prediction: Any, *, literal: bool) -> str:
+    """A row a line; what is no row is one."""
+    rows = prediction.tolist() if hasattr(prediction, "tolist") else prediction
+    if not isinstance(rows, list | tuple):
+        rows = [rows]
+    return "".join(f"{to_json(row, literal=literal)}\n" for row in rows)
+
+
+def _listed(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def _to_csv(prediction: Any) -> str:
+    array = np.asarray(prediction)
+    if not array.ndim and array.dtype.kind in _NO_CELL:  # a dictionary, bytes, None: Python's form of it is no CSV
+        raise TypeError(f"a {type(prediction).__name__} can't be written as {CSV}")
+    if array.ndim > 2:
+        raise ValueError(f"an array of {array.ndim} dimensions can't be written as {CSV}")
+    rows = array if array.ndim == 2 else array.reshape(-1, 1)
+    return written(["" if cell is None else str(cell) for cell in row] for row in rows)
+
+
+def _to_npy(prediction: Any) -> memoryview:
+    stream = io.BytesIO()
+    np.save(stream, prediction, allow_pickle=False)
+    return stream.getbuffer()
+
+
+_READERS: dict[str, Callable[[bytes | str], Any]] = {
+    JSON: _from_json,
+    CSV: _from_csv,
+    JSON_LINES: _from_json_lines,
+    NPY: _from_npy,
+    NPZ: _from_npz,
+}
+_WRITERS: dict[str, Callable[[Any], str | memoryview]] = {CSV: _to_csv, NPY: _to_npy}
+
+READS = tuple(_READERS)
+WRITES = (JSON, CSV, JSON_LINES, NPY)

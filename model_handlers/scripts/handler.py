@@ -1,0 +1,96 @@
+"""Models of backend "sagemaker": a script with `model_fn` behind the Handler interface.
+
+The script runs in `load` and `execute_requests`, on whatever thread calls them and in whatever process this is; by
+default that is a process of the instance's own. `autocomplete` only reads, because a configuration may be asked for
+where code of strangers must not run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from model_handlers.base import Handler, Placement
+from model_handlers.body import BACKEND
+from model_handlers.config.validate import normalise
+from model_handlers.python import frameworks
+from model_handlers.python.environment import wanted
+from model_handlers.python.imports import check_syntax
+from model_handlers.scripts.host import ScriptHost
+from model_handlers.scripts.no_script import BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, script_for
+from model_handlers.scripts.script_file import ScriptFile, with_body
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from model_handlers.base import Device
+    from model_handlers.config.model_config import ModelConfig
+    from model_handlers.environments.wanted import Wanted
+    from model_handlers.errors import MmeError
+    from model_handlers.requests import ModelRequest, ModelResponse
+
+_IMPORTS = {PIPELINE: "transformers", BOOSTER: "xgboost", SAVED_MODEL: frameworks.SAVED_MODEL}
+
+
+class ScriptHandler(Handler):
+    """One script, and the model that it loaded."""
+
+    backend: ClassVar[str] = BACKEND
+    default_filename: ClassVar[str] = "code/inference.py"
+    inline: ClassVar[bool] = False
+    sees_requests: ClassVar[bool] = True
+    placement: ClassVar[Placement] = Placement.PROCESS
+
+    def __init__(self, host: ScriptHost) -> None:
+        super().__init__(host.config)
+        self._host = host
+
+    @classmethod
+    def gpu_capable(cls) -> bool:
+        """Scripts choose their framework themselves; they are told which GPU is theirs."""
+        return True
+
+    @classmethod
+    def preloads(cls, config: ModelConfig, model_file: Path, *, on_gpu: bool) -> str:
+        """The framework that the script imports; none on a GPU, which what imports might touch before the fork."""
+        if on_gpu:
+            return ""
+        file = ScriptFile(config, model_file)
+        if file.path.parent == FOLDER:
+            return frameworks.preload_for(file.path, (file.model_directory,), _IMPORTS[file.path.name])
+        handles = script_for(file.model_directory) == SAVED_MODEL  # which are loaded for a script without a model_fn
+        places = (file.path.parent, file.model_directory)
+        return frameworks.preload_for(file.path, places, frameworks.SAVED_MODEL if handles else "")
+
+    @classmethod
+    def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
+        """What its parameter names, or what the requirements.txt beside the script does.
+
+        Raises:
+            MmeError: INVALID_MODEL when the parameter can't be a path.
+        """
+        file = ScriptFile(config, model_file)
+        return wanted(config, file.model_directory, (file.path.parent, file.model_directory))
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        """Check that the script is Python.
+
+        Raises:
+            MmeError: INVALID_MODEL.
+        """
+        check_syntax(config.name, ScriptFile(config, model_file).path)
+        return normalise(with_body(config))
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> ScriptHandler:  # noqa: ARG003 - no script is told
+        """Import the script and call `model_fn`."""
+        return cls(ScriptHost(config, ScriptFile(config, model_file), device))
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
+        """Have the script answer each request, one after another."""
+        return [self._host.answer(request) for request in requests]
+
+    def close(self) -> None:
+        """Forget the model."""
+        self._host.close()

@@ -1,0 +1,342 @@
+"""A script's model between its load and its end: one request at a time, through the script's functions or the defaults.
+
+A generator that writes the answer is run by us, and its pieces are sent as they come: the model is a decoupled one.
+What its functions print or log goes to standard output and standard error, as in Amazon's containers; where the model
+has a process of its own, that ends up in the server's log. Runs on whatever thread loads, executes or closes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import threading
+from dataclasses import replace
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_handlers.body import (
+    ACCEPT,
+    BODY,
+    CONTENT_TYPE,
+    CUSTOM_ATTRIBUTES,
+    DEFAULT_ACCEPT,
+    DEFAULT_TYPE,
+    SESSION_ID,
+)
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.python.failures import failed_load
+from model_handlers.requests import ModelResponse
+from model_handlers.scripts.accept import ANY, presumed
+from model_handlers.scripts.context import Context, request_headers
+from model_handlers.scripts.defaults import Defaults
+from model_handlers.scripts.failures import failed_call, with_status
+from model_handlers.scripts.formats import JSON, TEXT, MalformedBodyError, encode
+from model_handlers.scripts.saved_models import SavedModels
+from model_handlers.scripts.script_file import with_body
+from model_handlers.scripts.serving_handlers import ServingHandlers, handlers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+    from types import ModuleType
+
+    from model_handlers.base import Device
+    from model_handlers.config.model_config import ModelConfig
+    from model_handlers.requests import ModelRequest, Responder
+    from model_handlers.scripts.script_file import ScriptFile
+
+
+# What each is given; a context may follow.
+_ARGUMENTS = {
+    "pre_model_fn": ("model_dir",),
+    "model_fn": ("model_dir",),
+    "model_warmup_fn": ("model_dir", "model"),
+    "input_fn": ("request_body", "content_type"),
+    "predict_fn": ("data", "model"),
+    "output_fn": ("prediction", "accept"),
+    "transform_fn": ("model", "request_body", "content_type", "accept"),
+}
+_REPLACED = ("input_fn", "predict_fn", "output_fn")  # by transform_fn
+_WRITERS = ("transform_fn", "output_fn")
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class ScriptFunctions:
+    """The functions of one script.
+
+    Args:
+        module: the script.
+        path: its file, for messages.
+        model: the model's name, for messages.
+        context: what functions get that take one more argument than they must.
+
+    Raises:
+        MmeError: INVALID_MODEL when two do not go together, or one takes what it is not given.
+    """
+
+    def __init__(self, module: ModuleType, path: Path, model: str, context: Context) -> None:
+        self._functions: dict[str, Callable[..., Any]] = {}
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(module, name, None)
+            if function is not None:
+                where = f"model '{model}': {name} in {path}"
+                self._functions[name] = _bound(function, where, f"{name}({', '.join(arguments)})", context)
+        self._writers = [getattr(module, name, None) for name in _WRITERS]
+        if "transform_fn" in self and any(name in self for name in _REPLACED):
+            raise invalid_model(
+                "Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn "
+                f"implementation: model '{model}' has both in {path}"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._functions
+
+    @property
+    def streams(self) -> bool:
+        """Whether the function that writes answers is a generator: its pieces are sent as they come."""
+        return any(inspect.isgeneratorfunction(function) for function in self._writers)
+
+    def get(self, name: str) -> Callable[..., Any] | None:
+        """One of them, to be called without its context; None where the script does not define it."""
+        return self._functions.get(name)
+
+
+def _bound(function: Any, where: str, form: str, context: Context) -> Callable[..., Any]:
+    """The function, to be called as its `form` says."""
+    if not callable(function):
+        raise invalid_model(f"{where} is no function but a {type(function).__name__}")
+    try:
+        kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError) as error:  # a callable of native code may have none
+        raise invalid_model(f"{where} does not tell what it takes: {error}") from error
+    given, takes = form.count(",") + 1, sum(kind in _BY_POSITION for kind in kinds)
+    if takes == given + 1:
+        return lambda *arguments: function(*arguments, context)
+    if takes != given and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise invalid_model(
+            f"{where} takes {takes} arguments but {given} were given: write {form}, and a context behind if need be"
+        )
+    bound: Callable[..., Any] = function
+    return bound
+
+
+class Returned:
+    """What a script returned for one request.
+
+    Attributes:
+        pieces: the pieces of a body that comes piece by piece, None for one that is whole.
+
+    Args:
+        returned: the object.
+        accept: what the script was told that the client accepts, for an answer that does not say what it is.
+        default_accept: for a client that says nothing of use.
+        context: what the script may have said of its answer.
+        model: the model's name, for messages.
+    """
+
+    def __init__(self, returned: Any, accept: str, default_accept: str, context: Context, model: str) -> None:
+        self._content_type = ""
+        self._status = 0
+        if isinstance(returned, tuple) and len(returned) == 2:
+            returned, said = returned
+            self._content_type = said if isinstance(said, str) else ""
+        elif callable(getattr(returned, "get_data", None)):
+            self._status = getattr(returned, "status_code", 0)
+            self._content_type = getattr(returned, "content_type", None) or ""
+            returned = returned.get_data()
+        self._body = returned
+        self._presumed = presumed(accept, default_accept)
+        self._context = context
+        self._model = model
+        self.pieces: Generator[Any, Any, Any] | None = returned if isinstance(returned, GeneratorType) else None
+
+    def whole(self) -> ModelResponse:
+        """The answer.
+
+        Raises:
+            MmeError: the status that the script gave it; EXECUTION_FAILED for an answer that is none.
+            TypeError, ValueError: it can't be written as JSON.
+        """
+        if self._body is None:
+            raise MmeError(Kind.EXECUTION_FAILED, f"model '{self._model}' returned None for an answer: return a body")
+        body = self._as_bytes(self._body)
+        status, phrase = self._context.get_response_status(0)
+        status = self._status or status
+        if status >= 400:
+            raise with_status(status, f"model '{self._model}': {bytes(body).decode(errors='replace') or phrase}")
+        return self._response(body)
+
+    def piece(self, piece: Any) -> ModelResponse:
+        """One of the pieces as an answer of several."""
+        return self._response(self._as_bytes(piece))
+
+    def _response(self, body: bytes | bytearray | memoryview) -> ModelResponse:
+        # Asked for late: a generator says what it is when it begins to run.
+        content_type = self._content_type or self._context.get_response_content_type(0) or self._presumed
+        return ModelResponse({BODY: np.frombuffer(body, np.uint8)}, {CONTENT_TYPE: content_type})
+
+    def _as_bytes(self, body: Any) -> bytes | bytearray | memoryview:
+        if isinstance(body, str):
+            return body.encode()
+        if isinstance(body, bytes | bytearray):
+            return body
+        if isinstance(body, memoryview):
+            return body.cast("B") if body.contiguous else bytes(body)
+        if isinstance(body, GeneratorType):
+            return b"".join(self._as_bytes(piece) for piece in body)
+        return self._as_bytes(encode(body, JSON, literal=self._context.literal))
+
+
+_LONGEST_WORD = 8192  # characters of a content type, an accept header or custom attributes
+
+
+class ScriptHost:
+    """One script and what its `model_fn` returned.
+
+    Attributes:
+        config: the configuration, completed.
+
+    Raises:
+        MmeError: INVALID_MODEL when the script fails, OUT_OF_MEMORY when it finds no room.
+    """
+
+    def __init__(self, config: ModelConfig, file: ScriptFile, device: Device) -> None:
+        self._name = config.name
+        self._default_accept = config.parameters.get(DEFAULT_ACCEPT, DEFAULT_TYPE)
+        self._one_at_a_time = threading.Lock()
+        gpu = device.index if device.kind == "gpu" else None
+        self._context = Context(config.name, str(file.model_directory), gpu, config.parameters)
+        self._defaults = Defaults(config.name, file.path, device, self._default_accept, self._context)
+        # INFO and more, as Amazon's containers have it; no effect in a process that keeps a log of its own.
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s: %(name)s: %(message)s")
+        self._script = file.imported(config.name)
+        try:
+            self._functions = ScriptFunctions(self._script.module, file.path, config.name, self._context)
+            self.config = with_body(replace(config, decoupled=self._functions.streams or config.decoupled))
+            self._model = self._loaded(str(file.model_directory))
+            self._transform = self._functions.get("transform_fn")
+            self._handlers: ServingHandlers | None = None
+            if isinstance(self._model, SavedModels) and self._transform is None:
+                self._handlers = handlers_of(self._script.module, file.path, config.name, self._model, self._context)
+                self._transform = self._handlers
+            own = "predict_fn" in self._functions
+            read = functools.partial(self._defaults.input_fn, self._model, for_script=own)
+            self._input = self._functions.get("input_fn") or read
+            self._predict = self._functions.get("predict_fn") or self._defaults.predict_fn
+            self._output = self._functions.get("output_fn") or self._defaults.output_fn
+        except BaseException:
+            self._script.forget()
+            raise
+
+    def answer(self, request: ModelRequest) -> ModelResponse | MmeError | None:
+        """Have the script answer one request, None when it has. Threads that call at a time wait for one another."""
+        with self._one_at_a_time:
+            try:
+                returned = self._returned(request)
+                if returned.pieces is None or request.responder is None or not self.config.decoupled:
+                    return returned.whole()
+                return self._streamed(returned, returned.pieces, request.responder)
+            except BaseException as error:  # noqa: BLE001 - what a script raises is an answer, see failures.py
+                return self._failed(error)
+
+    def close(self) -> None:
+        """Forget the model."""
+        with self._one_at_a_time:
+            if self._handlers is not None:
+                self._handlers.close()
+            self._script.forget()
+            del self._script, self._functions, self._model
+            del self._transform, self._input, self._predict, self._output
+
+    def _loaded(self, model_dir: str) -> Any:
+        """What `model_fn` returns, with what the script wants done before and after."""
+        functions = self._functions
+        self._load_call("pre_model_fn", functions.get("pre_model_fn"), model_dir)
+        model = self._load_call("model_fn", functions.get("model_fn") or self._defaults.model_fn, model_dir)
+        if "predict_fn" not in functions and "transform_fn" not in functions:
+            self._defaults.check(model)
+        self._load_call("model_warmup_fn", functions.get("model_warmup_fn"), model_dir, model)
+        return model
+
+    def _load_call(self, name: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
+        try:
+            return None if function is None else function(*arguments)
+        except MmeError:
+            raise
+        except BaseException as error:
+            raise failed_load(f"{name} ran", error, self._name) from error
+
+    def _streamed(
+        self, returned: Returned, pieces: Generator[Any, Any, Any], responder: Responder
+    ) -> ModelResponse | None:
+        """Send the pieces; what goes wrong before the first is raised, and no piece at all is an empty body."""
+        begun = False
+        try:
+            for piece in pieces:
+                if responder.is_cancelled():
+                    pieces.close()
+                    break
+                responder.send(returned.piece(piece), final=False)
+                begun = True
+        except BaseException as error:
+            if not begun:
+                raise
+            responder.send(self._failed(error), final=True)
+            return None
+        if not begun:
+            return returned.piece(b"")
+        responder.send(None, final=True)
+        return None
+
+    def _failed(self, error: BaseException) -> MmeError:
+        """Why the function that writes answers failed, or one before it."""
+        return failed_call("transform_fn" if self._transform is not None else "output_fn", error, self._name)
+
+    def _returned(self, request: ModelRequest) -> Returned:
+        content_type = self._word(request, CONTENT_TYPE) or DEFAULT_TYPE
+        accept = self._word(request, ACCEPT)
+        if not accept or accept == ANY:
+            accept = self._default_accept
+        headers = request_headers(
+            content_type, accept, self._word(request, CUSTOM_ATTRIBUTES), self._word(request, SESSION_ID)
+        )
+        self._context.begin(request.id, headers)
+        body = self._body(request, content_type)
+        returned = self._transformed(body, content_type, accept)
+        return Returned(returned, accept, self._default_accept, self._context, self._name)
+
+    def _transformed(self, body: bytes | str, content_type: str, accept: str) -> Any:
+        """What the script returns, by its one function or by its three."""
+        if self._transform is not None:
+            return self._transform(self._model, body, content_type, accept)
+        data = self._call("input_fn", self._input, body, content_type)
+        prediction = self._call("predict_fn", self._predict, data, self._model)
+        return self._output(prediction, accept)
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            raise failed_call(name, error, self._name) from error
+
+    def _body(self, request: ModelRequest, content_type: str) -> bytes | str:
+        """The body as functions get it: JSON and CSV as text, everything else as bytes."""
+        raw = request.inputs[BODY].tobytes()
+        if content_type not in TEXT:
+            return raw
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise failed_call("input_fn", MalformedBodyError(f"the body is not UTF-8: {error}"), self._name) from None
+
+    def _word(self, request: ModelRequest, name: str) -> str:
+        value = request.parameters.get(name, "")
+        if not isinstance(value, str) or len(value) > _LONGEST_WORD:
+            raise invalid_argument(
+                f"model '{self._name}': parameter '{name}' must be text of at most {_LONGEST_WORD} characters"
+            )
+        return value

@@ -1,0 +1,1 @@
+"""The machine: processors, memory, GPUs, disks, threads and their priorities."""

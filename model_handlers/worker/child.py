@@ -1,0 +1,410 @@
+"""What runs inside a model's process: load, then receive a batch, execute it, answer, until the socket closes.
+
+The main thread does all of it; what a model says outside of its batches is the business of `events`. Inputs are read
+where they lie; outputs are written once, behind them. Whatever the model's code raises becomes an answer, `sys.exit`
+included; whatever kills the process is for the other side to see.
+The other side's death is an end of the stream, and if the model hangs then, the fork server's kill.
+
+A model may keep an input beyond its batch. Then the segment is left to it: the answer says so, and the serving
+process writes into another one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from model_handlers.base import Device
+from model_handlers.config.convert import config_fields, config_from
+from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memory
+from model_handlers.metrics import METRICS
+from model_handlers.outside import offering
+from model_handlers.requests import PUT_BACK, ModelResponse
+from model_handlers.system import heap
+from model_handlers.system.busy_poll import BusyPoll
+from model_handlers.system.priority import standing_back
+from model_handlers.worker.batches import pack_answers, unpack_requests
+from model_handlers.worker.counted import Reports
+from model_handlers.worker.events import Events
+from model_handlers.worker.framing import (
+    MessageReader,
+    Packing,
+    encode_message,
+    error_fields,
+    request_number,
+    unpack,
+)
+from model_handlers.worker.one_by_one import OneByOne
+from model_handlers.worker.outside import OutsideInChild
+from model_handlers.worker.restraint import restrain
+from model_handlers.worker.segments import SIZES, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from model_handlers.base import Handler
+    from model_handlers.requests import ModelRequest
+    from model_handlers.tensor import Array
+    from model_handlers.worker.batches import Answer
+    from model_handlers.worker.events import ResponderInChild
+    from model_handlers.worker.framing import Message
+
+_CHUNK = 16 << 10  # as in `process`
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+_RIGHTS = socket.CMSG_SPACE(8 * array("i").itemsize)  # room for descriptors
+
+
+def main(control: socket.socket, events: socket.socket) -> int:
+    """Serve one model, or as many as are sent, until the other side closes; returns the exit code."""
+    if logging.lastResort is not None:  # it writes to standard error, where levels are known by name: see `output`
+        logging.lastResort.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    side = _Side(control)
+    message = side.receive()
+    if message is None or message["do"] == "close":
+        return 0
+    if message["do"] == "host":
+        return _host(side)
+    if message["do"] == "try":
+        return _try(message, side)
+    return _serve(message, side, events)
+
+
+def _host(side: _Side) -> int:
+    """Be the process of several models: see `hosts`. What one of them held goes back to the system with it."""
+    heap.return_large_blocks()
+    side.send({"hosts": True})
+    while (asked := side.receive()) is not None and asked["do"] == "guest":
+        sockets = [socket.socket(fileno=fd) for fd in side.fds]
+        side.fds = []
+        threading.Thread(target=_guest, args=sockets, name=asked["lane"], daemon=True).start()
+        side.send({"hosts": True})
+    return 0
+
+
+def _guest(control: socket.socket, events: socket.socket, life: socket.socket) -> None:
+    """Serve one of them. `life` tells the other side by its end that this has ended."""
+    with life, control, events:
+        side = _Side(control)
+        message = side.receive()
+        if message is not None and message["do"] == "load":
+            _serve(message, side, events)
+        heap.trim()
+
+
+def _serve(message: Message, side: _Side, events: socket.socket) -> int:
+    said = Events(events, message["config"]["name"])
+    with offering(OutsideInChild(said)):
+        handler = _load(message, side, said)
+    if handler is None:
+        return 0
+    reports = Reports(said)
+    worker = _Worker(handler, side, said)
+    while (asked := side.receive()) is not None:
+        if asked["do"] == "close":
+            handler.close()
+            reports.tell()
+            worker.close()
+            return 0
+        if asked["do"] == "rest":
+            heap.trim()
+        else:
+            worker.run(asked)
+    return 0  # the serving process is gone, and nobody waits for a clean end
+
+
+class _Side:
+    """The child's end of the control socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._ready = select.poll()
+        self._ready.register(control, select.POLLIN)
+        self._reader = MessageReader()
+        self._pid = os.getpid()
+        self._poll = BusyPoll()
+        self.fds: list[int] = []
+
+    def receive(self) -> Message | None:
+        """The next message; None when the other side is gone. Descriptors that came are in `fds`."""
+        while (message := self._reader.next()) is None:
+            longest = self._poll.begin()
+            if not (longest and self._wait_awake(longest)):
+                # What sleeps in `recvmsg` is woken for nothing when the other side takes our last answer off the
+                # socket, which makes room in it: twice for each batch, in the middle of what the waker does.
+                self._ready.poll()
+            try:
+                data, rights, _, _ = self._control.recvmsg(_CHUNK, _RIGHTS, _CLOEXEC)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            for _, _, fds in rights:  # which few messages bring
+                self.fds += array("i", fds)
+            self._reader.feed(data)
+        return message
+
+    def _wait_awake(self, longest: int) -> bool:
+        """Wait so many nanoseconds for the next message without going to sleep, and let others have the processor.
+
+        Returns:
+            whether there is one.
+        """
+        now = time.perf_counter_ns()
+        until = now + longest
+        while now < until:
+            if self._ready.poll(0):
+                self._poll.caught()
+                return True
+            os.sched_yield()
+            before, now = now, time.perf_counter_ns()
+            if self._poll.lost(now - before):
+                return False
+        self._poll.missed()
+        return False
+
+    def end_copy(self) -> None:
+        """End this process, if the model forked and this is the copy that came back from its code."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+    def send(self, message: Message) -> None:
+        """Answer, unless this is such a copy."""
+        self.end_copy()
+        try:
+            data = encode_message(message)
+        except MmeError as error:
+            facts = {key: value for key, value in message.items() if key in {"ran", "size", "kept", "metrics"}}
+            data = encode_message({**facts, "error": error_fields(error)})
+        try:
+            self._control.sendall(data)
+        except ConnectionError:
+            os._exit(0)
+
+
+def _try(message: Message, side: _Side) -> int:
+    """Load a file on trial, and tell whether that went well: see `trial`."""
+    try:
+        model_file = Path(message["model_file"])
+        restrain(model_file.stat().st_size)
+        _handler_class(message).try_load(config_from(message["config"]), model_file)
+        answer: Message = {"tried": True}
+    except BaseException as error:  # noqa: BLE001 - whatever a reader raises
+        answer = _refusal(error, message)
+    side.send(answer)
+    return 0
+
+
+def _load(message: Message, side: _Side, said: Events) -> Handler | None:
+    """Load the model and tell its completed configuration, or tell why not."""
+    try:
+        config = config_from(message["config"])
+        handler_class = _handler_class(message)
+        device = Device(*message["device"])
+        SIZES.growth = message["growth"]
+        BusyPoll.longest = message["busy_poll"]
+        with standing_back():
+            handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
+        if handler.tells_ready:  # whoever is told so may ask at once
+            said.answer_ready(handler.ask_ready)
+        answer = {"loaded": config_fields(handler.config), "tells_ready": handler.tells_ready}
+    except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included
+        side.send(_refusal(error, message))
+        if isinstance(error, LostProcessError):
+            _end(error)
+        return None
+    side.send(answer)
+    return handler
+
+
+def _end(error: LostProcessError) -> NoReturn:
+    """End the process, and all of its guests with it; what it writes last is told to whoever waits for an answer."""
+    print(error, file=sys.stderr, flush=True)  # noqa: T201 - see `output`
+    os._exit(1)
+
+
+def _handler_class(message: Message) -> Any:
+    module, _, name = message["handler"].partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _refusal(error: BaseException, message: Message) -> Message:
+    """Why a model is not loaded."""
+    return {
+        "error": error_fields(_as_error(error, message["config"]["name"], Kind.INVALID_MODEL, "while it was loaded"))
+    }
+
+
+class _Worker:
+    """Executes batches."""
+
+    def __init__(self, handler: Handler, side: _Side, events: Events) -> None:
+        self._handler = handler
+        self._events = events
+        self._model = handler.config.name
+        self._side = side
+        self._segments: dict[int, Segment] = {}
+        self._one_by_one = OneByOne(self._execute_alone)
+        events.before_questions = self._one_by_one.send_answered
+
+    def run(self, message: Message) -> None:
+        """Execute one batch and answer."""
+        segment = self._segment(message)
+        try:
+            answer = self._answer(message, segment)
+        except LostProcessError as error:
+            _end(error)
+        except BaseException as error:  # noqa: BLE001 - as for the load
+            answer = {"error": error_fields(_as_error(error, self._model, Kind.INTERNAL, "while it executed"))}
+        kept = segment.busy  # what this batch lent is gone, unless the model kept some of it
+        answer |= {"ran": message["batch"], "size": segment.size, "kept": kept}
+        counted = METRICS.changes() if self._handler.sees_requests else None
+        if counted is not None:  # whatever became of the batch: later tellings wait for this one
+            answer["metrics"] = counted
+        if kept:
+            del self._segments[segment.id]
+            segment.close()
+        self._side.send(answer)
+
+    def close(self) -> None:
+        """Give back the memory that it shares with the other side: its process may go on."""
+        for segment in self._segments.values():
+            segment.close()
+        for fd in self._side.fds:
+            os.close(fd)
+
+    def _segment(self, message: Message) -> Segment:
+        for id_ in message["retired"]:
+            segment = self._segments.pop(id_, None)
+            if segment is not None:
+                segment.close()
+        id_, size = message["segment"]
+        if id_ not in self._segments:
+            self._segments[id_] = Segment(id_, self._side.fds.pop(0), size)
+        segment = self._segments[id_]
+        segment.follow(size)
+        return segment
+
+    def _answer(self, message: Message, segment: Segment) -> Message:
+        # Models may write to the tensors of their requests, which nobody reads again. Frameworks get theirs to read.
+        shared = segment.lend(writable=self._handler.sees_requests)
+        packing = Packing(message["at"], shared)
+        answer = (
+            self._execute_requests(message, shared, packing)
+            if self._handler.sees_requests
+            else self._execute(message, shared, packing)
+        )
+        segment.ensure(packing.end)
+        packing.write(segment.memory())
+        answer["end"] = packing.end
+        return answer
+
+    def _execute(self, message: Message, shared: Array, packing: Packing) -> Message:
+        names: list[str] = message["outputs"]
+        inputs = {name: unpack(shared, place, name, self._model) for name, place in message["inputs"].items()}
+        arrays = self._handler.execute(inputs, names)
+        if not isinstance(arrays, list) or len(arrays) != len(names):
+            raise MmeError(
+                Kind.EXECUTION_FAILED, f"model '{self._model}' did not return one array for each of {', '.join(names)}"
+            )
+        return {"outputs": [self._add(packing, name, array) for name, array in zip(names, arrays, strict=True)]}
+
+    def _execute_requests(self, message: Message, shared: Array, packing: Packing) -> Message:
+        requests = unpack_requests(message, shared, self._model)
+        responders = self._events.responders(request_number(message["batch"], 0), len(requests))
+        for request, responder in zip(requests, responders, strict=True):
+            request.responder = responder
+        if "alone" in message:
+            return self._execute_one_by_one(requests, responders, shared, packing)
+        try:
+            answers = self._handler.execute_requests(requests)
+            self._check_count(len(answers), len(responders))
+        except BaseException as error:  # noqa: BLE001 - as for the load
+            return self._failed(responders, _as_error(error, self._model, Kind.INTERNAL, "while it executed"))
+        self._events.forget([r.number for r, answer in zip(responders, answers, strict=True) if answer is not None])
+        for responder, answer in zip(responders, answers, strict=True):
+            if answer is PUT_BACK and self._handler.config.decoupled:
+                responder.put_back()
+        return pack_answers(answers, packing, self._model)
+
+    def _execute_one_by_one(
+        self,
+        requests: Sequence[ModelRequest],
+        responders: Sequence[ResponderInChild],
+        shared: Array,
+        packing: Packing,
+    ) -> Message:
+        answers, took = self._one_by_one.run(requests, responders, shared)
+        self._events.forget([r.number for r, answer in zip(responders, answers, strict=True) if answer is not None])
+        fields = pack_answers(answers, packing, self._model)
+        fields["took"] = took
+        return fields
+
+    def _execute_alone(self, request: ModelRequest, responder: ResponderInChild, last: bool) -> Answer:  # noqa: FBT001 - see Execute
+        """Execute one request, whose error is its own."""
+        try:
+            answers = self._handler.execute_requests([request])
+            self._check_count(len(answers), 1)
+            answer = answers[0] if last else _of_its_own(answers[0])
+        except BaseException as error:  # noqa: BLE001 - as for the load
+            answer = _as_error(error, self._model, Kind.INTERNAL, "while it executed")
+            if responder.used:
+                responder.send(answer, final=True)  # behind the responses that it has got already
+                answer = None
+        self._side.end_copy()
+        return answer
+
+    def _check_count(self, answers: int, requests: int) -> None:
+        if answers != requests:
+            raise MmeError(
+                Kind.EXECUTION_FAILED, f"model '{self._model}' gave {answers} answers to {requests} requests"
+            )
+
+    def _failed(self, responders: list[ResponderInChild], error: MmeError) -> Message:
+        """What befell a batch: it comes to each request behind the responses that this has got already."""
+        used = [responder.used for responder in responders]
+        for responder in responders:
+            if responder.used:
+                responder.send(error, final=True)
+        self._events.forget([responder.number for responder in responders])
+        if not any(used):
+            return {"error": error_fields(error)}
+        return {"answers": [None if sent else {"error": error_fields(error)} for sent in used]}
+
+    def _add(self, packing: Packing, name: str, array: Array) -> list[Any]:
+        return packing.add(array, f"output '{name}' of model '{self._model}'")
+
+
+def _of_its_own(answer: Answer) -> Answer:
+    """An answer in arrays that the model does not have: it may write the next one into the same."""
+    if not isinstance(answer, ModelResponse):
+        return answer
+    outputs = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in answer.outputs.items()}
+    return ModelResponse(outputs, dict(answer.parameters), answer.data_types)
+
+
+def _as_error(error: BaseException, model: str, otherwise: Kind, when: str) -> MmeError:
+    """What the other side is told; what it is not told goes to standard error, and so into the log."""
+    if isinstance(error, MmeError):
+        return error
+    if isinstance(error, MemoryError):
+        return out_of_memory(f"model '{model}' ran out of memory {when}: {error}")
+    if isinstance(error, SystemExit):
+        kind = Kind.EXECUTION_FAILED if otherwise is Kind.INTERNAL else otherwise
+        return MmeError(kind, f"model '{model}' called sys.exit({error.code!r}) {when}")
+    traceback.print_exception(error)
+    return MmeError(otherwise, f"model '{model}' failed {when}: {type(error).__name__}: {error}")

@@ -1,0 +1,316 @@
+"""The child's end of the channel: what a model says outside of its batches, and what it is told.
+
+Any thread of the model may send. A thread of ours listens, from the first time on that the model wants to be told
+something; until then the serving process tells nothing, so that nothing piles up for models that never ask.
+
+A sender that the model forgot says so when it is collected, which may happen on any thread in the middle of anything:
+of sending, too. So no lock here is one that a thread could wait for while it holds it itself, and what is to be sent
+in the middle of sending is sent behind it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.worker.batches import answer_fields
+from model_handlers.worker.channel import Frame, FrameReader
+from model_handlers.worker.framing import Packing, error_fields
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from model_handlers.requests import ModelResponse
+    from model_handlers.tensor import Array
+    from model_handlers.worker.framing import Message
+
+    Take = Callable[[Message, Array], None]
+    AskReady = Callable[[Callable[[bool], None]], None]
+
+_PASSING = {errno.ETOOMANYREFS, errno.ENOBUFS}  # no more descriptors may be under way, until the other side reads
+_PAUSE = 0.001  # seconds
+_TURN_NS = 500_000  # of a process that sends and computes: a yield for each frame would have each read alone
+_MOST_UNDER_WAY = 64 << 20  # bytes of memory that was sent and not received: of such frames a socket holds hundreds
+
+
+class Events:
+    """One process's channel.
+
+    Args:
+        end: the socket.
+        model: the model's name, for messages.
+
+    Attributes:
+        before_questions: called before the model asks the server anything, on the thread that does; None for nothing.
+    """
+
+    def __init__(self, end: socket.socket, model: str) -> None:
+        self.model = model
+        self._end = end
+        self._pid = os.getpid()
+        self._sending = threading.RLock()
+        self._busy = False
+        self._unsent: deque[Frame] = deque()
+        self._under_way = 0  # bytes of memory
+        self._gave_way = 0  # when
+        self._lock = threading.RLock()
+        self._listens = False
+        self._asked = False  # to be told of clients that leave
+        self._told = threading.Event()
+        self._open: set[int] = set()
+        self._cancelled: set[int] = set()
+        self._watching: dict[int, list[Callable[[], None]]] = {}
+        self._expected: dict[int, Take] = {}
+        self._ask_ready: AskReady | None = None
+        self.before_questions: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Events of '{self.model}', {self.kept} entries kept>"
+
+    @property
+    def kept(self) -> int:
+        """How many entries it keeps of requests and questions that are not over, and of frames that are not sent."""
+        told = len(self._open) + len(self._cancelled) + len(self._watching)
+        return told + len(self._expected) + len(self._unsent)
+
+    def send(self, message: Message, packing: Packing | None = None) -> None:
+        """Send a frame; waits while the other side does not read. Nothing happens in a process that the model forked.
+
+        Raises:
+            MmeError: such a frame can't be.
+        """
+        if os.getpid() != self._pid:
+            return
+        frame = Frame(message, packing)
+        with self._sending:
+            self._unsent.append(frame)
+            while self._unsent and not self._busy:
+                self._busy = True
+                try:
+                    self._put(self._unsent.popleft())
+                finally:
+                    self._busy = False
+        self._give_way()
+
+    def _give_way(self) -> None:
+        """Let the serving process, which a frame has woken, run where it was put: behind us, if we go on computing."""
+        now = time.perf_counter_ns()
+        if now - self._gave_way > _TURN_NS:
+            self._gave_way = now
+            os.sched_yield()
+
+    def _put(self, frame: Frame) -> None:
+        if frame.size:
+            self._await_room(frame.size)
+        while frame.data:
+            try:
+                frame.send(self._end)
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    break  # the serving process is gone, and soon we are
+                time.sleep(_PAUSE)
+        frame.close()
+
+    def _await_room(self, size: int) -> None:
+        """Wait while too much memory is under way. The other side looks at what it received before it asks for more."""
+        if self._under_way > _MOST_UNDER_WAY:
+            while _unread(self._end):
+                time.sleep(_PAUSE)
+            self._under_way = 0
+        self._under_way += size
+
+    # -- requests that we were given -----------------------------------------------------------------------------
+
+    def responders(self, first: int, count: int) -> list[ResponderInChild]:
+        """Take the responses to the requests of a batch, which both sides call `first` and the numbers behind it."""
+        numbers = range(first, first + count)
+        with self._lock:
+            self._open.update(numbers)
+        return [ResponderInChild(self, number) for number in numbers]
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """These requests have got their last responses."""
+        with self._lock:
+            self._open.difference_update(numbers)
+            self._cancelled.difference_update(numbers)
+            if self._watching:
+                for number in numbers:
+                    self._watching.pop(number, None)
+
+    def is_cancelled(self, number: int) -> bool:
+        """Whether the client of a request has left."""
+        self._hear_of_clients()
+        return number in self._cancelled
+
+    def when_cancelled(self, number: int, tell: Callable[[], None]) -> None:
+        """Have `tell` called when it leaves; at once if it has; never once the request has got its last response."""
+        self._hear_of_clients()
+        with self._lock:
+            if number not in self._cancelled:
+                if number in self._open:
+                    self._watching.setdefault(number, []).append(tell)
+                return
+        tell()
+
+    def _hear_of_clients(self) -> None:
+        """Ask to be told of clients that leave, once, and wait until we know of those that have left already."""
+        if self._told.is_set() or os.getpid() != self._pid:
+            return
+        with self._lock:
+            asks, self._asked = not self._asked, True
+        if asks:
+            self._listen()
+            self.send({"hear": True})
+        self._told.wait()
+
+    # -- questions of ours ---------------------------------------------------------------------------------------
+
+    def expect(self, number: int, take: Take) -> None:
+        """Have the replies to a question of ours taken, until the last one.
+
+        Raises:
+            MmeError: none will come: this is not the model's process but one that it forked.
+        """
+        if os.getpid() != self._pid:
+            raise MmeError(
+                Kind.UNSUPPORTED, f"model '{self.model}': a process that the model forked can't ask the server anything"
+            )
+        if self.before_questions is not None:
+            self.before_questions()
+        with self._lock:
+            self._expected[number] = take
+        self._listen()
+
+    def expect_no_more(self, number: int) -> bool:
+        """Take no more replies to a question; whether there would have been any."""
+        with self._lock:
+            return self._expected.pop(number, None) is not None
+
+    def answer_ready(self, ask: AskReady) -> None:
+        """The other side may ask from now on whether the model is ready: see `Handler.ask_ready`."""
+        self._ask_ready = ask
+        self._listen()
+
+    # -- the thread that listens ---------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        with self._lock:
+            if not self._listens:
+                self._listens = True
+                threading.Thread(target=self._main, name="mme events", daemon=True).start()
+
+    def _main(self) -> None:
+        reader, ready = FrameReader(), select.poll()
+        try:
+            ready.register(self._end, select.POLLIN)
+            while ready.poll() and reader.receive(self._end):  # as the main thread waits: see `child`
+                while (frame := reader.next()) is not None:
+                    self._take(*frame)
+        except (OSError, ValueError):
+            if self._end.fileno() >= 0:  # else our own side has closed it: the process of several models goes on
+                raise
+        finally:
+            self._told.set()
+
+    def _take(self, message: Message, shared: Array) -> None:
+        try:
+            if "reply" in message:
+                self._reply(message, shared)
+            elif "cancelled" in message:
+                self._cancel(message["cancelled"])
+            elif "hears" in message:
+                self._told.set()
+            elif "ready" in message and self._ask_ready is not None:
+                self._answer_ready(self._ask_ready)
+        except Exception:  # noqa: BLE001 - code of the model's author is told; others wait for this thread too
+            traceback.print_exc()
+
+    def _answer_ready(self, ask: AskReady) -> None:
+        try:
+            ask(self._tell_ready)
+        except Exception:
+            self._tell_ready(ready=False)  # nobody asks again before there is an answer
+            raise
+
+    def _tell_ready(self, ready: bool) -> None:  # noqa: FBT001 - it is the answer
+        self.send({"ready": ready})
+
+    def _reply(self, message: Message, shared: Array) -> None:
+        number = message["reply"]
+        with self._lock:
+            take = self._expected.pop(number, None) if message["final"] else self._expected.get(number)
+        if take is not None:
+            take(message, shared)
+
+    def _cancel(self, number: int) -> None:
+        with self._lock:
+            if number in self._open:
+                self._cancelled.add(number)
+            told = self._watching.pop(number, [])
+        for tell in told:
+            tell()
+
+
+def _unread(end: socket.socket) -> int:
+    """Bytes that the other side has not received, with what the system adds to them; 0 where that has gone."""
+    try:
+        return int.from_bytes(fcntl.ioctl(end, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
+
+
+class ResponderInChild:
+    """See `requests.Responder`.
+
+    Attributes:
+        number: what both sides call the request.
+        used: whether anything was sent.
+    """
+
+    def __init__(self, events: Events, number: int) -> None:
+        self._events = events
+        self.number = number
+        self.used = False
+
+    def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
+        """One response, or the news that it was the last."""
+        self.used = True
+        try:
+            self._send(response, final=final)
+        except MmeError as error:  # tensors or parameters that can't be sent
+            final = True
+            self._send(error, final=True)
+        if final:
+            self._events.forget([self.number])
+
+    def _send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
+        message: Message = {"respond": self.number, "final": final}
+        packing = Packing()
+        if isinstance(response, MmeError):
+            message["error"] = error_fields(response)
+        elif response is not None:
+            message |= answer_fields(response, packing, self._events.model)
+        self._events.send(message, packing)
+
+    def put_back(self) -> None:
+        """This was all, until the request is executed once more."""
+        self._events.send({"respond": self.number, "final": True, "again": True})
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left."""
+        return self._events.is_cancelled(self.number)
+
+    def when_cancelled(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when it leaves; at once if it has."""
+        self._events.when_cancelled(self.number, tell)

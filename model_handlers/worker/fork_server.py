@@ -1,0 +1,282 @@
+"""The process that models' processes are forked from: small, single-threaded, with their common imports done.
+
+Theory of operation. The serving process has threads and a loop and must not fork; a fresh interpreter takes a quarter
+of a second to import numpy. So one fresh interpreter imports what every child needs and then forks whenever it is
+asked, in a millisecond or two, the children sharing the imported pages.
+
+An order is one packet on the command socket: a child's name, what it executes if it is not to be a mere fork of this
+process, and its descriptors [its sockets: control, events; leash, stdout, stderr].
+The leash is how the serving process holds a child: the fork server writes the child's pid on it, later its exit code;
+when the other end is closed or anything comes from there, the child is killed. So whatever ends the serving process
+ends every child: the system closes its leashes. There are no pids to mistake and no names to remove.
+
+A child may leave processes behind. The fork server is a subreaper, which orphans go to, and buries them when they end.
+Each child founds a family (see `kin`): once it is dead, whatever is a child of ours, was not forked by us and is of no
+living child's family is killed, before the exit code is told. Against the death of the fork server itself children have
+the parent-death signal.
+
+Not the standard library's forkserver: that one listens on a socket in a folder, which stays behind when the serving
+process is killed; its children keep it alive, so that it can't end one that hangs; it runs a second process to track
+names; and it imports the serving process's `__main__` again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import fcntl
+import gc
+import importlib
+import os
+import resource
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from model_handlers.registry import BACKENDS
+from model_handlers.system import devices
+from model_handlers.system.priority import children, family_of, found_family, usual_priority
+from model_handlers.worker import child
+from model_handlers.worker.program import MAX_ORDER, Order
+
+# On the leash: the pid or, where the system refused one, -errno; then the exit code, -n for signal n.
+REPORT = struct.Struct("<q")
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_FDS = 8
+_OTHER_FDS = 64  # numbers that are free below those of leashes, which a child closes all at once
+_SWEEP_SECONDS = 1.0
+_LOOK_SECONDS = 1.0  # between two looks at the machine's memory of one that has no children
+_WORTH = 2  # times what was imported takes: it is kept where so much memory is free
+_libc = ctypes.CDLL(None)
+
+
+def main(command_fd: int, preload: str = "", patience: float | None = None) -> NoReturn:
+    """Serve until the other end of the command socket is closed, then end every child and ourselves.
+
+    Args:
+        command_fd: our end of that socket.
+        preload: `module:function`, to be called before the first fork; "" for nothing.
+        patience: seconds without children after which we begin anew, by executing the program that we are: what was
+            imported is worth its memory only as long as there are any. Sooner where the machine is short of it, and
+            None for never.
+    """
+    environ = dict(os.environ)  # what is imported may change it
+    usual_priority()  # not that of the load that needed it first
+    _libc.prctl(_PR_SET_NAME, b"mme-forks", 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for backend in BACKENDS:
+        if backend.handler:
+            # a handler that can't be imported says so where it is used
+            with contextlib.suppress(ImportError):
+                importlib.import_module(backend.handler.partition(":")[0])
+    if preload:
+        module, _, function = preload.partition(":")
+        with contextlib.suppress(Exception):  # likewise: a child calls it too, and tells what it raises
+            getattr(importlib.import_module(module), function)()
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch every object, and so copy every page
+    server = _ForkServer(socket.socket(fileno=command_fd), patience)
+    if not server.run():
+        os.execve(sys.executable, sys.orig_argv, environ)  # noqa: S606 - ourselves
+    os._exit(0)
+
+
+class _ForkServer:
+    def __init__(self, command: socket.socket, patience: float | None) -> None:
+        self._command = command
+        self._patience = patience
+        self._leashes: dict[int, int] = {}  # pid → our end, a descriptor
+        used = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+        self._first_leash = self._last_leash = used + _OTHER_FDS
+        self._selector = selectors.DefaultSelector()
+        self._wake, wake_writer = socket.socketpair()
+        self._wake_writer = wake_writer
+        for end in (self._wake, wake_writer):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer.fileno(), warn_on_full_buffer=False)
+        self._selector.register(command, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    def run(self) -> bool:
+        """Fork, kill and reap until nobody can ask for more; False where nobody did for so long."""
+        idle_since = time.monotonic()
+        while True:
+            ready = self._selector.select(self._rest(idle_since))
+            if not ready:
+                if self._rest(idle_since) == 0 or _is_scarce():
+                    return False
+                continue
+            idle_since = time.monotonic()
+            for key, _ in ready:
+                if key.data is not None:
+                    self._kill(key.data)
+                elif key.fileobj is self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake.recv(4096)
+                elif not self._serve():
+                    self._end()
+                    return True
+            self._reap()
+
+    def _rest(self, idle_since: float) -> float | None:
+        """Seconds to wait for whatever comes; None for as long as it takes."""
+        if self._leashes or self._patience is None:
+            return None
+        return max(min(_LOOK_SECONDS, idle_since + self._patience - time.monotonic()), 0)
+
+    def _serve(self) -> bool:
+        packet, fds, _, _ = socket.recv_fds(self._command, MAX_ORDER, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        if not packet:
+            return False
+        order = Order.of(packet)
+        if len(fds) != order.fds:
+            for fd in fds:
+                os.close(fd)
+            return True
+        leash = fds[-3]
+        end = pid = -1
+        try:
+            end = fcntl.fcntl(leash, fcntl.F_DUPFD_CLOEXEC, self._first_leash)
+            pid = os.fork()
+        except OSError as error:  # no more processes, descriptors or memory
+            _report(leash, -(error.errno or errno.EAGAIN))
+        if pid == 0:
+            self._become_child(order, fds)
+        for fd in fds:
+            os.close(fd)
+        if pid > 0:
+            os.set_blocking(end, False)
+            self._last_leash = max(self._last_leash, end)
+            self._leashes[pid] = end
+            self._selector.register(end, selectors.EVENT_READ, pid)
+            _report(end, pid)
+        elif end >= 0:
+            os.close(end)
+        return True
+
+    def _kill(self, pid: int) -> None:
+        """The serving process let go of a child. It is a child of ours until it is reaped, so the pid is its own."""
+        self._selector.unregister(self._leashes[pid])
+        os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            leash = self._leashes.pop(pid, None)
+            if leash is not None:
+                with contextlib.suppress(KeyError):  # it was killed, and is no longer listened to
+                    self._selector.unregister(leash)
+                self._sweep()
+                _report(leash, os.waitstatus_to_exitcode(status))
+                os.close(leash)
+
+    def _sweep(self) -> None:
+        """End what a dead child left behind, and what that leaves behind in turn."""
+        give_up = time.monotonic() + _SWEEP_SECONDS
+        while (orphans := self._orphans()) and time.monotonic() < give_up:
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
+
+    def _orphans(self) -> list[int]:
+        """Those of dead children."""
+        orphans = []
+        for pid in set(children()) - self._leashes.keys():
+            with contextlib.suppress(OSError):  # it was buried meanwhile, or we may not kill it
+                if family_of(pid) not in self._leashes:
+                    orphans.append(pid)
+        return orphans
+
+    def _end(self) -> None:
+        for pid in self._leashes:
+            os.kill(pid, signal.SIGKILL)
+        while self._leashes:
+            pid, _ = os.waitpid(-1, 0)
+            self._leashes.pop(pid, None)
+        self._sweep()
+
+    def _become_child(self, order: Order, fds: list[int]) -> NoReturn:
+        code = 1
+        *sockets, leash, stdout, stderr = fds
+        try:
+            server = os.getppid()
+            os.dup2(stdout, 1)
+            os.dup2(stderr, 2)
+            signal.set_wakeup_fd(-1)
+            self._selector.close()
+            for end in (self._command, self._wake, self._wake_writer):
+                end.close()
+            for fd in (leash, stdout, stderr):
+                os.close(fd)
+            os.closerange(self._first_leash, self._last_leash + 2)  # the new one is behind the last
+            _reset_process(order.name.encode(), server)
+            if order.program is not None:
+                order.program.execute(sockets)
+            code = child.main(*(socket.socket(fileno=fd) for fd in sockets))
+        except BaseException:  # noqa: BLE001 - nothing may unwind into the fork server's loop
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def _is_scarce() -> bool:
+    """Whether the machine needs the memory of what nobody uses just now: it is in no model's count."""
+    try:
+        return devices.free_memory() < _WORTH * devices.private_memory()
+    except OSError:  # nobody tells
+        return False
+
+
+def _report(leash: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # the serving process let go, or is gone
+        os.write(leash, REPORT.pack(number))
+
+
+def _reset_process(name: bytes, server: int) -> None:
+    """A session, signals, priority, names and random numbers of its own."""
+    os.setsid()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        with contextlib.suppress(OSError, ValueError):  # the C library keeps two for itself
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the serving process, which ends us in good order
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server:  # it died before it could be the signal's sender
+        os._exit(1)
+    found_family()
+    _libc.prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
+    usual_priority()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    sys.stdout = _line_writer(1)  # the fork server's own may have been files
+    sys.stderr = _line_writer(2)
+    faulthandler.enable()  # a crash in native code leaves the Python stack on standard error
+    drawing = (sys.modules.get("numpy.random"), getattr(sys.modules.get("torch"), "default_generator", None))
+    for generator in filter(None, drawing):  # else every child would draw the same numbers
+        generator.seed()
+
+
+def _line_writer(fd: int) -> TextIO:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -1,0 +1,324 @@
+"""How a batch crosses between the serving process and the process of a model: messages, and tensors beside them.
+
+PURE: bytes and arrays in, bytes and arrays out; no socket, no clock, no descriptor.
+
+Theory of operation. Two things connect the processes. A stream socket carries small control messages:
+
+    +----------------+---------------------------+
+    | length, 4 B LE | one JSON object, UTF-8    |     length counts the object alone, at most MAX_MESSAGE
+    +----------------+---------------------------+
+
+Shared memory carries the tensors. One segment holds a batch, its inputs in front and its outputs behind them, each
+tensor at a multiple of 64 bytes:
+
+    0        64           128                                   at                      end         size
+    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
+    | in 0   | in 1       | pad | in 2 (BYTES: length, data …)  | out 0     | out 1     | unused    |
+    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
+      written by the serving process, read in place by the child  written by the child, read in place
+
+A message names each tensor by `[datatype, offset, bytes, shape]`. An output that is an input, untouched, is not
+written again: its place is that of the input. BYTES tensors lie in their wire form and are taken apart by the reader.
+
+    serving process → child        {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "rest"}   {"do": "close"}
+    child → serving process        {"loaded": …}       {"ran": n, …}                  (nothing)        (ends)
+
+What a `run` holds of the requests, and `ran` of their answers, is told in `batches`.
+
+Nothing that comes out of a child is trusted: a model can write to any descriptor it finds. A message that is no
+message, or a tensor that lies outside its segment, is a `ProtocolError`, after which the child is not spoken to again.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import BY_DTYPE, BY_NAME, BYTES, decode_bytes_elements, encode_bytes_elements
+from model_handlers.worker.wire_json import dumps, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from model_handlers.tensor import Array, DataType
+
+    Message = dict[str, Any]
+    Place = list[Any]  # [datatype, offset, bytes, shape]
+
+MAX_MESSAGE = 16 << 20  # tensors do not travel in messages; what a client can fill is ids and parameters
+MAX_ERROR = 256 << 10  # characters of an error's sentence
+_ALIGNMENT = 64
+_HEAD = 4
+_INDEX_BITS = 20  # requests of a batch
+_MAX_RANK = 64  # numpy's own limit
+_FEW_BYTES = 16 << 10
+_bytes_of = np.ndarray.tobytes  # a masked array has one of its own, which fills in
+_LITTLE = sys.byteorder == "little"
+
+
+class ProtocolError(Exception):
+    """The other side sent what no side of ours sends."""
+
+
+def encode_message(message: Message) -> bytes:
+    """One message as bytes.
+
+    Raises:
+        MmeError: TOO_LARGE for one beyond MAX_MESSAGE, INVALID_ARGUMENT for a value that JSON has no form for.
+    """
+    try:
+        body = dumps(message)
+    except (TypeError, ValueError) as error:
+        raise MmeError(Kind.INVALID_ARGUMENT, f"a value can't be handed to the model's process: {error}") from None
+    if len(body) > MAX_MESSAGE:
+        raise MmeError(
+            Kind.TOO_LARGE,
+            f"ids, parameters and tensor descriptions of a batch take {len(body)} bytes, at most {MAX_MESSAGE} can be "
+            "handed to the model's process",
+        )
+    return len(body).to_bytes(_HEAD, "little") + body
+
+
+class MessageReader:
+    """Cuts the bytes of a stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer: bytes | bytearray = b""
+        self._at = 0  # what lies before was taken: a piece may hold hundreds of messages, and is not copied for each
+
+    def feed(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._at == len(self._buffer):
+            self._buffer, self._at = data, 0  # as a rule a whole message, which is then read where it lies
+            return
+        if self._at or isinstance(self._buffer, bytes):
+            self._buffer, self._at = bytearray(memoryview(self._buffer)[self._at :]), 0
+        self._buffer += data
+
+    def has_over(self, size: int) -> bool:
+        """Whether the next message is there, and takes more bytes than that."""
+        here = len(self._buffer) - self._at - _HEAD
+        return here > size and here >= self._length() > size
+
+    def next(self) -> Message | None:
+        """The next whole message, None while there is none.
+
+        Raises:
+            ProtocolError: what came is no message.
+        """
+        start = self._at + _HEAD
+        if len(self._buffer) < start:
+            return None
+        length = self._length()
+        if length > MAX_MESSAGE:
+            raise ProtocolError(f"a message of {length} bytes, at most {MAX_MESSAGE} are allowed")
+        end = start + length
+        if len(self._buffer) < end:
+            return None
+        try:
+            message = loads(memoryview(self._buffer)[start:end])
+        except ValueError as error:
+            raise ProtocolError(f"a message that is not JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise ProtocolError("a message that is not an object")
+        self._cut(end)
+        return message
+
+    def take(self, size: int) -> bytes | None:
+        """The next `size` bytes as they are, None while there are not so many."""
+        end = self._at + size
+        if len(self._buffer) < end:
+            return None
+        data = bytes(memoryview(self._buffer)[self._at : end])
+        self._cut(end)
+        return data
+
+    def _length(self) -> int:
+        return int.from_bytes(self._buffer[self._at : self._at + _HEAD], "little")
+
+    def _cut(self, end: int) -> None:
+        self._at = end
+        if end == len(self._buffer):
+            self._buffer, self._at = b"", 0
+
+
+def request_number(batch: int, index: int) -> int:
+    """What both sides call a request of a batch; no two of one process are called the same."""
+    return batch << _INDEX_BITS | index
+
+
+def error_fields(error: MmeError) -> Message:
+    """An error, to cross by name."""
+    message = error.message
+    shown = message if len(message) <= MAX_ERROR else f"{message[:MAX_ERROR]} …"
+    return {"kind": error.kind.name, "message": shown, **({"said": error.said} if error.said else {})}
+
+
+def error_from(fields: Any) -> MmeError:
+    """The error that crossed.
+
+    Raises:
+        ProtocolError: there is no such error.
+    """
+    try:
+        return MmeError(Kind[fields["kind"]], str(fields["message"]), int(fields.get("said", 0)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ProtocolError(f"an error without kind or message: {str(fields)[:200]}") from None
+
+
+def checked_parameters(fields: Any) -> dict[str, str | int | float]:
+    """A response's parameters that crossed.
+
+    Raises:
+        ProtocolError: they are something else.
+    """
+    if not isinstance(fields, dict) or not all(isinstance(value, str | int | float) for value in fields.values()):
+        raise ProtocolError(f"parameters of a response that are none: {str(fields)[:200]}")
+    return fields
+
+
+class Packing:
+    """Finds places for arrays, then writes them all: how much memory that takes is known before there is any.
+
+    Args:
+        start: where the first array may lie.
+        shared: the bytes that both sides have, to recognise arrays that lie there already; None where none can.
+    """
+
+    def __init__(self, start: int = 0, shared: Array | None = None) -> None:
+        self.end = self._start = start
+        self._shared = shared
+        self._arrays: list[tuple[int, int, np.dtype[Any], Sequence[Array]]] = []
+
+    def add(self, array: Array, subject: str) -> Place:
+        """A place for an array. `subject` is what errors call it.
+
+        Raises:
+            MmeError: EXECUTION_FAILED for something that is no array of a type that the protocol has, or has elements
+                that are no text.
+        """
+        if not isinstance(array, np.ndarray):
+            raise MmeError(Kind.EXECUTION_FAILED, f"{subject} is {type(array).__name__}, not a numpy array")
+        shape = list(array.shape)
+        if array.dtype.kind in "OSU":
+            elements = np.frombuffer(_elements(array, subject), np.uint8)
+            return self._place(BYTES, [elements], elements.nbytes, shape)
+        data_type = _data_type(array, subject)
+        if self.has(array) and _plain(array):
+            assert self._shared is not None  # noqa: S101 - it has the array
+            return [data_type.name, array.ctypes.data - self._shared.ctypes.data, array.nbytes, shape]
+        return self._place(data_type, [array], array.nbytes, shape)
+
+    def add_joined(self, arrays: Sequence[Array], subject: str) -> Place:
+        """A place for arrays of one dtype behind one another, along their first dimensions.
+
+        Raises:
+            MmeError: as `add`.
+        """
+        first = arrays[0]
+        if first.dtype.kind in "OSU":
+            return self.add(np.concatenate(arrays), subject)
+        rows = sum([array.shape[0] for array in arrays])
+        nbytes = sum([array.nbytes for array in arrays])
+        return self._place(_data_type(first, subject), arrays, nbytes, [rows, *first.shape[1:]])
+
+    def has(self, array: Any) -> bool:
+        """Whether an array lies in the bytes that both sides have."""
+        return self._shared is not None and isinstance(array, np.ndarray) and array.base is self._shared
+
+    def clear(self) -> None:
+        """Forget all arrays."""
+        self.end = self._start
+        self._arrays.clear()
+
+    def _place(self, data_type: DataType, arrays: Sequence[Array], nbytes: int, shape: list[int]) -> Place:
+        offset = -(-self.end // _ALIGNMENT) * _ALIGNMENT
+        self.end = offset + nbytes
+        if nbytes:
+            self._arrays.append((offset, nbytes, _little(arrays[0].dtype), arrays))
+        return [data_type.name, offset, nbytes, shape]
+
+    def contents(self) -> Iterator[tuple[int, memoryview]]:
+        """The offset of every place, and its bytes; those of arrays with strides, and of joined ones, are copied."""
+        for offset, _, little, arrays in self._arrays:
+            plain = np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), little)
+            yield offset, plain.reshape(-1).view(np.uint8).data
+
+    def write(self, memory: memoryview) -> None:
+        """Copy every array to its place; `memory` has at least `end` bytes. One copy, whatever the strides.
+
+        Few bytes are copied twice: numpy takes longer for what it prepares.
+        """
+        for offset, nbytes, little, arrays in self._arrays:
+            if nbytes <= _FEW_BYTES and little == arrays[0].dtype:
+                memory[offset : offset + nbytes] = b"".join([_bytes_of(array) for array in arrays])
+                continue
+            target = np.frombuffer(memory, little, nbytes // little.itemsize, offset)
+            if len(arrays) == 1:
+                np.copyto(target.reshape(arrays[0].shape), arrays[0])
+            else:
+                np.concatenate(arrays, out=target.reshape(-1, *arrays[0].shape[1:]))
+
+
+def _elements(array: Array, subject: str) -> bytes:
+    try:
+        return encode_bytes_elements(array)
+    except MemoryError:
+        raise
+    except Exception as error:  # halves of characters; what is no string says what it is by code of its author
+        raise MmeError(Kind.EXECUTION_FAILED, f"{subject} has an element that is no text: {error}") from error
+
+
+def _data_type(array: Array, subject: str) -> DataType:
+    data_type = BY_DTYPE.get(array.dtype) or BY_DTYPE.get(array.dtype.newbyteorder("<"))
+    if data_type is None:
+        raise MmeError(Kind.EXECUTION_FAILED, f"{subject} has dtype {array.dtype}, which the protocol has no name for")
+    return data_type
+
+
+def _little(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype if dtype.isnative and _LITTLE else dtype.newbyteorder("<")
+
+
+def _plain(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+
+
+def unpack(shared: Array, place: Any, name: str, model: str) -> Array:
+    """The array at a place: a view of `shared`, the segment's bytes, or for BYTES an object array of its own.
+
+    Raises:
+        ProtocolError: no array can lie there.
+    """
+    try:
+        data_type, offset, nbytes, shape = place
+        data_type = BY_NAME[data_type]
+    except (TypeError, ValueError, KeyError):
+        raise ProtocolError(f"tensor '{name}' is described by {str(place)[:200]}") from None
+    if not are_sizes([offset, nbytes]) or not _is_shape(shape) or offset + nbytes > shared.nbytes:
+        raise ProtocolError(f"tensor '{name}' at {str(place)[:200]} lies outside its segment of {shared.nbytes} bytes")
+    count = math.prod(shape)
+    if data_type is BYTES:
+        try:
+            return decode_bytes_elements(shared[offset : offset + nbytes].data, count, name, model).reshape(shape)
+        except MmeError as error:
+            raise ProtocolError(error.message) from None
+    if nbytes != count * data_type.itemsize or offset % data_type.itemsize:
+        raise ProtocolError(f"tensor '{name}' of {data_type} {shape} is said to take {nbytes} bytes at {offset}")
+    return np.ndarray(shape, data_type.dtype, shared, offset)
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) <= _MAX_RANK and are_sizes(shape)
+
+
+def are_sizes(numbers: list[Any]) -> bool:
+    """Whether all of them can count something."""
+    for number in numbers:  # noqa: SIM110 - twice as fast as a generator, for each tensor of each batch
+        if type(number) is not int or number < 0:
+            return False
+    return True

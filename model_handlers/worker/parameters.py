@@ -1,0 +1,76 @@
+"""What a model's own `parameters` say about where it executes and how long that may take.
+
+Pure: a configuration in, values out, but for one number, which is the operator's. Names begin with MME_ so that no
+parameter of a framework can mean them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from model_handlers.base import Placement
+from model_handlers.config.parameters import number
+from model_handlers.errors import invalid_model
+
+if TYPE_CHECKING:
+    from model_handlers.base import Handler
+    from model_handlers.config.model_config import ModelConfig
+
+PLACEMENT = "MME_PLACEMENT"
+EXECUTION_TIMEOUT = "MME_EXECUTION_TIMEOUT"
+LOAD_TIMEOUT = "MME_LOAD_TIMEOUT"
+_LOAD_SECONDS = 300.0
+EXECUTION_SECONDS = 60.0  # as long as SageMaker itself waits for an answer of an endpoint
+
+
+def placement_of(config: ModelConfig, handler_class: type[Handler]) -> Placement:
+    """Where a model's instances execute: what its configuration says, else what suits its handler.
+
+    Raises:
+        MmeError: INVALID_MODEL for a placement that does not exist.
+    """
+    text = config.parameters.get(PLACEMENT)
+    if text is None:
+        return handler_class.placement
+    try:
+        return Placement(text.strip().lower())
+    except ValueError:
+        choices = " or ".join(f"'{placement.value}'" for placement in Placement)
+        raise invalid_model(f"model '{config.name}': parameter '{PLACEMENT}' must be {choices}, got '{text}'") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds after which a process that does not answer is ended.
+
+    Attributes:
+        usual_execution: `execution` where a configuration does not say: the limit of a request. One for the process.
+        load: from its start to the loaded model; and as long before that for the environment that a model brings.
+        execution: one batch, from its start; of a decoupled model, from its last response.
+        close: the model's own clean-up when it is unloaded.
+    """
+
+    usual_execution: ClassVar[float] = EXECUTION_SECONDS
+
+    load: float = _LOAD_SECONDS
+    execution: float = EXECUTION_SECONDS
+    close: float = 5.0
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Deadlines:
+        """The deadlines that a configuration asks for.
+
+        Raises:
+            MmeError: INVALID_MODEL for one that is no positive number of seconds.
+        """
+        return cls(
+            _seconds(config, LOAD_TIMEOUT, _LOAD_SECONDS), _seconds(config, EXECUTION_TIMEOUT, cls.usual_execution)
+        )
+
+
+def _seconds(config: ModelConfig, key: str, default: float) -> float:
+    return number(
+        config, key, default, allowed=lambda value: 0 < value < math.inf, expected="a positive number of seconds"
+    )

@@ -1,0 +1,123 @@
+"""The environments that a target's models bring: which they want, which are there, and the making of the others.
+
+Runs on load threads. What an environment is and how it is made is the business of `model_handlers.environments`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from model_handlers.base import Placement
+from model_handlers.environments.environment import Patience
+from model_handlers.environments.met import lack_of
+from model_handlers.environments.wanted import Given
+from model_handlers.errors import invalid_model
+from model_handlers.system.disk import disk_errors
+from model_handlers.worker.parameters import PLACEMENT, Deadlines
+from serve.sources.disk import directory_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from model_handlers.base import Handler
+    from model_handlers.environments.cache import Environments
+    from model_handlers.environments.environment import Environment
+    from model_handlers.environments.wanted import Wanted
+    from serve.sources.repository import ModelDirectory
+
+_log = logging.getLogger("mme.cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What environments a model's versions bring, by their model files.
+
+    Attributes:
+        wanted: what they ask for.
+        met: whose the server's own packages are enough for.
+        there: those of the others that were made.
+    """
+
+    wanted: dict[Path, Wanted] = field(default_factory=dict)
+    met: frozenset[Path] = frozenset()
+    there: dict[Path, Environment] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether none is yet to be made."""
+        return len(self.met) + len(self.there) == len(self.wanted)
+
+    @property
+    def mark(self) -> str:
+        """Of footprints of who shares the server's packages: with another image, the same model may share nothing."""
+        return " met" if self.met else ""
+
+    def size_in(self, directory: ModelDirectory) -> int:
+        """Bytes that they take in the directories of the model's versions, whose other bytes go into memory."""
+        paths = {wanted.path if isinstance(wanted, Given) else wanted.wheels for wanted in self.wanted.values()}
+        inside = (
+            path
+            for path in paths
+            if path is not None and any(path.is_relative_to(version) for version in directory.versions.values())
+        )
+        return sum(directory_size(path) if path.is_dir() else path.stat().st_size for path in inside)
+
+
+def look(
+    environments: Environments | None,
+    directory: ModelDirectory,
+    handler: type[Handler],
+    placement: Placement,
+    cancelled: Callable[[], bool],
+) -> Brought:
+    """What a model's versions want, and what of it is there. Nothing is made.
+
+    Raises:
+        MmeError: INVALID_MODEL when the model can't have an environment, or names what is none; CANCELLED.
+    """
+    files = [directory.model_file(version) for version in directory.versions]
+    wanted = {file: asked for file in files if (asked := handler.environment(directory.config, file)) is not None}
+    if not wanted:
+        return Brought()
+    if placement is Placement.INLINE:
+        raise invalid_model(
+            f"model '{directory.name}' asks for an environment of its own, which only a process of its own can have: "
+            f"remove its parameter '{PLACEMENT}'"
+        )
+    assert environments is not None  # noqa: S101 - an engine has them
+    patience = _patience(directory, cancelled)
+    met = frozenset(file for file, asked in wanted.items() if _is_met(asked, directory.name))
+    found = {file: environments.find(asked, patience) for file, asked in wanted.items() if file not in met}
+    return Brought(wanted, met, {file: environment for file, environment in found.items() if environment is not None})
+
+
+def _is_met(wanted: Wanted, model: str) -> bool:
+    """Whether the server's own packages are enough for it. What that costs otherwise is worth a word."""
+    if isinstance(wanted, Given):
+        return False
+    with disk_errors(f"model '{model}': {wanted.subject} cannot be read"):
+        lack = lack_of(wanted.file)
+    if lack:
+        _log.info("it gets packages and a Python of its own: %s", lack, extra={"target_model": model})
+    return not lack
+
+
+def make(
+    environments: Environments, brought: Brought, directory: ModelDirectory, cancelled: Callable[[], bool]
+) -> Brought:
+    """Make those that are not there yet.
+
+    Raises:
+        MmeError: INVALID_MODEL when one can't be made, or not in the time that a load may take; OUT_OF_MEMORY when the
+            disk is full; CANCELLED.
+    """
+    patience = _patience(directory, cancelled)
+    missing = {file: asked for file, asked in brought.wanted.items() if file not in brought.met}
+    return replace(brought, there={file: environments.provide(asked, patience) for file, asked in missing.items()})
+
+
+def _patience(directory: ModelDirectory, cancelled: Callable[[], bool]) -> Patience:
+    return Patience(directory.name, Deadlines.of(directory.config).load, cancelled)

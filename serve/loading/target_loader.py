@@ -1,0 +1,417 @@
+"""How target models are loaded, once they are prepared: on their devices, warmed up, and measured.
+
+All of it runs on load threads; what it makes lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
+from model_handlers.base import CPU, Footprint, Handler, Placement
+from model_handlers.config.model_config import Guess
+from model_handlers.config.validate import normalise
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.outside import offering
+from model_handlers.system import devices, heap
+from model_handlers.system.gpus import uuid_of
+from model_handlers.system.threads import within
+from serve.cache.footprints import Footprints
+from serve.latencies import DEFAULT_LATENCIES
+from serve.loading.batch_verdicts import BatchVerdicts
+from serve.loading.measuring import Scales
+from serve.loading.prepared import PreparedTarget, in_order, still_there
+from serve.loading.preparer import Preparer
+from serve.loading.proofs import Proofs
+from serve.loading.target import Target
+from serve.model.dispatches import Dispatches
+from serve.model.ensemble import EnsembleModel
+from serve.model.ensemble_check import check_members
+from serve.model.initial_states import initial_states
+from serve.model.labels import ensemble_labels, read_labels
+from serve.model.limited_lanes import Limits
+from serve.model.model import Model
+from serve.model.warmup_samples import Warmup
+from serve.sources.repository import ModelDirectory, made_of_parts
+from serve.sources.scripts import Scripts
+from serve.stats import new_stats
+from serve.under_way import UnderWay
+from serve.weights.mode import Weights
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from model_handlers.base import Device
+    from model_handlers.config.model_config import ModelConfig
+    from model_handlers.environments.cache import Environments
+    from model_handlers.system.threads import ThreadBudget
+    from serve.latencies import Latencies
+    from serve.loading.measuring import Others
+    from serve.loading.target import AnyModel
+    from serve.model.batch_proof import BatchProof
+    from serve.model.labels import Labels
+    from serve.model.loop_poll import LoopPoll
+    from serve.model.rescue import RescueRequest
+    from serve.model.response_cache import ResponseCache
+    from serve.outside import EngineOutside
+    from serve.request import InferenceResponse
+    from serve.stats import ModelStats
+    from serve.threads import ThreadPool
+    from serve.weights.store import WeightStore
+
+
+class ModelLoader:
+    """Loads what a `Preparer` of its own has prepared. All methods run on load threads.
+
+    Args:
+        loop: the event loop that the models will serve.
+        stats: (name, version) → counters that outlive a model's stay in memory.
+        footprints: what models took before.
+        proofs: which files were loaded before.
+        verdicts: which models batch of those that do not say so.
+        inline_ns: see `Model`.
+        require_gpu, scripts, environments, store, weights: see `Preparer`.
+        outside: what a target's models may ask of the server, by its name.
+        rescue: see `Model`.
+        responses: see `Model`.
+        latencies: which are kept of models.
+        limits: the resources that instances share.
+        poll: see `Model`.
+        started: told of every target that begins to serve; on the event loop.
+        under_way: told which are being loaded.
+        host: bytes of the host that all models together may take; 0 for no such bound.
+        larger: see `Model`.
+        threads: those that frameworks may have in this process; None for any number.
+        instances: see `Model`, `threads`.
+        left: told of every target that was closed; on any thread.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stats: dict[tuple[str, int], ModelStats],
+        *,
+        footprints: Footprints | None = None,
+        proofs: Proofs | None = None,
+        verdicts: BatchVerdicts | None = None,
+        inline_ns: int = 0,
+        require_gpu: bool = False,
+        outside: Callable[[str], EngineOutside] | None = None,
+        rescue: RescueRequest | None = None,
+        scripts: Callable[[], Scripts] = Scripts,
+        environments: Environments | None = None,
+        store: WeightStore | None = None,
+        weights: Weights = Weights.AUTO,
+        responses: ResponseCache[InferenceResponse] | None = None,
+        latencies: Latencies = DEFAULT_LATENCIES,
+        limits: Limits | None = None,
+        poll: LoopPoll | None = None,
+        started: Callable[[Target], None] | None = None,
+        under_way: UnderWay | None = None,
+        host: int = 0,
+        larger: Callable[[], None] | None = None,
+        threads: ThreadBudget | None = None,
+        instances: ThreadPool | None = None,
+        left: Callable[[], None] = heap.trim,
+    ) -> None:
+        self.scales = Scales()
+        self._loop = loop
+        self._stats = stats
+        self._footprints = footprints = footprints or Footprints()
+        preparer = Preparer(
+            footprints,
+            require_gpu=require_gpu,
+            scripts=scripts,
+            environments=environments,
+            store=store,
+            weights=weights,
+            scales=self.scales,
+            host=host,
+        )
+        self.prepare, self.equip = preparer.prepare, preparer.equip  # of the protocol `Loader`
+        self._proofs = proofs or Proofs()
+        self._verdicts = verdicts or BatchVerdicts()
+        self._inline_ns = inline_ns
+        self._outside = outside
+        self._rescue = rescue
+        self._responses = responses
+        self._latencies = latencies
+        self._limits = limits or Limits(loop, None)
+        self._dispatches = Dispatches(loop)
+        self._poll = poll
+        self._started = started
+        self._larger = larger
+        self.threads = threads
+        self._instances = instances
+        self._left = left
+        self._under_way = under_way or UnderWay()
+
+    def overrule(self) -> None:
+        """See `Scales`."""
+        self.scales.overrule()
+
+    def try_files(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:
+        """Have files tried of which there is no proof: see `serve/loading/proofs.py`."""
+        for each in (*prepared.members, prepared):
+            versions = each.directory.versions if each.is_delicate else ()
+            with made_of_parts(prepared.directory.config), _blamed(each, prepared):
+                for version in versions:
+                    _must_go_on(prepared, cancelled)
+                    with _of_version(version):
+                        self._proofs.provide(*_to_prove(each, version))
+
+    def load(
+        self,
+        prepared: PreparedTarget,
+        cancelled: Callable[[], bool] = lambda: False,
+        more: Callable[[int], int] | None = None,
+    ) -> tuple[Target, Footprint]:
+        """Load every selected version on its devices, members first, warm it up, measure, and remember."""
+        members: dict[str, Target] = {}
+        must_go_on = functools.partial(_must_go_on, prepared, cancelled)
+        allowance = Allowance(more, must_go_on) if more is not None else None
+        try:
+            with (
+                self._under_way.of(prepared.target),
+                still_there(prepared.target, prepared.folders()),
+                made_of_parts(prepared.directory.config),
+                allowing(allowance),
+                within(self.threads),
+            ):
+                for member in in_order(prepared):
+                    with _blamed(member, prepared):
+                        members[member.directory.path.name] = self._load(member, members, {}, cancelled)
+                target = self._load(prepared, members, members, cancelled)
+        except BaseException:
+            for loaded in members.values():
+                loaded.close()
+            raise
+        return target, target.takes()
+
+    def _load(
+        self,
+        prepared: PreparedTarget,
+        parts: dict[str, Target],
+        members: dict[str, Target],
+        cancelled: Callable[[], bool],
+    ) -> Target:
+        """One model of a target; ensembles consist of the `parts` that are loaded already."""
+        name, forms, config = prepared.directory.name, prepared.forms, prepared.directory.config
+        labels: Labels = read_labels(config, prepared.directory.path)
+        if prepared.handler is None:
+            versions = self._ensembles(prepared, parts)
+            labels = ensemble_labels(config, labels, {part: target.labels for part, target in parts.items()})
+            return Target(name, versions, members, labels=labels, started=self._started, left=self._left)
+        models, taken = self._load_allowed(prepared, cancelled)
+        # What a process was forked from counts apart, the next time too.
+        known = taken if prepared.placement is Placement.PROCESS else taken.whole()
+        self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, known)
+        forms = forms if forms is not None and forms.known else None
+        return Target(
+            name, models, members, forms=forms, footprint=taken, labels=labels, started=self._started, left=self._left
+        )
+
+    def _load_allowed(
+        self, prepared: PreparedTarget, cancelled: Callable[[], bool]
+    ) -> tuple[dict[int, AnyModel], Footprint]:
+        """Of what the whole load may take: one that is stopped for it is known to take that the next time."""
+        allowance = allowed()
+        if allowance is None:
+            return self._load_measured(prepared, cancelled)
+        before = allowance.settled
+        try:
+            models, taken = self._load_measured(prepared, cancelled)
+        except OutgrownError as error:
+            least = Footprint(error.need - before, prepared.estimate.devices)
+            self._footprints.takes_at_least(prepared.identity, least)
+            raise
+        if prepared.placement is Placement.INLINE:
+            allowance.settle(taken.host)
+        return models, taken
+
+    def _load_measured(
+        self, prepared: PreparedTarget, cancelled: Callable[[], bool]
+    ) -> tuple[dict[int, AnyModel], Footprint]:
+        """All versions, and what they take; none of them where that can't be told."""
+        models: dict[int, AnyModel] = {}
+
+        def load() -> None:
+            models.update(self._load_versions(prepared, cancelled))
+
+        try:
+            with self.scales.apart() as others:
+                if prepared.placement is Placement.PROCESS:
+                    load()
+                    all_of_it = sum((model.memory() for model in models.values()), Footprint())
+                    taken = replace(all_of_it, devices=all_of_it.beyond(others.take).devices)
+                    here = Footprint(0, taken.devices)
+                else:
+                    taken = here = self._weighed(prepared, load, cancelled, others)
+        except BaseException:
+            _close_all(models)
+            raise
+        self.scales.note(here)
+        return models, taken
+
+    def _weighed(
+        self, prepared: PreparedTarget, load: Callable[[], None], cancelled: Callable[[], bool], others: Others
+    ) -> Footprint:
+        """What a load into this process takes; see `alone`. A model in a process of its own tells that itself."""
+        size = prepared.directory.size() if prepared.forms is None else 0  # its files may be replaced meanwhile
+        _, taken = self.scales.weigh(load, cancelled)
+        taken -= others.take
+        if prepared.forms is not None:
+            return prepared.forms.weighed(taken)
+        # A heap page that an unloaded model left behind may be used again without being seen, and what leaves a GPU
+        # meanwhile hides what comes: never less than the file, where it is held.
+        least = devices.size_on(prepared.directory.config.instance_group, prepared.lanes, size)
+        numbers = {device.index for _, device in prepared.lanes if device.kind == "gpu"}
+        return taken.most(least).on(numbers)  # elsewhere it was others who took some meanwhile
+
+    def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
+        """Every selected version of an ensemble: they differ in nothing but their numbers."""
+        directory = prepared.directory
+        missing = dict.fromkeys(step.model_name for step in directory.config.ensemble if step.model_name not in members)
+        if missing:
+            there = f"; there are {', '.join(members)}: a step names a model's directory" if members else ""
+            raise invalid_model(
+                f"ensemble {directory.name} contains models that are not available or ambiguous: {', '.join(missing)}"
+                f"{there}"
+            )
+        steps = []
+        for step in directory.config.ensemble:
+            if step.version is not None and step.version not in members[step.model_name].versions:
+                which = f"whose required version {step.version} is not loaded"
+                raise invalid_model(f"ensemble '{directory.name}' depends on '{step.model_name}' {which}")
+            steps.append(members[step.model_name].version(step.version))
+        check_members(directory.config, [step.config for step in steps])
+        config = normalise(replace(directory.config, decoupled=any(step.config.decoupled for step in steps)))
+        return {version: self._ensemble(directory, version, config, steps) for version in directory.versions}
+
+    def _ensemble(
+        self, directory: ModelDirectory, version: int, config: ModelConfig, steps: list[AnyModel]
+    ) -> EnsembleModel:
+        stats = self._stats_of(directory, version)
+        return EnsembleModel(directory.name, version, config, steps, stats, self._loop, self._responses)
+
+    def _load_versions(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> dict[int, AnyModel]:
+        """All selected versions, or none."""
+        loaded: dict[int, AnyModel] = {}
+        try:
+            for version in prepared.directory.versions:
+                _must_go_on(prepared, cancelled)
+                with _of_version(version):
+                    loaded[version] = self._load_version(prepared, version, cancelled)
+        except BaseException:
+            _close_all(loaded)
+            raise
+        return loaded
+
+    def _stats_of(self, directory: ModelDirectory, version: int) -> ModelStats:
+        """Those that it had when it was here before, or new ones."""
+        name = directory.counted_as or directory.name
+        return self._stats.setdefault((name, version), new_stats(self._latencies))
+
+    def _load_version(self, prepared: PreparedTarget, version: int, cancelled: Callable[[], bool]) -> Model:
+        directory = prepared.directory
+        config = directory.config
+        handlers: list[Handler] = []
+        lanes: list[tuple[str, Handler]] = []
+        shared: dict[Device, Handler] = {}
+        outside = self._outside(prepared.target) if self._outside is not None else None
+        try:
+            for lane, device in prepared.lanes:
+                handler = shared.get(device)
+                if handler is None:
+                    if prepared.is_delicate:  # it was tried, and waited for its turn since
+                        self._proofs.check(*_to_prove(prepared, version))
+                    with offering(outside):
+                        handler = prepared.start(version, config, device, lane)
+                    handlers.append(handler)
+                    config = handler.config
+                if prepared.placement is Placement.INLINE:  # a process executes one batch at a time
+                    shared[device] = handler
+                lanes.append((lane, handler))
+            if config.model_warmup:
+                warmup = Warmup(config, directory.path)
+                for lane, handler in lanes:
+                    warmup.run(handler, lane, lambda: _must_go_on(prepared, cancelled))
+            if outside is not None:
+                outside.loaded()
+            stats = self._stats_of(directory, version)
+            stats.gpu_uuid = uuid_of([device for _, device in prepared.lanes])
+            return Model(
+                directory.name,
+                version,
+                lanes,
+                stats,
+                self._loop,
+                self._inline_ns,
+                self._rescue,
+                self._responses,
+                initial_states(config, directory.path),
+                self._limits.lanes(directory.name, config.instance_group, prepared.lanes),
+                self._dispatches,
+                self._poll,
+                self._proof_of(prepared, version, config),
+                self._instances,
+                turns=len({device for _, device in prepared.lanes}) > 1,
+                larger=self._larger,
+            )
+        except BaseException:
+            for handler in handlers:
+                handler.close()
+            raise
+
+    def _proof_of(self, prepared: PreparedTarget, version: int, config: ModelConfig) -> BatchProof | None:
+        """What is known of a version whose batch dimension is guessed."""
+        if config.guess is Guess.NONE or prepared.handler is None:
+            return None
+        return self._verdicts.proof(prepared.handler, config, prepared.directory.model_file(version))
+
+
+@contextlib.contextmanager
+def _of_version(version: int) -> Iterator[None]:
+    """What goes wrong in there is wrong with a version."""
+    try:
+        yield
+    except MmeError as error:
+        error.version = version
+        raise
+
+
+def _close_all(models: dict[int, AnyModel]) -> None:
+    for model in models.values():
+        model.close()
+
+
+@contextlib.contextmanager
+def _blamed(member: PreparedTarget, whole: PreparedTarget) -> Iterator[None]:
+    """What is wrong with a model of an ensemble keeps the ensemble from loading, which says so."""
+    try:
+        yield
+    except MmeError as error:
+        if error.kind is not Kind.INVALID_MODEL or not whole.directory.config.ensemble:
+            raise
+        name, part = whole.directory.name, member.directory.path.name
+        raise invalid_model(
+            f"ensemble '{name}' depends on '{part}' which has no loaded version. Model '{part}' loading failed with "
+            f"error: {error.message}"
+        ) from error
+
+
+def _to_prove(prepared: PreparedTarget, version: int) -> tuple[type[Handler], ModelConfig, Path]:
+    """What reads a version's file, and the file; what dies of files has no other file for GPUs."""
+    assert prepared.handler is not None  # noqa: S101 - it is delicate
+    config = prepared.directory.config
+    return prepared.handler, config, prepared.file(version, config, CPU)
+
+
+def _must_go_on(prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise MmeError(Kind.CANCELLED, f"the load of model '{prepared.target}' was cancelled")

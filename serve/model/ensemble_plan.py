@@ -1,0 +1,305 @@
+"""The graph of an ensemble, and one request's way through it. PURE: tensors in, steps to run and responses out.
+
+Theory of operation. A tensor of the ensemble comes with the request or from one step. A step runs as soon as all its
+tensors exist, once. That is all, but for decoupled steps, which answer any number of times: each response begins a
+*scope* of its own, in which the steps behind it run anew, seeing its tensors and all of the scopes around it:
+
+    root: IN, b ──────────────┬─────────────────────┐        a is decoupled and answered twice:
+                              │ a's 1st response    │ 2nd    c, which needs a's tensor and b's, runs in each scope
+                              ▼                     ▼
+                         scope: x, c's y       scope: x, c's y
+
+Which scope a step runs in is told by its *lineage*, the decoupled steps above it: one behind the other, since a step
+behind two that know nothing of one another is refused. A response of the ensemble is due whenever a scope has all
+outputs of its lineage; a request is over when nothing runs and no decoupled step will answer again.
+
+What a step did not return is *absent*: an optional input may be, then the step runs without it.
+
+What runs after what is known before a request comes: a *plan* for each set of wanted outputs, made once, in which
+tensors are places in a list. What is left for a request is to fill the list of each scope, and to count for each step
+how many tensors of other steps it still lacks there. A scope begins with what the one around it has, and gets what
+comes there later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from model_handlers.config.model_config import EnsembleStep
+
+    Belongs = tuple[int | str, int]  # the correlation id, and where in the sequence: its flags
+
+
+_FLAGS = {"sequence_start": FLAG_SEQUENCE_START, "sequence_end": FLAG_SEQUENCE_END}
+
+
+def overridden(belongs: Belongs, parameters: Mapping[str, Any] | None) -> Belongs:
+    """What the steps behind one belong to, which belongs to `belongs` itself and answered with these parameters.
+
+    Raises:
+        MmeError: EXECUTION_FAILED for a parameter of another type.
+    """
+    if not parameters:
+        return belongs
+    correlation_id, flags = belongs
+    given = parameters.get("sequence_id", correlation_id)
+    if isinstance(given, bool) or not isinstance(given, int | str):
+        raise _wrong("sequence_id", "INT or TRITONSERVER_PARAMETER_STRING", given)
+    for name, flag in _FLAGS.items():
+        value = parameters.get(name, bool(flags & flag))
+        if not isinstance(value, bool):
+            raise _wrong(name, "BOOL", value)
+        flags = flags | flag if value else flags & ~flag
+    return given, flags
+
+
+def belonging(own: Belongs, sources: Iterable[Belongs]) -> Belongs:
+    """What a step belongs to whose tensors come from steps of these: whatever differs from the request's `own`."""
+    return next((belongs for belongs in sources if belongs != own), own)
+
+
+def _wrong(name: str, expected: str, value: object) -> MmeError:
+    return MmeError(
+        Kind.EXECUTION_FAILED, f"expect parameter '{name}' to be TRITONSERVER_PARAMETER_{expected}, got {value!r}"
+    )
+
+
+T = TypeVar("T", bound="tuple[Any, ...]")
+Lineage = tuple[int, ...]
+Placed = tuple[str, int]  # a tensor's name, and its place
+
+
+class Absent:
+    """The value of a tensor that will not come."""
+
+
+ABSENT: Final = Absent()
+
+
+class Graph:
+    """What an ensemble's configuration says, worked out once.
+
+    Args:
+        name: the ensemble's, for messages.
+        steps: its steps; every input of each that is not optional is mapped.
+        decoupled: for each step, whether its model answers any number of times.
+
+    Raises:
+        MmeError: INVALID_MODEL when tensors go in a circle, or a step is behind two unrelated decoupled ones.
+    """
+
+    def __init__(self, name: str, steps: Sequence[EnsembleStep], decoupled: Sequence[bool]) -> None:
+        self.name = name
+        self.steps = tuple(steps)
+        self.decoupled = tuple(decoupled)
+        self.producers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
+        self._needed: dict[frozenset[str], frozenset[int]] = {}
+        order = self._order()
+        self.lineages: list[Lineage] = [()] * len(steps)
+        for index in order:
+            self.lineages[index] = self._lineage(index)
+
+    def lineage_of(self, tensor: str) -> Lineage:
+        """The decoupled steps that a tensor comes from, the outermost first."""
+        index = self.producers.get(tensor)
+        if index is None:
+            return ()
+        return (*self.lineages[index], index) if self.decoupled[index] else self.lineages[index]
+
+    def needed(self, outputs: Iterable[str]) -> frozenset[int]:
+        """The steps that these tensors come from; the others need not run."""
+        wanted = frozenset(outputs)
+        known = self._needed.get(wanted)
+        if known is None:
+            known = self._needed[wanted] = frozenset(self._ancestors(wanted))
+        return known
+
+    def _ancestors(self, tensors: Iterable[str]) -> set[int]:
+        found: set[int] = set()
+        waiting = list(tensors)
+        while waiting:
+            index = self.producers.get(waiting.pop())
+            if index is not None and index not in found:
+                found.add(index)
+                waiting += self.steps[index].input_map.values()
+        return found
+
+    def _order(self) -> list[int]:
+        """The steps, each behind those that it needs."""
+        order: list[int] = []
+        left = dict(enumerate(self.steps))
+        while left:
+            ready = [
+                index
+                for index, step in left.items()
+                if not any(self.producers.get(tensor) in left for tensor in step.input_map.values())
+            ]
+            if not ready:
+                names = ", ".join(step.model_name for step in left.values())
+                raise invalid_model(f"in ensemble '{self.name}', the tensors of its steps go in a circle: {names}")
+            order += ready
+            for index in ready:
+                del left[index]
+        return order
+
+    def _lineage(self, index: int) -> Lineage:
+        longest: Lineage = ()
+        for tensor in self.steps[index].input_map.values():
+            lineage = self.lineage_of(tensor)
+            shorter, longer = sorted((longest, lineage), key=len)
+            if longer[: len(shorter)] != shorter:
+                raise invalid_model(
+                    f"in ensemble '{self.name}', step of model '{self.steps[index].model_name}' receives inputs "
+                    "originated from different decoupled models"
+                )
+            longest = longer
+        return longest
+
+
+class PlannedStep:
+    """A step of a plan, or a response of the ensemble, which is due when a step with its inputs would run.
+
+    Attributes:
+        index: which one of the ensemble it is; responses have numbers behind those of the steps.
+        depth: how many decoupled steps are above it.
+        inputs: (input of its model, place of the tensor); of a response its outputs.
+        decoupled: whether its model answers any number of times.
+        responds: whether it is a response.
+        outputs: output of its model → (place of the tensor, the steps that wait for it).
+    """
+
+    def __init__(
+        self, index: int, depth: int, inputs: tuple[Placed, ...], *, decoupled: bool = False, responds: bool = False
+    ) -> None:
+        self.index = index
+        self.depth = depth
+        self.inputs = inputs
+        self.decoupled = decoupled
+        self.responds = responds
+        self.outputs: dict[str, tuple[int, list[PlannedStep]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<PlannedStep {self.index}>"
+
+
+class Plan:
+    """What runs for some outputs, and what of it waits for what: known before a request comes.
+
+    Attributes:
+        places: tensor → its place in a list.
+        wanted: the outputs, and their places.
+        first: the steps that wait for no other.
+        lacking: for each step and each response, how many tensors of other steps it waits for.
+        within: lineage → how many steps and responses each scope of it sees.
+        responds_once: whether no wanted output is behind a decoupled step: the one response is due once nothing runs.
+    """
+
+    def __init__(self, graph: Graph, inputs: Sequence[str], wanted: Sequence[str]) -> None:
+        needed = sorted(graph.needed(wanted))
+        made = [tensor for index in needed for tensor in graph.steps[index].output_map.values()]
+        self.places = {tensor: place for place, tensor in enumerate(dict.fromkeys((*inputs, *made)))}
+        self.wanted = tuple((name, self.places[name]) for name in wanted)
+        lineages = {name: graph.lineage_of(name) for name in wanted}
+        ends = {one for one in lineages.values() if not any(_is_prefix(one, other) for other in lineages.values())}
+        self.responds_once = ends == {()}
+        steps = []
+        for index in needed:
+            placed = tuple((name, self.places[tensor]) for name, tensor in graph.steps[index].input_map.items())
+            steps.append(PlannedStep(index, len(graph.lineages[index]), placed, decoupled=graph.decoupled[index]))
+        responses: list[PlannedStep] = []
+        for end in () if self.responds_once else ends:
+            seen = tuple((name, place) for name, place in self.wanted if end[: len(lineages[name])] == lineages[name])
+            responses.append(PlannedStep(len(graph.steps) + len(responses), len(end), seen, responds=True))
+        self.within = Counter([*(graph.lineages[index] for index in needed), *ends])
+        self.lacking = [0] * (len(graph.steps) + len(responses))
+        for step in steps:
+            for name, tensor in graph.steps[step.index].output_map.items():
+                place = self.places[tensor]
+                waiting = [other for other in (*steps, *responses) if place in dict(other.inputs).values()]
+                step.outputs[name] = place, waiting
+                for other in waiting:
+                    self.lacking[other.index] += 1
+        self.first = [step for step in steps if not self.lacking[step.index]]
+
+
+class Scope(Generic[T]):
+    """The tensors of one response of a decoupled step, or of the request: see above.
+
+    Attributes:
+        tensors: those that exist, in their places; `ABSENT` where one does not, or not yet.
+        told: what the steps that read a place belong to, where a step said that; see `ensemble_sequence`.
+        outer, inner: the scope around it, and those in it that are not over.
+
+    Args:
+        plan: the way.
+        tensors: those that came with the request, in the order of the plan's inputs, or all of the scope around it.
+        lineage: the decoupled steps above it.
+        outer: the scope around it.
+    """
+
+    def __init__(
+        self, plan: Plan, tensors: Sequence[T | Absent], lineage: Lineage = (), outer: Scope[T] | None = None
+    ) -> None:
+        self.tensors: list[T | Absent] = [*tensors, *[ABSENT] * (len(plan.places) - len(tensors))]
+        self.told: dict[int, Belongs] = {} if outer is None else outer.told.copy()
+        self._plan = plan
+        self._lacking: list[int] = (plan.lacking if outer is None else outer._lacking).copy()  # noqa: SLF001 - of its class
+        self._lineage = lineage
+        self._depth = len(lineage)
+        self.outer = outer
+        self.inner: list[Scope[T]] = []
+        self._left = plan.within[lineage]  # steps and responses that are not due yet,
+        self._running = 0  # and those that are, and not over
+
+    def reached(self, step: PlannedStep) -> list[Scope[T]]:
+        """Where a response of one of its steps belongs: in a new scope, or in it and in those inside."""
+        if step.decoupled:
+            self.inner.append(Scope(self._plan, self.tensors, (*self._lineage, step.index), self))
+            return self.inner[-1:]
+        if not self.inner:
+            return [self]
+        found = [self]
+        for scope in found:  # which grows
+            found += scope.inner
+        return found
+
+    def came(self, step: PlannedStep, outputs: Sequence[T]) -> list[PlannedStep]:
+        """A step has answered: the steps that can run now, without what it did not return, and responses that are due.
+
+        Each output begins with the name that its model has for it.
+        """
+        ready: list[PlannedStep] = []
+        tensors, lacking = self.tensors, self._lacking
+        for tensor in outputs:
+            target = step.outputs.get(tensor[0])
+            if target is not None:
+                tensors[target[0]] = tensor
+        for _, waiting in step.outputs.values():
+            for consumer in waiting:
+                index = consumer.index
+                lacking[index] -= 1
+                if not lacking[index] and consumer.depth == self._depth:  # else it ran in a scope around this one
+                    ready.append(consumer)
+        if ready:
+            self._left -= len(ready)
+            self._running += len(ready)
+        return ready
+
+    def ended(self) -> None:
+        """One of its steps or responses is over. Scopes in which nothing will happen any more are forgotten."""
+        self._running -= 1
+        scope = self
+        while scope.outer is not None and not (scope._left or scope._running or scope.inner):
+            scope.outer.inner.remove(scope)
+            scope = scope.outer
+
+
+def _is_prefix(one: Lineage, other: Lineage) -> bool:
+    return len(one) < len(other) and other[: len(one)] == one

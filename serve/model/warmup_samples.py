@@ -1,0 +1,225 @@
+"""The warm-up that a model's configuration asks for: requests of made-up or recorded data, before the model is ready.
+
+They are executed as batches of clients are, collated and scattered, once on every instance; what they answer is
+dropped, and nothing of it is counted. One that fails fails the load. Runs on load threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_handlers.config.model_config import ControlKind, hidden_inputs
+from model_handlers.errors import Kind, MmeError, NotBegunError, invalid_model, out_of_memory
+from model_handlers.system.devices import free_memory, host_memory
+from model_handlers.system.disk import disk_errors
+from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
+from serve.model.execution import execute_batch
+from serve.model.initial_states import initial_states
+from serve.model.layout_check import check_layout
+from serve.model.signature import Signature
+from serve.request import InferenceRequest, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from model_handlers.base import Handler
+    from model_handlers.config.model_config import ModelConfig, WarmupInput, WarmupSample
+    from model_handlers.requests import ModelResponse
+    from model_handlers.tensor import Array, DataType
+    from serve.model.open_request import OpenRequest
+
+FOLDER = "warmup"  # in the model's directory, beside its versions
+_log = logging.getLogger("mme.load")
+_REQUEST_BYTES = 1 << 10  # that a request takes beside its data
+_PATIENCE_SECONDS = 300.0  # for a model that answers of its own accord; a load may take 350
+# What says that the sample or the model is wrong, and not that something is missing just now.
+_FAULTS = {Kind.INVALID_ARGUMENT, Kind.EXECUTION_FAILED, Kind.TIMED_OUT, Kind.INTERNAL}
+
+
+class Warmup:
+    """The samples of a model, read and checked, ready to be executed on any of its instances.
+
+    Args:
+        config: the model's, completed.
+        directory: the model's.
+
+    Raises:
+        MmeError: INVALID_MODEL for a file that is not there or too short, or a sample that does not fit the model.
+    """
+
+    def __init__(self, config: ModelConfig, directory: Path) -> None:
+        # What a model of sequences is given beside clients' tensors a sample may hold as well.
+        inputs = (*config.inputs, *hidden_inputs(config.sequence_batching))
+        self._config = config = replace(config, inputs=inputs)
+        self._signature = Signature(config.name, 0, config)
+        self._samples = [_Sample(sample, config, directory) for sample in config.model_warmup if sample.batch_size]
+
+    def run(self, handler: Handler, lane: str, must_go_on: Callable[[], None] = lambda: None) -> None:
+        """Execute all samples on the instance `lane`.
+
+        Args:
+            handler: the model on it.
+            lane: for messages and the log.
+            must_go_on: called before each execution; raises once nobody waits for the model any more.
+
+        Raises:
+            MmeError: naming the sample that failed; what `must_go_on` raises.
+        """
+        handler.warming = True
+        try:
+            self._run(handler, lane, must_go_on)
+        finally:
+            handler.warming = False
+
+    def _run(self, handler: Handler, lane: str, must_go_on: Callable[[], None]) -> None:
+        for sample in self._samples:
+            _log.info("model '%s' instance %s is running warmup sample '%s'", self._config.name, lane, sample.name)
+            for iteration in range(sample.count):
+                _log.debug("warmup sample '%s' for iteration %d", sample.name, iteration)
+                for batch in sample.batches():
+                    try:
+                        while batch:  # a process may give requests back: it has begun one at least
+                            must_go_on()
+                            batch = self._execute(handler, batch)  # noqa: PLW2901 - what is left of it
+                    except MmeError as error:
+                        raise _failed(sample.name, f"model '{self._config.name}' instance {lane}", error) from error
+
+    def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> list[InferenceRequest]:
+        """Execute a batch; return the requests that were not begun."""
+        answers, unbegun = _Answers(), []
+        execution = execute_batch(handler, self._signature, batch, answers.post)
+        for request, result in zip(batch, execution.results, strict=True):
+            error = answers.wait_for(request) if result is None else result
+            if isinstance(error, NotBegunError):
+                unbegun.append(request)
+            elif isinstance(error, MmeError):
+                raise error
+        return unbegun
+
+
+class _Sample:
+    """One sample with its data."""
+
+    def __init__(self, sample: WarmupSample, config: ModelConfig, directory: Path) -> None:
+        self.name = sample.name
+        self.count = sample.count
+        self._together, self._batches = (sample.batch_size, 1) if config.max_batch_size > 0 else (1, sample.batch_size)
+        try:
+            _check_room(sample, self._together)
+            tensors = [
+                (name, given.data_type, _tensor(given, name, config, directory / FOLDER))
+                for name, given in sample.inputs.items()
+            ]
+            tensors += [tensor for tensor in _of_sequences(config, directory) if tensor[0] not in sample.inputs]
+            self._layout = Layout(tuple((name, kind, array.shape) for name, kind, array in tensors), ())
+            self._arrays = [array for _, _, array in tensors]
+            self._checked = check_layout(self._layout, config)
+        except MmeError as error:
+            raise _failed(sample.name, f"model '{config.name}'", error) from error
+
+    def batches(self) -> Iterator[list[InferenceRequest]]:
+        """Its requests, of one element each: all together, or one by one for a model that does not batch."""
+        for _ in range(self._batches):
+            yield [self._request() for _ in range(self._together)]
+
+    def _request(self) -> InferenceRequest:
+        request = InferenceRequest(self._layout, self._arrays, lambda _request, _result: None)
+        request.batch_size, request.order = self._checked.batch_size, self._checked.order
+        return request
+
+
+def _of_sequences(config: ModelConfig, directory: Path) -> Iterator[tuple[str, DataType, Array]]:
+    """What a sequence's first request comes with, where a sample does not say otherwise."""
+    batching = config.sequence_batching
+    if batching is None:
+        return
+    for name, control in batching.controls():
+        kind = control.tensor_type
+        told = control.false_true[control.kind is not ControlKind.CONTROL_SEQUENCE_END] if control.false_true else 1
+        value = told if kind is not BYTES else b"1"
+        yield name, kind, np.full((1, 1) if config.max_batch_size > 0 else (1,), value, kind.dtype)
+    first = initial_states(config, directory)
+    for state in batching.state:
+        yield state.input_name, state.data_type, first[state.input_name]
+
+
+class _Answers:
+    """What a model answers unasked: only its end is of interest, and whether it is an error."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ends: dict[InferenceRequest, MmeError | None] = {}
+
+    def post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
+        """See `serve.model.open_request.Post`. On any thread."""
+        error = response if isinstance(response, MmeError) else None
+        if final or error is not None:
+            with self._changed:
+                self._ends.setdefault(opened.request, error)
+                self._changed.notify_all()
+
+    def wait_for(self, request: InferenceRequest) -> MmeError | None:
+        """Wait for the last response to a request; return the error that it is, if it is one."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: request in self._ends, _PATIENCE_SECONDS):
+                return MmeError(Kind.EXECUTION_FAILED, f"no last response came within {_PATIENCE_SECONDS:.0f} s")
+            return self._ends[request]
+
+
+def _check_room(sample: WarmupSample, together: int) -> None:
+    """Refuse data that do not fit into memory before any of them are made: Linux kills who touches too many."""
+    made = sum(element_count(given.dims) * given.data_type.dtype.itemsize for given in sample.inputs.values())
+    need = made + together * (made + _REQUEST_BYTES)  # once by itself, and once for each request of a batch
+    if need > host_memory():
+        raise invalid_model(f"its requests take {need} bytes, more than this machine has: make it smaller")
+    free = free_memory()
+    if need > free:
+        raise out_of_memory(f"its requests take {need} bytes, and {free} are free")
+
+
+def _failed(sample: str, whose: str, error: MmeError) -> MmeError:
+    kind = Kind.INVALID_MODEL if error.kind in _FAULTS else error.kind
+    return MmeError(kind, f"{whose}: failed to run warmup sample '{sample}': {error.message}")
+
+
+def _tensor(given: WarmupInput, name: str, config: ModelConfig, folder: Path) -> Array:
+    """The data of one input of one request, its batch dimension included."""
+    shape = (1, *given.dims) if config.max_batch_size > 0 else given.dims
+    if given.input_data_file is not None:
+        return _recorded(given, name, config.name, folder / given.input_data_file).reshape(shape)
+    if given.data_type is BYTES:
+        array = np.empty(shape, np.object_)
+        array.fill(b"")
+        return array
+    if given.random_data is None:
+        return np.zeros(shape, given.data_type.dtype)
+    random = np.random.default_rng(0)
+    if given.data_type.dtype.kind == "f":
+        made = np.float64 if given.data_type.dtype == np.float64 else np.float32
+        return random.random(shape, made).astype(given.data_type.dtype, copy=False)
+    # Small enough to be an index into any table: what is looked up in a vocabulary must be found there.
+    return random.integers(0, 2, shape, np.int8).astype(given.data_type.dtype)
+
+
+def _recorded(given: WarmupInput, name: str, model: str, file: Path) -> Array:
+    """The elements in a file, which may hold more."""
+    path = f"{FOLDER}/{given.input_data_file}"
+    with disk_errors(f"its data of input '{name}' can't be read from {path}"):
+        if not file.is_file():
+            raise invalid_model(f"there is no file {path}, which its input '{name}' is to be read from")
+        data = file.read_bytes()
+    count = element_count(given.dims)
+    if given.data_type is BYTES:
+        return decode_bytes_elements(data, count, name, model)
+    size = count * given.data_type.itemsize
+    if len(data) < size:
+        raise invalid_model(
+            f"warmup setting expects {size} bytes, but the data provided from {path} only has {len(data)} bytes"
+        )
+    return np.frombuffer(data, given.data_type.dtype, count)

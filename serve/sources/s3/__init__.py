@@ -1,1 +1,0 @@
-"""What lies in S3: archives under a prefix, and models of repositories, which are directories there."""

@@ -1,0 +1,504 @@
+"""One batch from requests to answers, and the lane that does it over and over."""
+
+import gc
+import threading
+import weakref
+from itertools import pairwise
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import FP32, TensorSpec
+from serve.model.execution import execute_batch
+from serve.model.instance import Instance, close_all
+from serve.model.layout_check import check_layout
+from serve.model.signature import Signature, collate
+from serve.request import InferenceRequest, InferenceResponse, Layout
+from serve.threads import ThreadPool
+
+
+class TwoOutputs:
+    """Columns `a` (the sum of a row) and `b` (the row), as a model with two outputs gives them."""
+
+    sees_requests = False
+
+    def __init__(self):
+        self.asked = []
+
+    def execute(self, inputs, outputs):
+        """What was asked for, in that order."""
+        self.asked.append(list(outputs))
+        rows = inputs["x"]
+        return [{"a": rows.sum(axis=1), "b": rows}[name] for name in outputs]
+
+
+def request_of(config, *rows, outputs=(), name="r"):
+    """A request as a model's check leaves it."""
+    array = np.array(rows, np.float32)
+    request = InferenceRequest(Layout((("x", FP32, array.shape),), outputs), [array], lambda *_: None, name)
+    checked = check_layout(request.layout, config)
+    request.batch_size, request.order, request.signature = checked.batch_size, checked.order, checked.signature
+    return request
+
+
+def two_outputs(toys):
+    """The configuration of such a model."""
+    return toys.config(outputs=(TensorSpec("a", FP32, ()), TensorSpec("b", FP32, (2,))))
+
+
+def shown(response):
+    """Outputs by name."""
+    return {name: array.tolist() for name, _, array in response.outputs}
+
+
+def test_each_request_gets_its_own_rows(toys):
+    """Requests of one, three and two rows executed together get back one, three and two rows, their own."""
+    config = toys.config()
+    batch = [
+        request_of(config, [1, 1], name="first"),
+        request_of(config, [2, 2], [3, 3], [4, 4], name="second"),
+        request_of(config, [5, 5], [6, 6], name="third"),
+    ]
+    handler = toys.Scripted(config)
+    execution = execute_batch(handler, Signature("m", 3, config), batch)
+    assert handler.batches == [[1, 2, 3, 4, 5, 6]]
+    assert execution.size == 6
+    assert [(r.id, shown(r)["y"]) for r in execution.results] == [
+        ("first", [[2, 2]]),
+        ("second", [[4, 4], [6, 6], [8, 8]]),
+        ("third", [[10, 10], [12, 12]]),
+    ]
+    assert {(r.model_name, r.model_version) for r in execution.results} == {("m", "3")}
+
+
+def test_each_request_gets_the_outputs_it_asked_for(toys):
+    """A batch executes the union of the outputs asked for, and each request sees its own only."""
+    config = two_outputs(toys)
+    handler = TwoOutputs()
+    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], outputs=("a",))]
+    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    assert handler.asked == [["a", "b"]]
+    assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, {"a": [7]}]
+
+
+def test_outputs_that_nobody_asked_for_are_not_computed(toys):
+    """One output asked for by everybody is the only one that the handler is asked for."""
+    config = two_outputs(toys)
+    handler = TwoOutputs()
+    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], outputs=("b",))]
+    execute_batch(handler, Signature("m", 1, config), batch)
+    assert handler.asked == [["b"]]
+
+
+def test_one_request_for_all_outputs_makes_the_batch_compute_all(toys):
+    """A request that names no outputs gets all, though another in its batch named one."""
+    config = two_outputs(toys)
+    handler = TwoOutputs()
+    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4])]
+    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    assert handler.asked == [["a", "b"]]
+    assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, {"a": [7], "b": [[3, 4]]}]
+
+
+@pytest.mark.parametrize("rows", [np.zeros((1, 2)), np.zeros((5, 2)), np.float32(0)], ids=["fewer", "more", "scalar"])
+def test_another_number_of_rows_than_given_fails_the_whole_batch(toys, rows):
+    """A model that returns another number of rows than it was given gives no rows to anybody, and is named."""
+    config = toys.config()
+    handler = toys.Scripted(config, lambda _: [np.asarray(rows, np.float32)])
+    batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
+    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    assert [result.kind for result in execution.results] == [Kind.EXECUTION_FAILED] * 2
+    assert "model 'm' returned output 'y'" in execution.results[0].message
+    assert "for a batch of 2" in execution.results[0].message
+
+
+@pytest.mark.parametrize("arrays", [[], [np.zeros((1, 2)), np.zeros((1, 2))]], ids=["none", "two"])
+def test_another_number_of_outputs_than_asked_for_is_an_error(toys, arrays):
+    """A handler that returns too few or too many arrays fails its batch, not the lane."""
+    config = toys.config()
+    execution = execute_batch(
+        toys.Scripted(config, lambda _: arrays), Signature("m", 1, config), [request_of(config, [1, 1])]
+    )
+    assert [result.kind for result in execution.results] == [Kind.INTERNAL]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (MmeError(Kind.EXECUTION_FAILED, "bad node"), Kind.EXECUTION_FAILED, "bad node"),
+        (MmeError(Kind.OUT_OF_MEMORY, "no room"), Kind.OUT_OF_MEMORY, "no room"),
+        (ZeroDivisionError("by zero"), Kind.INTERNAL, "model 'm' failed: ZeroDivisionError: by zero"),
+        (MemoryError("1 TiB"), Kind.OUT_OF_MEMORY, "model 'm' ran out of memory: 1 TiB"),
+    ],
+    ids=["known", "memory", "foreign", "python memory"],
+)
+def test_whatever_a_handler_raises_becomes_everybodys_error(toys, error, kind, words):
+    """An exception in `execute` reaches each request of the batch once, as one of ours."""
+    config = toys.config()
+
+    def fail(_rows):
+        raise error
+
+    batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
+    execution = execute_batch(toys.Scripted(config, fail), Signature("m", 1, config), batch)
+    assert [result.kind for result in execution.results] == [kind] * 2
+    assert words in execution.results[0].message
+
+
+def test_what_failed_is_gone_with_its_error(toys):
+    """Bodies do not wait for the collector of garbage, whatever frames and errors the handler's error came through."""
+    config = toys.config()
+
+    def fail(_rows):
+        try:
+            int("a word")
+        except ValueError:
+            raise MmeError(Kind.INVALID_ARGUMENT, "no number") from None
+
+    def failed():
+        batch = [request_of(config, [1, 1])]
+        execution = execute_batch(toys.Scripted(config, fail), Signature("m", 1, config), batch)
+        return weakref.ref(batch[0].inputs[0]), execution.results[0]
+
+    gc.disable()
+    try:
+        array, error = failed()
+        assert error.message == "no number"
+        assert array() is None
+    finally:
+        gc.enable()
+
+
+def test_timings_add_up(toys):
+    """Each response carries the times of its execution, none of them negative."""
+    config = toys.config()
+    execution = execute_batch(toys.Scripted(config), Signature("m", 1, config), [request_of(config, [1, 1])])
+    timings = execution.results[0].timings
+    assert timings is execution.timings
+    assert timings.start > 0
+    assert min(timings.compute_input, timings.compute_infer, timings.compute_output) >= 0
+
+
+def test_one_request_alone_is_not_copied(toys):
+    """A batch of one request hands its own array to the handler."""
+    config = toys.config()
+    request = request_of(config, [1, 2])
+    assert collate(Signature("m", 1, config), [request])["x"] is request.inputs[0]
+
+
+def test_unaligned_data_is_aligned_before_a_framework_sees_it(toys):
+    """A view that starts at an odd byte of a body is copied; its values stay."""
+    config = toys.config()
+    request = request_of(config, [0, 0])
+    body = b"!" + np.array([[1, 2]], np.float32).tobytes()
+    request.inputs = [np.frombuffer(body, np.float32, offset=1).reshape(1, 2)]
+    assert not request.inputs[0].flags.aligned
+    array = collate(Signature("m", 1, config), [request])["x"]
+    assert array.flags.aligned
+    assert array.tolist() == [[1, 2]]
+
+
+def test_inputs_are_told_apart_by_name_and_not_by_place(toys):
+    """Two requests that send their inputs in another order are joined input by input."""
+    specs = (TensorSpec("x", FP32, (2,)), TensorSpec("z", FP32, (2,)))
+    config = toys.config(inputs=specs)
+    requests = []
+    for names in (("x", "z"), ("z", "x")):
+        arrays = [np.full((1, 2), {"x": 1, "z": 9}[name], np.float32) for name in names]
+        layout = Layout(tuple((name, FP32, (1, 2)) for name in names), ())
+        request = InferenceRequest(layout, arrays, lambda *_: None)
+        request.order = check_layout(layout, config).order
+        requests.append(request)
+    joined = collate(Signature("m", 1, config), requests)
+    assert {name: array.tolist() for name, array in joined.items()} == {"x": [[1, 1]] * 2, "z": [[9, 9]] * 2}
+
+
+def test_an_optional_input_left_out_is_not_there(toys):
+    """A handler sees only the inputs that the batch has."""
+    specs = (TensorSpec("x", FP32, (2,)), TensorSpec("z", FP32, (2,), optional=True))
+    config = toys.config(inputs=specs)
+    assert set(collate(Signature("m", 1, config), [request_of(config, [1, 1])])) == {"x"}
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 8], ids=["without batches", "with batches"])
+def test_reshape_hides_the_framework_shape_from_clients(toys, max_batch_size):
+    """Where config.pbtxt reshapes, the framework sees its shape and the client the declared one."""
+    specs = (TensorSpec("x", FP32, (2,), reshape=(2, 1)),)
+    config = toys.config(
+        max_batch_size=max_batch_size, inputs=specs, outputs=(TensorSpec("y", FP32, (2,), reshape=(1, 2, 1)),)
+    )
+    seen = []
+
+    class Reshaping:
+        sees_requests = False
+
+        def execute(self, inputs, outputs):  # noqa: ARG002 - there is one
+            seen.append(inputs["x"].shape)
+            return [inputs["x"].reshape((-1, 1, 2, 1) if max_batch_size else (1, 2, 1))]
+
+    request = request_of(config, [1, 2]) if max_batch_size else request_of(config, 1, 2)
+    execution = execute_batch(Reshaping(), Signature("m", 1, config), [request])
+    assert seen == [(1, 2, 1) if max_batch_size else (2, 1)]
+    assert shown(execution.results[0]) == {"y": [[1, 2]] if max_batch_size else [1, 2]}
+
+
+class Echo:
+    """Returns its input, in another shape where one is given."""
+
+    sees_requests = False
+
+    def __init__(self, shape=None):
+        self.shape = shape
+
+    def execute(self, inputs, outputs):  # noqa: ARG002 - there is one
+        """The input, reshaped."""
+        x = inputs["x"]
+        self.seen = x.shape
+        return [x if self.shape is None else x.reshape(self.shape)]
+
+
+def test_a_reshape_may_have_several_variable_dimensions(toys):
+    """The variable dimensions of dims and reshape are the same ones, in order, on the way in and on the way out."""
+    variable = {"data_type": FP32, "dims": (-1, -1), "reshape": (-1, 1, -1)}
+    config = toys.config(inputs=(TensorSpec("x", **variable),), outputs=(TensorSpec("y", **variable),))
+    echo = Echo()
+
+    execution = execute_batch(echo, Signature("m", 1, config), [request_of(config, [[1, 2, 3], [4, 5, 6]])])
+
+    assert echo.seen == (1, 2, 1, 3)
+    assert shown(execution.results[0]) == {"y": [[[1, 2, 3], [4, 5, 6]]]}
+
+
+@pytest.mark.parametrize(
+    ("dims", "reshape", "shape"),
+    [((1,), (), (1, 2)), ((3,), (3, 1), (1, 1, 2)), ((-1,), (-1, 1), (1, 2))],
+    ids=["scalar", "sizes", "rank"],
+)
+def test_an_output_that_is_not_what_its_reshape_says_fails(toys, dims, reshape, shape):
+    """An output of another shape than its configuration reshapes is EXECUTION_FAILED, and shows both."""
+    config = toys.config(outputs=(TensorSpec("y", FP32, dims, reshape=reshape),))
+
+    execution = execute_batch(Echo(shape), Signature("m", 1, config), [request_of(config, [1, 2])])
+
+    [error] = execution.results
+    assert error.kind is Kind.EXECUTION_FAILED
+    assert error.message == f"model 'm' returned output 'y' with shape {list(shape)}, not {[-1, *reshape]}"
+
+
+def threads():
+    """A pool that leaves no thread to the next test."""
+    return ThreadPool("lane", idle_seconds=0)
+
+
+def lane_on(handler, batches):
+    """A lane that is handed the given batches when it asks, in its handler's way, and the queue of what it reports."""
+    reports, pending = SimpleQueue(), list(batches)
+
+    def some(_):
+        return pending.pop(0) if pending else []
+
+    def none(_):
+        return []
+
+    pull, pull_ahead = (none, some) if handler.ahead else (some, none)
+    return Instance(
+        "lane", handler, Signature("m", 1, handler.config), pull, pull_ahead, reports.put, threads()
+    ), reports
+
+
+def lane_of(toys, batches, script=None):
+    """A lane of a model that follows a script, its handler and the queue of what it reports."""
+    handler = toys.Scripted(toys.config(), script)
+    lane, reports = lane_on(handler, batches)
+    return lane, handler, reports
+
+
+def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
+    """A lane runs what it was given, then what it pulls, each once and in order, on one thread of the pool."""
+    config = toys.config()
+    batches = [[request_of(config, [number, number])] for number in range(4)]
+    lane, handler, reports = lane_of(toys, batches[1:])
+    lane.run(batches[0])
+    assert [reports.get(timeout=60).batch for _ in batches] == batches
+    lane.stop()
+    assert handler.batches == [[0], [1], [2], [3]]
+    assert set(handler.threads) == {"lane_0"}
+
+
+def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
+    """Every model has lanes: their last batches, of bodies of any size, would stay as long as nobody asks again."""
+    config = toys.config()
+    batch = [request_of(config, [1, 1])]
+    seen, kept = weakref.ref(batch[0].inputs[0]), SimpleQueue()
+
+    def none(_):
+        kept.put(seen() is not None)
+        return []
+
+    lane = Instance("lane", toys.Scripted(config), Signature("m", 1, config), none, none, lambda _: None, threads())
+    lane.run(batch)
+    del batch
+
+    assert not kept.get(timeout=60)
+    lane.stop()
+
+
+def test_a_lane_survives_what_its_handler_throws(toys):
+    """After an exception in the handler the same lane executes the next batch."""
+    config = toys.config()
+    outcomes = iter([ValueError("once"), None])
+
+    def script(rows):
+        outcome = next(outcomes)
+        if outcome is not None:
+            raise outcome
+        return [rows * 2]
+
+    lane, _, reports = lane_of(toys, [], script)
+    for expected in (MmeError, InferenceResponse):
+        lane.run([request_of(config, [1, 1])])
+        assert isinstance(reports.get(timeout=60).results[0], expected)
+    lane.stop()
+
+
+def test_stopping_waits_for_what_is_executing(toys):
+    """A lane told to stop in the middle of a batch finishes and reports it."""
+    config = toys.config()
+    gate = toys.Gate()
+    lane, _, reports = lane_of(toys, [], gate)
+    lane.run([request_of(config, [1, 1])])
+    stopper = threading.Thread(target=lane.stop)
+    stopper.start()
+    gate.open()
+    stopper.join(60)
+    assert not stopper.is_alive()
+    assert isinstance(reports.get(timeout=60).results[0], InferenceResponse)
+
+
+def test_a_lane_that_never_started_can_be_stopped(toys):
+    """A model that is given up before it served anybody has lanes without threads to wait for."""
+    lane, _, _ = lane_of(toys, [])
+    lane.stop()
+
+
+class Meeting(threading.Barrier):
+    """A handler whose model waits at its end for those of others."""
+
+    def close(self):
+        """Meet them."""
+        self.wait(60)
+
+
+def test_handlers_are_closed_side_by_side():
+    """What models say at their end takes no longer with many instances."""
+    together = Meeting(5)
+    with ThreadPool("close", idle_seconds=0) as pool:
+        close_all([together] * 5, pool)
+    assert not together.broken
+
+
+def test_handlers_are_closed_without_a_free_thread(toys):
+    """On a full system the calling thread closes them, each though another has something against it."""
+    go, config = threading.Event(), toys.config()
+
+    class Refusing(toys.Scripted):
+        def close(self):
+            super().close()
+            raise ValueError("no")
+
+    handlers = [Refusing(config), *(toys.Scripted(config) for _ in range(3))]
+    with ThreadPool("close", most=1) as pool:
+        pool.submit(go.wait, 60)
+        with pytest.raises(ValueError, match="no"):
+            close_all(handlers, pool)
+        go.set()
+    assert [handler.closed for handler in handlers] == [1] * 4
+
+
+def ahead_lane(toys, batches, refused=()):
+    """A lane whose handler works ahead on the given batches, what befell that handler, and the queue of reports."""
+    log = []
+
+    class Ahead(toys.Scripted):
+        ahead = True
+
+        def begin(self, inputs, outputs):
+            number = int(inputs["x"][0, 0])
+            log.append(f"begin {number}")
+            if number in refused:
+                raise MmeError(Kind.UNAVAILABLE, f"{number} can't be begun")
+            return number, inputs, outputs
+
+        def finish(self, begun):
+            number, inputs, outputs = begun
+            log.append(f"finish {number}")
+            return self.execute(inputs, outputs)
+
+    lane, reports = lane_on(Ahead(toys.config()), batches)
+    return lane, log, reports
+
+
+def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
+    """Batches are finished in their order, each with the next one begun; the lane is at rest behind the last."""
+    config = toys.config()
+    batches = [[request_of(config, [number, number])] for number in range(3)]
+    lane, log, reports = ahead_lane(toys, batches[1:])
+    lane.run(batches[0])
+    executions = [reports.get(timeout=60) for _ in batches]
+    lane.stop()
+    assert [execution.batch for execution in executions] == batches
+    assert [shown(execution.results[0]) for execution in executions] == [
+        {"y": [[0, 0]]},
+        {"y": [[2, 2]]},
+        {"y": [[4, 4]]},
+    ]
+    assert log == ["begin 0", "begin 1", "finish 0", "begin 2", "finish 1", "finish 2"]
+    assert lane.turn % 2 == 0
+    for before, after in pairwise(execution.timings for execution in executions):
+        assert after.start + after.compute_input >= before.start + before.compute_input + before.compute_infer
+
+
+def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
+    """Those before it and behind it are executed."""
+    config = toys.config()
+    batches = [[request_of(config, [number, number])] for number in range(3)]
+    lane, log, reports = ahead_lane(toys, batches[1:], refused={1})
+    lane.run(batches[0])
+    results = [reports.get(timeout=60).results[0] for _ in batches]
+    lane.stop()
+    assert [getattr(result, "message", "good") for result in results] == ["good", "1 can't be begun", "good"]
+    assert "finish 1" not in log
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["on the loop", "on the thread"])
+def test_answers_that_can_not_be_handed_out_are_everybodys_error(toys, threaded):
+    """Those of a batch that was sent: nobody waits for ever, and the lane takes the next one."""
+    config = toys.config()
+
+    class Sent(toys.Scripted):
+        sees_requests = True
+
+        def send_requests(self, requests, _watch):
+            self.requests = requests
+            return True
+
+        def take_answers(self):
+            return None if threaded else []
+
+        def await_answers(self):
+            return []
+
+    lane, reports = lane_on(Sent(config), [])
+    for _ in range(2):
+        batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
+        assert lane.send(batch, None)
+        execution = lane.receive()
+        if threaded:
+            assert execution is None
+            lane.wait()
+            execution = reports.get(timeout=60)
+        assert execution.batch is batch
+        assert [result.kind for result in execution.results] == [Kind.INTERNAL] * 2
+    lane.stop()
