@@ -32,7 +32,7 @@ COMPILED = {
     ],
     "serve": [
         "bounded",
-        "cache/cache_entry",
+        "cache/entry",
         "cache/model_cache",
         "latencies",
         "model/answers",

@@ -9,7 +9,7 @@ from container.load_parameters import check_name, load_error, unload_dependents
 from container.version import installed_version
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.registry import platform_of
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 from serve.threads import ThreadPool
 
 if TYPE_CHECKING:

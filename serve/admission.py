@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from serve.cache.cache_events import CacheEvent, Deed
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 from serve.control import Control
 from serve.dependents import Dependents
 from serve.sources.origins import unknown
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from model_handlers.outside import Override
-    from serve.cache.cache_entry import Entry
+    from serve.cache.entry import Entry
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions
     from serve.loading.prepared import PreparedTarget
@@ -207,7 +207,7 @@ class Admission:
             return
         # What it is made of must not put it out of memory. No lease: an unload would wait for us, and we for the unload
         # where a part brings back what left with it.
-        whole.keep()
+        whole.pin()
         try:
             for part in whole.leased().members:
                 stays = self._is_registered(part) and isinstance(self._cache.entries[part].source, Overridden)
@@ -215,7 +215,7 @@ class Admission:
                     with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
                         await self._reload(part, self._register.source(part), anew)
         finally:
-            whole.let_go()
+            whole.unpin()
 
     async def _source(self, name: str, override: Override | None) -> Source:
         """Where a model comes from, under an override if there is one."""
@@ -385,7 +385,7 @@ class Admission:
 
 
 def _refuse_too_soon(entry: Entry[Any]) -> None:
-    """Tell what its last loads failed of, if that was a moment ago: see `serve/cache/backoff.py`."""
+    """Tell what its last loads failed of, if that was a moment ago: see `serve/cache/load.py`."""
     failure = entry.failure
     if failure is None or entry.state is not State.UNAVAILABLE or entry.task is not None:
         return

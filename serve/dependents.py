@@ -14,8 +14,8 @@ from serve.sources.source import InBucket, InRepository, origin
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from serve.cache.cache_entry import Entry
     from serve.cache.cache_events import CacheEvent
+    from serve.cache.entry import Entry
 
 
 class Dependents:

@@ -27,8 +27,8 @@ from model_handlers.worker.listener import LISTENER
 from serve.admission import Admission
 from serve.cache import footprints
 from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
+from serve.cache.entry import State
 from serve.cache.footprints import Footprints
-from serve.cache.lifecycle import State
 from serve.cache.model_cache import ModelCache
 from serve.index import index_rows
 from serve.journal import Journal
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.outside import Override
-    from serve.cache.cache_entry import Entry
+    from serve.cache.entry import Entry
     from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions
     from serve.loading.target import AnyModel, Target

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from serve.cache.cache_entry import Entry
+    from serve.cache.entry import Entry
     from serve.loading.target import Target
     from serve.stats import TargetStats
 

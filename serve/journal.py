@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from serve.cache.cache_entry import Entry
+    from serve.cache.entry import Entry
     from serve.state_file import Change
 
 FORM = "mme journal 2"

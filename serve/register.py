@@ -19,7 +19,7 @@ from serve.stats import TargetStats
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from serve.cache.cache_entry import Entry
+    from serve.cache.entry import Entry
     from serve.cache.model_cache import ModelCache
     from serve.journal import Journal
 

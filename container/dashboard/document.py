@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from container.settings import Mode
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 from serve.index import DOWN
 from serve.model.batch_proof import Batching
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from container.dashboard.watcher import Happening, Watcher
     from container.settings import Settings
     from model_handlers.base import Footprint
-    from serve.cache.cache_entry import Entry
+    from serve.cache.entry import Entry
     from serve.engine import Engine
     from serve.loading.target import Target
 

@@ -10,7 +10,7 @@ from serve.cache.shared_bytes import SharedBytes, Tally
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from serve.cache.cache_entry import Entry
+    from serve.cache.entry import Entry
 
 
 class Payer(Protocol):

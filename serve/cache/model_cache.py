@@ -8,7 +8,7 @@ acts off it:
        │ not resident: one load per name, everybody who asks meanwhile waits for that one
        ▼
     prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
-    equip   (thread)    (room.py)  (loading.py)  └─► abort:  the bytes are given back, everybody gets the error
+    equip   (thread)    (room.py)   (load.py)    └─► abort:  the bytes are given back, everybody gets the error
 
 A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. Whoever waited for a load
 holds a lease before anybody else can evict the model again, so two models that fit only one at a time take turns.
@@ -33,13 +33,11 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from model_handlers.base import Footprint
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
-from serve.cache import backoff, eviction
-from serve.cache.cache_entry import Entry, Failure
+from serve.cache import eviction
 from serve.cache.cache_events import CacheEvent, CacheEvents, Deed
 from serve.cache.charges import Charges
-from serve.cache.lifecycle import Event, State, step
-from serve.cache.loader import P, T
-from serve.cache.loading import Loading, unloaded
+from serve.cache.entry import Entry, Event, Failure, State, T, transition
+from serve.cache.load import Loading, P, retry_pause, unloaded
 from serve.cache.ranking import Ranking
 from serve.cache.room import Room, megabytes
 from serve.request import LoadReport
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from contextlib import AbstractContextManager
 
-    from serve.cache.loader import Loader
+    from serve.cache.load import Loader
     from serve.cache.shared_bytes import SharedBytes
     from serve.stats import TargetStats
 
@@ -194,11 +192,11 @@ class ModelCache(Generic[P, T]):
         """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
         return await asyncio.shield(self._start_load(entry))
 
-    async def reload(self, entry: Entry[T], source: Any, *, anyway: bool = False) -> LoadReport:
+    async def reload(self, entry: Entry[T], source: Any, *, force: bool = False) -> LoadReport:
         """Load a model from a source, anew if it is in memory; it serves until it is replaced. See `load`.
 
         A load from that source that is under way will do; one from another is waited for. One in memory that was loaded
-        from the same content stays, unless it is to be replaced `anyway`.
+        from the same content stays, unless it is to be replaced by `force`.
 
         Raises:
             MmeError: why it can't be loaded. If it was in memory it goes on as it was, but for where the new one had
@@ -209,13 +207,13 @@ class ModelCache(Generic[P, T]):
             entry = self.entries.setdefault(entry.name, entry)
         if loading.task is None:
             if entry.state is State.READY:
-                loading = self._successor(entry, source, anyway=anyway)
+                loading = self._successor(entry, source, force=force)
             entry.source = source if loading is entry else entry.source
         return await self.load(loading)
 
-    def _successor(self, entry: Entry[T], source: Any, *, anyway: bool) -> Entry[T]:
+    def _successor(self, entry: Entry[T], source: Any, *, force: bool) -> Entry[T]:
         successor: Entry[T] = Entry(entry.name, source, entry.stats, self._lease_ended)
-        successor.anyway = anyway
+        successor.force = force
         successor.predecessor, entry.successor = entry, successor
         successor.orphan = entry.orphan
         return successor
@@ -315,7 +313,7 @@ class ModelCache(Generic[P, T]):
         try:
             if entry.closing is not None:
                 await asyncio.wait([entry.closing])  # however that ends
-            entry.state, entry.reason, entry.failure = step(entry.state, Event.LOAD), "", None
+            entry.state, entry.reason, entry.failure = transition(entry.state, Event.LOAD), "", None
             report = await self._loading.run(entry)
         except BaseException as error:
             is_told = entry.cut_short or not isinstance(error, asyncio.CancelledError)
@@ -336,7 +334,7 @@ class ModelCache(Generic[P, T]):
     def _stays(self, entry: Entry[T]) -> LoadReport:
         """Nothing changed since the one was loaded whose place this entry was to take: that one goes on."""
         before = entry.predecessor
-        assert before is not None  # noqa: S101 - see `Entry.changes_nothing`
+        assert before is not None  # noqa: S101 - see `Entry.is_same_content`
         before.successor, before.failure = None, None
         entry.task, entry.predecessor = None, None
         _log.info("it stays as it is, nothing changed since it was loaded", extra={"target_model": entry.name})
@@ -348,7 +346,7 @@ class ModelCache(Generic[P, T]):
         self._take_place(entry)
         entry.task = None
         entry.evicted, entry.failures = False, 0
-        entry.state = step(entry.state, Event.LOADED)
+        entry.state = transition(entry.state, Event.LOADED)
         entry.loaded_at = entry.last_used = time.monotonic()
         self._ready[entry.name] = entry
         self._ranking.arrived(entry)
@@ -385,7 +383,7 @@ class ModelCache(Generic[P, T]):
             entry.predecessor.successor, entry.predecessor.orphan = None, entry.orphan
             entry.predecessor.failure = failure
         if entry.state is State.LOADING:  # else it was cancelled before it began
-            entry.state, entry.reason, entry.failure = step(entry.state, Event.FAILED), failure.message, failure
+            entry.state, entry.reason, entry.failure = transition(entry.state, Event.FAILED), failure.message, failure
         entry.stats.load_failures += 1
         self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=failure.message, kind=error.kind))
         level = logging.ERROR if error.kind in _BROKEN else logging.WARNING
@@ -405,7 +403,7 @@ class ModelCache(Generic[P, T]):
         passes = error.kind in _PASSING or isinstance(error, ElsewhereError)
         if not passes and (self._evicts or error.kind is not Kind.OUT_OF_MEMORY):
             entry.failures += 1
-            pause = backoff.pause(entry.failures, time.monotonic() - entry.loading_since)
+            pause = retry_pause(entry.failures, time.monotonic() - entry.loading_since)
         return Failure(error.message, error.version, error.kind, time.monotonic() + pause if pause else 0.0)
 
     def _report(self, entry: Entry[T], report: LoadReport) -> None:
@@ -451,7 +449,7 @@ class ModelCache(Generic[P, T]):
 
     def _start_closing(self, entry: Entry[T], reason: str, *, hurries: bool = True) -> None:
         """From here on nobody gets a lease. Who does not hurry waits for all requests that it has, however long."""
-        entry.state = step(entry.state, Event.UNLOAD)
+        entry.state = transition(entry.state, Event.UNLOAD)
         self._ranking.leaves(entry)
         if self._ready.get(entry.name) is entry:
             del self._ready[entry.name]
@@ -476,7 +474,7 @@ class ModelCache(Generic[P, T]):
         await self._loading.close(entry, resident)
         footprint = entry.footprint
         self._ranking.left(entry)
-        entry.left(reason)
+        entry.reset(reason)
         if entry in (retiring := self._retiring.get(entry.name, set())):
             retiring.remove(entry)
             if not retiring:

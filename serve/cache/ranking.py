@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from model_handlers.base import Footprint
 from serve.cache import eviction
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from serve.cache.cache_entry import Entry
     from serve.cache.charges import Charges
+    from serve.cache.entry import Entry
     from serve.cache.shared_bytes import Tally
 
 K = TypeVar("K")
@@ -216,7 +216,7 @@ class Ranking:
             (entry.reload_ns + (entry.download_ns if and_from_disk else 0)) / 1e9,
             self._age_at_last_use(entry),
             self._keep_until(entry),
-            entry.leases + entry.keepers > 0,
+            entry.leases + entry.pins > 0,
             entry.state is State.UNLOADING,
             files,
             shared.charge(entry) if files else 0,
@@ -234,7 +234,7 @@ class Ranking:
         return self._ages[reached] if reached >= 0 else entry.age
 
     def _may_go(self, entry: Entry[Any], now: float) -> bool:
-        return entry.leases + entry.keepers == 0 and self._keep_until(entry) <= now
+        return entry.leases + entry.pins == 0 and self._keep_until(entry) <= now
 
     def _keep_until(self, entry: Entry[Any]) -> float:
         if entry.pinned:

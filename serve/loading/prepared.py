@@ -30,7 +30,7 @@ _OF_FILES = {Kind.INVALID_MODEL, Kind.UNSUPPORTED, Kind.INTERNAL}
 
 @dataclass(frozen=True, slots=True)
 class PreparedTarget:
-    """A model's files, found and understood, and where each of its lanes is to run. See `serve.cache.loader.Prepared`.
+    """A model's files, found and understood, and where each of its lanes is to run. See `serve.cache.load.Prepared`.
 
     Attributes:
         target: the name of the target model, which a member only begins with.

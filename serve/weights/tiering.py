@@ -207,7 +207,7 @@ class Tiering:
             if not await self._aside(self._refining, forms.refine, self._refiner):
                 if self._serves(watched):  # else its next load knows
                     entry = self._cache.entries[watched.root.name]
-                    await self._cache.reload(entry, entry.source, anyway=True)
+                    await self._cache.reload(entry, entry.source, force=True)
                 return
             await self._turn(watched, forms.tier)
         watched.settled = True

@@ -15,7 +15,6 @@ import pytest
 
 from container.codec.framing import BINARY_TYPE
 from container.settings import Mode
-from serve.cache import backoff
 from tests.contract import models
 
 ANY = {"date", "server", "connection", "server-timing", "x-amzn-requestid"}  # differ by server or by request
@@ -125,7 +124,7 @@ def seen(reply):
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     """No answer tells how often the broken model was asked for before."""
-    monkeypatch.setattr(backoff, "pause", lambda *_: 0.0)
+    monkeypatch.setattr("serve.cache.model_cache.retry_pause", lambda *_: 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """What must hold of a cache whenever its event loop is at rest."""
 
 from model_handlers.base import Footprint
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 from tests.serve.cache.listed import Listed
 from tests.serve.inside import books_of, residents_of
 

@@ -14,9 +14,8 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.outside import Override
-from serve.cache.cache_entry import Failure
+from serve.cache.entry import Failure, State
 from serve.cache.eviction import Rules
-from serve.cache.lifecycle import State
 from serve.control import Control
 from tests.serve import growing
 from tests.serve.engines import PLENTY, answered, ask, engine_of

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 from serve.loading import upkeep
 from tests.processes import below, still_there
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 from serve.life import life_of
 from tests.serve.engines import answered, engine_of
 from tests.serve.inside import artifacts_of, evict, journal_of, next_look, noted_use

@@ -11,7 +11,7 @@ from flask import template_rendered
 from container.dashboard.document import BARS, ROWS
 from container.settings import Mode
 from model_handlers.errors import Kind
-from serve.cache.cache_entry import Failure
+from serve.cache.entry import Failure
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.cache.backoff import pause
+from serve.cache.load import retry_pause
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from serve.cache.backoff import pause
 )
 def test_it_is_longer_each_time_and_as_long_as_the_load(failures, seconds, expected):
     """Never after one failure; a second, twice that, at most half a minute; no less than the load itself took."""
-    assert pause(failures, seconds) == expected
+    assert retry_pause(failures, seconds) == expected

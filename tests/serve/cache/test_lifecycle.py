@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from serve.cache.lifecycle import TRANSITIONS, Event, State, step
+from serve.cache.entry import TRANSITIONS, Event, State, transition
 
 WAYS = {
     (State.UNAVAILABLE, Event.LOAD): State.LOADING,
@@ -19,10 +19,10 @@ WAYS = {
 def test_every_state_answers_every_event(state, event):
     """Five ways lead from state to state; any other event is a bug, which names the state and the event."""
     if (state, event) in WAYS:
-        assert step(state, event) is WAYS[state, event]
+        assert transition(state, event) is WAYS[state, event]
     else:
         with pytest.raises(ValueError, match=f"a model that is {state.value} can't be told '{event.value}'"):
-            step(state, event)
+            transition(state, event)
 
 
 def test_no_state_is_a_dead_end():

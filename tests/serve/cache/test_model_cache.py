@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from serve.cache.entry import State
 from serve.cache.eviction import Policy, Rules
-from serve.cache.lifecycle import State
 from serve.cache.model_cache import ModelCache
 from serve.stats import TargetStats
 from tests.serve.cache.listed import Listed

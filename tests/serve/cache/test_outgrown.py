@@ -9,7 +9,7 @@ import pytest
 
 from model_handlers import allowance
 from model_handlers.errors import Kind, MmeError
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 from tests.processes import below, still_there
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
 from tests.waiting import until

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from serve.cache.turns import Turns
+from serve.cache.load import Turns
 
 
 class Line:
@@ -19,7 +19,7 @@ class Line:
     async def ask(self, name):
         """Have a turn until `leave`."""
         self._enough[name] = asyncio.Event()
-        async with self.turns.taken(name):
+        async with self.turns.acquire(name):
             self.having.append(name)
             await self._enough[name].wait()
             self.having.remove(name)
@@ -68,7 +68,7 @@ async def test_who_is_refused_goes_and_the_next_moves_up(idle):
 async def test_who_is_cancelled_keeps_no_turn(idle, when):
     """Not even when the turn comes in the very moment."""
     line = Line(1)
-    async with line.turns.taken("a"):
+    async with line.turns.acquire("a"):
         [b] = line.begin("b")
         await idle()
         if when == "waiting":

@@ -11,8 +11,8 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.system import devices, heap
+from serve.cache.entry import State
 from serve.cache.footprints import FORM
-from serve.cache.lifecycle import State
 from serve.loading import meter
 from serve.loading.target import Target
 from serve.state_file import StateFile

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from model_handlers.errors import Kind, MmeError
+from serve.cache.entry import State
 from serve.cache.footprints import FORM
-from serve.cache.lifecycle import State
 from serve.loading import upkeep
 from serve.state_file import StateFile
 from tests.serve import inside

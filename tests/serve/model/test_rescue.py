@@ -8,8 +8,8 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, out_of_memory
 from model_handlers.onnx import OnnxHandler
+from serve.cache.entry import State
 from serve.cache.eviction import Rules
-from serve.cache.lifecycle import State
 from tests.serve.engines import engine_of
 from tests.serve.integrity import check_integrity
 

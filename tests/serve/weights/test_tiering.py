@@ -14,7 +14,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.cache.lifecycle import State
+from serve.cache.entry import State
 from serve.weights import refining, store
 from serve.weights.mode import Tier, Weights
 from tests.event_loop import run_on_loop

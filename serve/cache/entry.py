@@ -1,21 +1,61 @@
-"""One model that the cache knows, in memory or not, and the lease that requests hold on it. On the event loop only."""
+"""One model that the cache knows: its states, and the lease that requests hold on it. On the event loop only.
+
+The states carry Triton's names, since the repository index shows them. *Registered* is no state: a registered model
+that was evicted is UNAVAILABLE and comes back with its next request.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.cache.lifecycle import Event, State, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serve.cache.loader import Prepared
+    from serve.cache.load import Prepared
     from serve.request import LoadReport
     from serve.stats import TargetStats
+
+
+class State(Enum):
+    """Where a target model stands."""
+
+    UNAVAILABLE = "UNAVAILABLE"
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+
+
+class Event(Enum):
+    """What can happen to a target model."""
+
+    LOAD = "load"
+    LOADED = "loaded"
+    FAILED = "failed"
+    UNLOAD = "unload"
+    UNLOADED = "unloaded"
+
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.UNAVAILABLE, Event.LOAD): State.LOADING,
+    (State.LOADING, Event.LOADED): State.READY,
+    (State.LOADING, Event.FAILED): State.UNAVAILABLE,
+    (State.READY, Event.UNLOAD): State.UNLOADING,
+    (State.UNLOADING, Event.UNLOADED): State.UNAVAILABLE,
+}
+
+
+def transition(state: State, event: Event) -> State:
+    """The state after `event`; ValueError if it can't happen in that state, which is a bug of the caller."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise ValueError(f"a model that is {state.value} can't be told '{event.value}'") from None
 
 
 class Resident(Protocol):
@@ -38,13 +78,9 @@ class Resident(Protocol):
 
 
 class Failure(NamedTuple):
-    """What is remembered of a load that failed: not its error, whose traceback holds all that was made for the model.
+    """What is remembered of a failed load: not its error, whose traceback holds all that was made for the model.
 
-    Attributes:
-        message: the sentence.
-        version: the version of the model that could not be loaded, if it is known.
-        kind: of the error.
-        until: `time.monotonic()` before which no request has it loaded again.
+    `version` is the one that could not be loaded, if known; before `until` on the monotonic clock no request retries.
     """
 
     message: str
@@ -60,29 +96,24 @@ class Entry(Generic[T]):
     """A model the cache knows, in memory or not. An entry is the lease that requests hold.
 
     Attributes:
-        name, source: which model, and where it comes from.
-        state, reason: where it stands, and why it is UNAVAILABLE.
-        failure: why its last load failed, or the one that was to load it anew; None if that did not fail.
+        reason: why it is UNAVAILABLE.
+        failure: why its last load failed, or that of its successor; None if that did not fail.
         failures: loads that failed since one succeeded.
         resident: what was loaded; None unless READY or UNLOADING.
         prepared: what it was loaded from, as long as that is needed.
         footprint: bytes it takes; zero unless `resident`.
         leases: requests that use it now.
-        keepers: who wants it to stay in memory, and waits for something else.
-        loaded_at, last_used: `time.monotonic()` of its last load and of its last use.
+        pins: loads of other models during which it stays in memory.
+        loaded_at, last_used, loading_since: on the monotonic clock; the last load was asked for at `loading_since`.
         reload_ns, download_ns: what its last load took without waiting, and its last download.
-        pinned: whether it stays in memory whoever needs the room.
+        pinned: whether it is never evicted.
         age: see `serve/cache/ranking.py`.
-        stats: what the cache did for it.
-        successor: the one that is being loaded to take its place.
-        anyway: whether it is to take that place even if it is loaded from the very same content.
-        predecessor: the one whose place it is to take, until it has.
-        task, waiters: the load under way, and who is owed a lease when it is done.
-        loading_since: `time.monotonic()` when the last load was asked for.
+        successor, predecessor: the entry that is being loaded to take its place; the one whose place it is to take.
+        force: whether a successor takes that place even if it is loaded from the very same content.
+        task, waiters: the load under way, and the requests that get a lease when it is done.
         orphan: a load that was given up and has not ended; no other begins meanwhile.
         closing: the unload under way, or the removal of what was unpacked; a load waits for it.
-        abandoned: whether it is being unloaded for good.
-        cut_short: whether that is because the server shuts down.
+        abandoned: whether it is being unloaded for good; cut_short: because the server shuts down.
         evicted: whether it left memory for another, and comes back with its next request.
     """
 
@@ -99,7 +130,7 @@ class Entry(Generic[T]):
         self.prepared: Prepared | None = None
         self.footprint = Footprint()
         self.leases = 0
-        self.keepers = 0
+        self.pins = 0
         self.loaded_at = 0.0
         self.last_used = 0.0
         self.reload_ns = 0
@@ -111,7 +142,7 @@ class Entry(Generic[T]):
         self.abandoned = False
         self.cut_short = False
         self.evicted = False
-        self.anyway = False
+        self.force = False
         self.successor: Entry[T] | None = None
         self.predecessor: Entry[T] | None = None
         self.task: asyncio.Task[LoadReport] | None = None
@@ -141,10 +172,10 @@ class Entry(Generic[T]):
             return False
         return self.resident is None or self.resident.is_memory_only()
 
-    def changes_nothing(self, prepared: Prepared) -> bool:
-        """Whether the one whose place it is to take serves, and was loaded from just what this one would be."""
+    def is_same_content(self, prepared: Prepared) -> bool:
+        """Whether its predecessor serves, was loaded from just that, and is not to be replaced all the same."""
         before = self.predecessor
-        if self.anyway or before is None or before.state is not State.READY or before.prepared is None:
+        if self.force or before is None or before.state is not State.READY or before.prepared is None:
             return False
         return before.prepared.content == prepared.content and not before.leased().is_down()
 
@@ -153,13 +184,13 @@ class Entry(Generic[T]):
         """Requests since it was last out of memory; those that waited for its load are among them."""
         return self.stats.hits + self.stats.misses - self._used_before
 
-    def left(self, reason: str) -> None:
+    def reset(self, reason: str) -> None:
         """It is out of memory."""
         if self.prepared is not None:
             self.prepared.release()
         self.closing = None
         self.resident, self.prepared = None, None
-        self.state, self.reason, self.failure = step(self.state, Event.UNLOADED), reason, None
+        self.state, self.reason, self.failure = transition(self.state, Event.UNLOADED), reason, None
         self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
 
     def leased(self) -> T:
@@ -169,10 +200,10 @@ class Entry(Generic[T]):
         return self.resident
 
     def share(self) -> None:
-        """One more lease, for whoever works for the holder of one, or of one on the model whose place it took.
+        """One more lease, for work on behalf of the holder of one, or of one on the model whose place it took.
 
         Raises:
-            MmeError: UNAVAILABLE when nobody holds one and the model is on its way out of memory.
+            MmeError: UNAVAILABLE when there is no lease and the model is on its way out of memory.
         """
         if not self.leases and self.state is not State.READY:
             raise MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
@@ -187,13 +218,13 @@ class Entry(Generic[T]):
                 self._drained.set_result(None)
             self._lease_ended(self)
 
-    def keep(self) -> None:
-        """It leaves memory for nobody else until it is let go, as with a lease; an unload does not wait for that."""
-        self.keepers += 1
+    def pin(self) -> None:
+        """Not to be evicted until `unpin`, as with a lease; an unload does not wait for that."""
+        self.pins += 1
 
-    def let_go(self) -> None:
-        """Who kept it has what it waited for."""
-        self.keepers -= 1
+    def unpin(self) -> None:
+        """End what `pin` began."""
+        self.pins -= 1
         self._lease_ended(self)
 
     def drained(self) -> asyncio.Future[None]:

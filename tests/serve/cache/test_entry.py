@@ -4,7 +4,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.cache.cache_entry import Entry
+from serve.cache.entry import Entry
 from serve.stats import TargetStats
 
 

@@ -1,0 +1,630 @@
+"""One load: fetch, equip, reserve, load, measure; whatever goes wrong, all is given back. On the event loop only.
+
+A load has its turn to fetch, another to be equipped and one to load. It waits for memory with none of them in hand, and
+with nothing of its own in memory, so that no two loads can wait for each other. A model that has another one loaded, by
+its own code or by a call of its warm-up, lends its turn meanwhile, and keeps what is reserved for it: the other one
+waits for memory no longer than any load does.
+
+Its deadline does not run while it waits for a turn or for memory. A thread that is inside a framework can't be stopped,
+so a load whose time is over leaves its thread behind, as an *orphan*: its requests are answered, its turns free. Only
+its reservation and its files stay taken until the orphan comes back, if it ever does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from model_handlers.allowance import OutgrownError
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind, MmeError
+from serve.cache.entry import Resident, T
+from serve.progress import Progress
+from serve.request import LoadReport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+    from concurrent.futures import Executor
+
+    from serve.cache.charges import Charges
+    from serve.cache.entry import Entry
+    from serve.cache.eviction import Rules
+    from serve.cache.room import Room
+
+    GiveWay = Callable[[Entry[Any]], None]
+    Relieve = Callable[[str, tuple[int, ...]], Coroutine[Any, Any, tuple[str, ...]]]
+
+_log = logging.getLogger("mme.cache")
+_now = time.perf_counter_ns
+_HEADROOM = 16 << 20  # bytes at least, of memory that is free, for a load that asks for more
+_HEADROOM_PART = 8  # of what it takes
+_POLL_SECONDS = 0.05
+_FETCHES = 8  # at a time
+_STALL_SECONDS = 10.0  # without a byte, after which a fetch keeps no other one waiting
+_LOOK_SECONDS = 1.0
+_MOST_STALLED = 56  # fetches that go on without a turn
+_ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
+_MOST_PAUSE = 30.0  # seconds; the model may have been mended
+_MOST_DOUBLINGS = 5
+
+T_co = TypeVar("T_co", bound=Resident, covariant=True)
+
+
+class Prepared(Protocol):
+    """An artifact on disk, ready to be loaded.
+
+    Attributes:
+        estimate: what it is expected to take in memory.
+        content: what it is loaded from, and as what: equal as long as none of that changes.
+        download_ns: what fetching took, 0 when it was on disk.
+        pinned: whether its configuration wants it never to be evicted.
+        equipped: whether nothing is left to be done that takes long and needs no memory. See `Loader.equip`.
+        tried_first: whether it may have to be tried before it is loaded. See `Loader.try_files`.
+        alone: whether it is measured by what the whole process or a device takes more, so that no other such model may
+            be loaded at the same time.
+    """
+
+    @property
+    def estimate(self) -> Footprint: ...  # noqa: D102 - see the class
+    @property
+    def content(self) -> object: ...  # noqa: D102
+    @property
+    def download_ns(self) -> int: ...  # noqa: D102
+    @property
+    def pinned(self) -> bool: ...  # noqa: D102
+    @property
+    def equipped(self) -> bool: ...  # noqa: D102
+    @property
+    def tried_first(self) -> bool: ...  # noqa: D102
+    @property
+    def alone(self) -> bool: ...  # noqa: D102
+
+    def release(self) -> None:
+        """Its files are not needed any more: it was not loaded, or what was loaded is closed. On the event loop."""
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class Loader(Protocol[P, T_co]):
+    """Turns a name into something resident. Runs on load threads, which poll `cancelled`."""
+
+    def prepare(self, name: str, source: Any, cancelled: Callable[[], bool]) -> P:
+        """Fetch and open the model's artifact; no memory to speak of is taken."""
+
+    def equip(self, prepared: P, cancelled: Callable[[], bool]) -> P:
+        """Make the environments of the model, where it is not equipped; that may take minutes."""
+
+    def try_files(self, prepared: P, cancelled: Callable[[], bool]) -> None:
+        """Have its files loaded, where this is not known to go well, by processes that may die of them."""
+
+    def load(self, prepared: P, cancelled: Callable[[], bool], more: Callable[[int], int]) -> tuple[T_co, Footprint]:
+        """Load it; return what was loaded and what it takes, measured.
+
+        `more` may be called meanwhile, with the bytes of the host that have to be reserved by now: see `Allowance`.
+        """
+
+    def overrule(self) -> None:
+        """A load was given up and may never end, or waits for another, which need not wait for it to be measured.
+
+        On the event loop.
+        """
+
+
+def retry_pause(failures: int, seconds: float) -> float:
+    """Seconds until a request may have a model loaded again whose loads fail.
+
+    Every request for such a model would have the store asked, a process started and a line logged. A single failure may
+    have been an accident. A model that fails late is not to hold a load thread all the time.
+
+    Args:
+        failures: loads that failed since one succeeded, one after the other.
+        seconds: that the last of them took.
+    """
+    if failures < 2:
+        return 0.0
+    doubled: float = 2.0 ** min(failures - 2, _MOST_DOUBLINGS)
+    return min(max(doubled, seconds), _MOST_PAUSE)
+
+
+class Turns:
+    """A semaphore in the order of asking, whose turns can be lent and whose waits can be refused."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count  # below 0 while more are had than there are, see `lent`
+        self._waiting: dict[object, asyncio.Future[None]] = {}  # by name, the first of them first
+        self._having: set[object] = set()
+        self._lent: Counter[object] = Counter()  # for how many others, by name
+
+    def __repr__(self) -> str:
+        return f"<Turns: {self._free} free, {len(self._waiting)} waiting>"
+
+    @contextlib.asynccontextmanager
+    async def acquire(self, name: object) -> AsyncIterator[None]:
+        """Have a turn, once there is one, under a name that has or waits for no other.
+
+        Raises:
+            MmeError: what `refuse` said meanwhile.
+        """
+        if self._free > 0:
+            self._free -= 1
+        else:
+            await self._wait(name)
+        self._having.add(name)
+        try:
+            yield
+        finally:
+            self._having.discard(name)
+            self._pass_on()
+
+    @contextlib.contextmanager
+    def lent(self, name: object) -> Iterator[bool]:
+        """If `name` has a turn, which this tells, it waits for others: meanwhile there is one more, for all of them."""
+        if name not in self._having:
+            yield False
+            return
+        self._lent[name] += 1
+        if self._lent[name] == 1:
+            self._pass_on()
+        try:
+            yield True
+        finally:
+            self._lent[name] -= 1
+            if not self._lent[name]:
+                del self._lent[name]
+                self._free -= 1  # the next that ends is the one that was lent
+
+    def refuse(self, name: object, error: Exception) -> None:
+        """End the wait under that name, if there is one, with an error."""
+        turn = self._waiting.get(name)
+        if turn is not None and not turn.done():
+            turn.set_exception(error)
+
+    async def _wait(self, name: object) -> None:
+        turn = self._waiting[name] = asyncio.get_running_loop().create_future()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._pass_on()  # it came in the very moment the wait was cancelled
+            raise
+        finally:
+            del self._waiting[name]
+
+    def _pass_on(self) -> None:
+        if self._free < 0:
+            self._free += 1
+            return
+        for turn in self._waiting.values():
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class _DeviceFullError(MmeError):
+    """A device had less memory than was reserved of it. Kind OUT_OF_MEMORY."""
+
+    __slots__ = ()
+
+
+@contextlib.contextmanager
+def _of_devices(need: Footprint) -> Iterator[None]:
+    """Want of memory in there is that of devices, if a model needs any of them and did not outgrow the host's."""
+    try:
+        yield
+    except OutgrownError:
+        raise
+    except MmeError as error:
+        if error.kind is not Kind.OUT_OF_MEMORY or not need.devices:
+            raise
+        raise _DeviceFullError(error.kind, error.message) from error
+
+
+class _Reservation:
+    """Bytes of a room that are reserved for a load, until it ends.
+
+    Attributes:
+        size: how many.
+        apart: how many of the host's are for files that other models may map, too.
+        orphaned: whether the load was given up; it ends when its thread comes back.
+    """
+
+    def __init__(self, room: Room, charges: Charges, own: Footprint, files: Mapping[str, int]) -> None:
+        self.apart = sum(files.values())
+        self.size = own + Footprint(self.apart)
+        self.orphaned = False
+        self._room = room
+        self._charges = charges
+        self._over = False
+        self._files = dict(files)
+        charges.promised(self, files)
+
+    def relieve(self, files: Iterable[str]) -> None:
+        """Other loads have reserved these by now, or other models map them."""
+        size = sum(self._files.pop(file) for file in files)
+        self.apart -= size
+        self.size -= Footprint(size)
+        self._room.give_back(Footprint(size))
+
+    def grow(self, more: Footprint) -> None:
+        """So many more were reserved."""
+        if self._over:
+            self._room.give_back(more)
+        else:
+            self.size += more
+
+    def loaded(self) -> None:
+        """What it took is known by now, its files among it."""
+        self._charges.ended(self, self._files)
+
+    def end(self) -> None:
+        """The bytes are free, or counted as a resident's from now on."""
+        self.loaded()
+        self._over = True
+        self._room.give_back(self.size)
+
+
+class Loading(Generic[P, T]):
+    """Loads models into a room.
+
+    Args:
+        rules: which models the operator pins.
+        pool: threads for the loader; closers: for closing.
+        turns: equipments at a time, and loads at a time.
+        patience: seconds that fetching and loading may take.
+        give_way: has the model begin to leave whose place the one it is given is to take.
+        relieve: evicts others that hold so many bytes of devices, for a model by its name; returns their names.
+    """
+
+    def __init__(
+        self,
+        loader: Loader[P, T],
+        room: Room,
+        charges: Charges,
+        rules: Rules,
+        *,
+        pool: Executor,
+        closers: Executor,
+        turns: int,
+        patience: float,
+        give_way: GiveWay,
+        relieve: Relieve,
+    ) -> None:
+        self._loader = loader
+        self._room = room
+        self._charges = charges
+        self._rules = rules
+        self._pool = pool
+        self._closers = closers
+        self._fetch_turns = Turns(_FETCHES)  # they wait for the network, not for cores
+        self._stalled = 0
+        self._equip_turns = Turns(turns)
+        self._load_turns = Turns(turns)
+        self._trial_turns = asyncio.Semaphore(turns)
+        self._alone = Turns(1)
+        self._overruled: set[Entry[T]] = set()  # whose measurement no load waits for, though it goes on
+        self._patience = patience
+        self._give_way = give_way
+        self._relieve = relieve
+
+    async def run(self, entry: Entry[T]) -> LoadReport | None:
+        """Load a model; it is in its entry when this returns. None: it would change nothing, and was not loaded.
+
+        Raises:
+            MmeError: why it can't be loaded; nothing of it is in memory then.
+        """
+        if entry.orphan is not None:
+            if not entry.orphan.done():
+                raise MmeError(
+                    Kind.UNAVAILABLE, f"a load of model '{entry.name}' that was given up has not ended; try again later"
+                )
+            entry.orphan = None  # it was another load's
+        evicted: list[str] = []
+        async with self._fetch_turns.acquire(entry):
+            began = _now()
+            _check_wanted(entry)
+            prepared = await self._in_time(entry, self._patience, self._fetch(entry))
+            left = self._patience - (_now() - began) / 1e9
+        if not entry.abandoned and entry.is_same_content(prepared):
+            prepared.release()
+            return None
+        try:
+            if not prepared.equipped:
+                prepared = await self._equip(entry, prepared)
+            await self._load_attempts(entry, prepared, left, evicted)
+        except BaseException:
+            if entry.orphan is None:
+                prepared.release()
+            raise
+        entry.prepared = prepared
+        entry.download_ns = prepared.download_ns or entry.download_ns
+        return LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(evicted))
+
+    @contextlib.contextmanager
+    def lent_turn(self, entry: Entry[T]) -> Iterator[None]:
+        """While a load that has its turn waits for another one, which then may have one, too."""
+        with self._load_turns.lent(entry), self._alone.lent(entry) as is_measured:
+            if is_measured and entry not in self._overruled:
+                self._overruled.add(entry)
+                self._loader.overrule()
+            yield
+
+    def refuse(self, name: str, error: MmeError) -> None:
+        """End the wait of model `name` for its turn to be equipped, if it waits, with an error."""
+        self._equip_turns.refuse(name, error)
+
+    async def close(self, entry: Entry[T], resident: T) -> None:
+        """Have it give its memory back; the cache goes on whatever happens."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._closers, resident.close)
+        except Exception:  # noqa: BLE001 - whatever a framework has against it, loads that wait for its room go on
+            _log.exception("closing failed; it may still hold memory", extra={"target_model": entry.name})
+
+    # -- before memory is taken ------------------------------------------------------------------------------------
+
+    async def _fetch(self, entry: Entry[T]) -> P:
+        prepare = functools.partial(self._loader.prepare, entry.name, entry.source)
+        progress = Progress(lambda: entry.abandoned)
+        watch = asyncio.get_running_loop().create_task(self._lend_stalled(entry, progress))
+        try:
+            prepared: P = await self._on_thread(
+                entry, lambda fetching: fetching.add_done_callback(_release), prepare, progress
+            )
+        finally:
+            watch.cancel()
+        return prepared
+
+    async def _lend_stalled(self, entry: Entry[T], progress: Progress) -> None:
+        """Let another fetch go on in the place of one that gets no bytes, until it does."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if progress.idle < _STALL_SECONDS or self._stalled >= _MOST_STALLED:
+                continue
+            self._stalled += 1
+            try:
+                with self._fetch_turns.lent(entry):
+                    while progress.idle >= _STALL_SECONDS:  # noqa: ASYNC110 - told by a thread, looked at now and then
+                        await asyncio.sleep(_LOOK_SECONDS)
+            finally:
+                self._stalled -= 1
+
+    async def _equip(self, entry: Entry[T], prepared: P) -> P:
+        """What the model brings has a deadline of its own, and is there for the next load if this one is given up."""
+        equip = functools.partial(self._loader.equip, prepared)
+        async with self._equip_turns.acquire(entry.name):
+            _check_wanted(entry)
+            equipped: P = await self._on_thread(entry, _ignore, equip)
+        return equipped
+
+    # -- within a reservation --------------------------------------------------------------------------------------
+
+    async def _load_attempts(self, entry: Entry[T], prepared: P, left: float, evicted: list[str]) -> None:
+        """Reserve, load, measure. A model that takes more than was reserved, and finds the rest taken, begins again."""
+        need = prepared.estimate
+        for _ in range(_ATTEMPTS):
+            try:
+                taken = await self._load_relieved(entry, prepared, need, left, evicted)
+            except OutgrownError as error:
+                if error.final:
+                    raise
+                taken = replace(need, host=min(error.taken, self._room.budget.host))
+            if taken is None:
+                return
+            need = taken
+        raise MmeError(
+            Kind.UNAVAILABLE,
+            f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
+        )
+
+    async def _load_relieved(
+        self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
+    ) -> Footprint | None:
+        """Reserve and load; where a device has no room after all, once more when others have left it.
+
+        Executions take memory that no budget counts.
+        """
+        try:
+            return await self._load_reserved(entry, prepared, need, left, evicted)
+        except _DeviceFullError as error:
+            full = error.bare()  # what was loaded until then hangs on its frames
+        victims = await self._relieve(entry.name, need.devices)
+        if not victims:
+            raise full
+        evicted += victims
+        return await self._load_reserved(entry, prepared, need, left, evicted)
+
+    async def _load_reserved(
+        self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
+    ) -> Footprint | None:
+        """Reserve, and load within that; commit, or give all back. What it takes, where too little was reserved."""
+        own, files = Footprint(need.host, need.devices), self._charges.unpaid(need.shared)
+        give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
+        evicted += await self._room.reserve(entry.name, own + Footprint(sum(files.values())), give_way)
+        reservation = _Reservation(self._room, self._charges, own, files)
+        try:
+            if prepared.tried_first:
+                await self._try_files(entry, prepared, left)
+            resident, footprint = await self._load(entry, prepared, reservation, left, evicted)
+            try:
+                _check_wanted(entry)
+                reservation.loaded()
+                whole = self._charges.counted(footprint)
+                more = await self._room.extend(entry.name, reservation.size, whole)
+                if more is not None:
+                    reservation.grow(whole.beyond(reservation.size))
+                    resident.start()
+            except BaseException:
+                await self.close(entry, resident)
+                raise
+            if more is None:
+                await self.close(entry, resident)
+                return footprint
+            evicted += more
+            entry.resident = resident
+            entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
+            self._charges.charge(entry, footprint)
+            return None
+        finally:
+            if not reservation.orphaned:
+                reservation.end()
+
+    async def _load(
+        self, entry: Entry[T], prepared: P, reservation: _Reservation, left: float, evicted: list[str]
+    ) -> tuple[T, Footprint]:
+        def given_up(loading: asyncio.Future[tuple[T, Footprint]]) -> None:
+            reservation.orphaned = True
+            orphan = self._await_orphan(entry, prepared, loading, reservation)
+            entry.orphan = asyncio.get_running_loop().create_task(orphan, name=f"orphan {entry.name}")
+            self._loader.overrule()
+
+        async with self._turn(entry, prepared):
+            _check_wanted(entry)
+            began = _now()
+            load = functools.partial(self._loader.load, prepared, more=self._asking(entry, reservation, evicted))
+            with _of_devices(reservation.size):
+                loaded: tuple[T, Footprint] = await self._in_time(entry, left, self._on_thread(entry, given_up, load))
+            entry.reload_ns = _now() - began
+        return loaded
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, entry: Entry[T], prepared: P) -> AsyncIterator[None]:
+        """A turn to load; one alone for a model that is measured by what the process or a device takes more."""
+        if not prepared.alone:
+            async with self._load_turns.acquire(entry):
+                yield
+            return
+        async with self._alone.acquire(entry), self._load_turns.acquire(entry):
+            try:
+                yield
+            finally:
+                self._overruled.discard(entry)
+
+    async def _try_files(self, entry: Entry[T], prepared: P, left: float) -> None:
+        """Within the reservation, since it takes the memory that is reserved, but in the way of no load."""
+        trial = functools.partial(self._loader.try_files, prepared)
+        async with self._trial_turns:
+            _check_wanted(entry)
+            await self._in_time(entry, left, self._on_thread(entry, _ignore, trial))
+
+    def _asking(self, entry: Entry[T], reservation: _Reservation, evicted: list[str]) -> Callable[[int], int]:
+        """What a load asks on its thread for as many bytes of the host as it has to have: see `Allowance`."""
+        loop = asyncio.get_running_loop()
+
+        def more(host: int) -> int:
+            asked = asyncio.run_coroutine_threadsafe(self._grow(entry, reservation, host, evicted), loop)
+            while True:
+                try:
+                    return asked.result(_POLL_SECONDS)
+                except TimeoutError:
+                    if reservation.orphaned:
+                        asked.cancel()
+                        raise MmeError(Kind.CANCELLED, f"the load of model '{entry.name}' was given up") from None
+
+        return more
+
+    async def _grow(self, entry: Entry[T], reservation: _Reservation, host: int, evicted: list[str]) -> int:
+        """Reserve so many bytes for a load that goes on; where they are free, some more. How many that are."""
+        whole = Footprint(host + reservation.apart)
+        headroom = max(_HEADROOM, host // _HEADROOM_PART)
+        ample = (whole + Footprint(headroom)).beyond(reservation.size)
+        if self._room.spare(ample):
+            reservation.grow(ample)
+            return reservation.size.host - reservation.apart
+        more = whole.beyond(reservation.size)
+        try:
+            victims = await self._room.extend(entry.name, reservation.size, whole)
+        except MmeError as error:
+            if error.kind is not Kind.OUT_OF_MEMORY:
+                raise
+            raise OutgrownError(error.message, host, final=True) from None
+        if victims is None:
+            sentence = f"model '{entry.name}' needs {whole.host / 1e6:.1f} MB, which are not free"
+            raise OutgrownError(sentence, host, final=False)
+        evicted += victims
+        reservation.grow(more)
+        return reservation.size.host - reservation.apart
+
+    # -- on a thread -----------------------------------------------------------------------------------------------
+
+    async def _in_time(self, entry: Entry[T], seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as timer:
+                return await work
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"model '{entry.name}' did not load within {self._patience:.0f} s: make it smaller, or raise "
+                "MME_LOAD_TIMEOUT",
+            ) from None
+
+    async def _on_thread(
+        self,
+        entry: Entry[T],
+        given_up: Callable[[asyncio.Future[Any]], None],
+        function: Callable[[Callable[[], bool]], Any],
+        progress: Progress | None = None,
+    ) -> Any:
+        """Have a load thread do it. Cancelled, this tells the thread, and hands what it still does to `given_up`."""
+        progress = progress or Progress(lambda: entry.abandoned)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, function, progress)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            progress.stop()
+            given_up(work)
+            raise
+        finally:
+            del work  # whose error knows this frame, and the thread's
+
+    async def _await_orphan(
+        self, entry: Entry[T], prepared: P, loading: asyncio.Future[tuple[T, Footprint]], reservation: _Reservation
+    ) -> None:
+        """What a load that was given up took is given back when it ends."""
+        _log.warning("a load was given up and has not ended", extra={"target_model": entry.name})
+        try:
+            resident, _ = await loading
+            await self.close(entry, resident)
+        except MmeError as error:
+            _log.info("a load that was given up ended: %s", error, extra={"target_model": entry.name})
+        except Exception:  # noqa: BLE001 - this task is not awaited, and what follows must be done
+            _log.exception("a load that was given up ended", extra={"target_model": entry.name})
+        finally:
+            prepared.release()
+            reservation.end()
+            entry.orphan = None
+            self._room.settle()
+
+
+def _check_wanted(entry: Entry[Any]) -> None:
+    """Stop a load that was unloaded meanwhile."""
+    if entry.abandoned:
+        raise unloaded(entry)
+
+
+def unloaded(entry: Entry[Any]) -> MmeError:
+    """What requests are told that wait for a model which is unloaded, or goes with the server."""
+    if entry.cut_short:
+        reason = f"the load of model '{entry.name}' was cut short: this server is shutting down"
+    else:
+        reason = f"model '{entry.name}' was unloaded while it was loading; load it again"
+    return MmeError(Kind.UNAVAILABLE, reason)
+
+
+def _ignore(work: asyncio.Future[Any]) -> None:
+    """However it ends is no news: its error counts as seen."""
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _release(fetching: asyncio.Future[Any]) -> None:
+    """A fetch that no load waited for came back."""
+    if not fetching.cancelled() and fetching.exception() is None:
+        fetching.result().release()
