@@ -20,9 +20,11 @@ from model_handlers.errors import DamagedError, Kind, MmeError, invalid_model
 from model_handlers.system.system_limits import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
     from typing import BinaryIO
+
+    from model_handlers.cancel_token import CancelToken
 
 
 _READ_SIZE = 256 << 10  # compressed bytes asked of the source at a time
@@ -30,7 +32,6 @@ _BLOCK_SIZE = 1 << 20  # inflated bytes handed over at a time: a bomb is met one
 _BLOCKS_AHEAD = 4
 _HEAD_SIZE = 512  # enough to tell gzip from tar, and for the header of a gzip member, which isal has to see at once
 GZIP_WINDOW = 31  # zlib's way to say: a gzip header and trailer around the deflate stream
-_POLL_SECONDS = 0.05
 _CORRUPT = cast("type[Exception]", isal_zlib.error)  # isal's stubs say an instance
 
 # What a tar header may take, long names and pax records included. tarfile keeps it in memory whole, whatever size the
@@ -51,15 +52,15 @@ class InflatedStream:
     Args:
         stream: the compressed bytes, read on another thread. Closed with this.
         subject: what errors call it: "archive 'a.tar.gz'".
-        check: called about twenty times a second, and for each megabyte; what it raises ends the reading.
+        token: checked about twenty times a second, and for each megabyte.
     """
 
-    def __init__(self, stream: BinaryIO, subject: str, check: Callable[[], None]) -> None:
+    def __init__(self, stream: BinaryIO, subject: str, token: CancelToken) -> None:
         self.last_read = b""
         self.header_bytes = 0
         self._stream = stream
         self._subject = subject
-        self._check = check
+        self._token = token
         self._blocks: queue.Queue[bytes | Exception] = queue.Queue(_BLOCKS_AHEAD)
         self._block = memoryview(b"")  # the rest of the block being read
         self._ended = False
@@ -135,20 +136,20 @@ class InflatedStream:
     def _fill(self) -> bool:
         """Whether there is something in the current block, after waiting for the next one."""
         while not self._block and not self._ended:
-            block = self._next_block()
-            if isinstance(block, Exception):
-                raise block
+            self._token.check()
+            block = self._token.wait(self._next_block)
             self._block = memoryview(block)
             self._ended = not block
         return not self._ended
 
-    def _next_block(self) -> bytes | Exception:
-        while True:
-            self._check()
-            try:
-                return self._blocks.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                continue
+    def _next_block(self, seconds: float) -> bytes | None:
+        try:
+            block = self._blocks.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(block, Exception):
+            raise block
+        return block
 
     def _inflate(self) -> None:
         """The thread: hand over blocks, then an empty one, or the error that ended it."""

@@ -1,4 +1,4 @@
-"""What a thread that works for a load and the event loop tell each other: whether to go on, and whether it gets on."""
+"""The token of a load, which its threads also tell whenever bytes come."""
 
 from __future__ import annotations
 
@@ -6,39 +6,37 @@ import io
 import time
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from model_handlers.cancel_token import CancelToken
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from _typeshed import WriteableBuffer
 
 
-class Progress:
-    """Asked by a thread, as `cancelled`, whether its work is not wanted any more; told by it whenever bytes came.
+class Progress(CancelToken):
+    """A token that can be cancelled by itself, and knows when bytes came last.
 
     Args:
-        cancelled: whether it is so.
+        subject: see `CancelToken`.
+        cancelled: see `CancelToken`.
         clock: seconds.
     """
 
-    def __init__(self, cancelled: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        self._cancelled = cancelled
+    def __init__(
+        self, subject: str, cancelled: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(subject, lambda: self._stopped or cancelled())
         self._clock = clock
         self._moved = clock()
         self._stopped = False
 
-    def __repr__(self) -> str:
-        return f"<Progress, {self.idle:.0f} s ago>"
-
-    def __call__(self) -> bool:
-        """Whether to stop."""
-        return self._stopped or self._cancelled()
-
-    def stop(self) -> None:
-        """Nothing waits for it any more."""
+    def cancel(self) -> None:
+        """Have the threads stop."""
         self._stopped = True
 
     def moved(self) -> None:
-        """Bytes came."""
+        """Note that bytes came."""
         self._moved = self._clock()
 
     @property
@@ -66,6 +64,6 @@ class _Watched(io.RawIOBase):
         super().close()
 
 
-def watched(stream: BinaryIO, cancelled: Callable[[], bool]) -> BinaryIO:
+def watched(stream: BinaryIO, token: CancelToken) -> BinaryIO:
     """The stream, whose bytes are told to a `Progress`; as it is where nothing watches."""
-    return cast("BinaryIO", _Watched(stream, cancelled)) if isinstance(cancelled, Progress) else stream
+    return cast("BinaryIO", _Watched(stream, token)) if isinstance(token, Progress) else stream

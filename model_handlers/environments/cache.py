@@ -83,7 +83,7 @@ class Environments:
         with disk_errors(f"model '{patience.model}': {wanted.subject} cannot be made in {self._directory}"):
             self._take_over()
             environment = self.place(wanted, patience)
-            with locked(_beside(environment, _LOCK), patience.check):
+            with locked(_beside(environment, _LOCK), patience):
                 if not _is_complete(environment):
                     _make(environment, wanted, patience)
         return environment

@@ -12,15 +12,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.cancel_token import CancelToken
+from model_handlers.errors import invalid_model
 from model_handlers.worker.parameters import LOAD_TIMEOUT
 from model_handlers.worker.program import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _ELF = b"\x7fELF"
 _CLASS = 5  # bytes of a program's header that say what it is, and of how many bits
@@ -113,29 +110,23 @@ def _home(configuration: Path) -> str:
     return next((line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"), "")
 
 
-class Patience:
-    """One wait.
+class Patience(CancelToken):
+    """A token whose `check` also ends at a deadline, as INVALID_MODEL.
 
     Args:
-        model: whose wait it is.
+        model: that waits.
         seconds: how long it may take.
-        cancelled: whether nobody wants the model any more; called about twenty times a second.
+        token: of its load.
     """
 
-    def __init__(self, model: str, seconds: float, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, model: str, seconds: float, token: CancelToken) -> None:
+        super().__init__(f"model '{model}'", lambda: token.cancelled)
         self.model = model
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        self._cancelled = cancelled
 
-    def check(self) -> None:
-        """Go on, or not.
-
-        Raises:
-            MmeError: INVALID_MODEL at the deadline, CANCELLED.
-        """
-        if self._cancelled():
-            raise MmeError(Kind.CANCELLED, f"the load of model '{self.model}' was cancelled")
+    def check(self) -> None:  # noqa: D102 - see `CancelToken`
+        super().check()
         if time.monotonic() > self._deadline:
             raise invalid_model(
                 f"model '{self.model}': its environment was not there within {self._seconds:g} s; "

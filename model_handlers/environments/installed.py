@@ -63,8 +63,8 @@ def name_of(wanted: Requirements, digests: Digests, patience: Patience) -> str:
         list(sys.version_info),
         _server_packages(),
         _server_distributions(),
-        [digests.of(file, patience.check) for file in _read_by_pip(wanted, patience.model)],
-        [(wheel.name, digests.of(wheel, patience.check)) for wheel in wheels],
+        [digests.of(file, patience) for file in _read_by_pip(wanted, patience.model)],
+        [(wheel.name, digests.of(wheel, patience)) for wheel in wheels],
         wanted.wheels is None,
     ]
     return f"installed-{text_digest(json.dumps(asked), DIGITS)}"
@@ -82,7 +82,7 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
     if importlib.util.find_spec("pip") is None:
         raise invalid_model(f"{subject} can't be installed: the server's Python has no pip")
     venv = Program((sys.executable, "-I", "-m", "venv", "--without-pip", str(environment.prefix)), niceness=NICENESS)
-    ended = command.run(venv, patience.model, "venv", patience.check)
+    ended = command.run(venv, patience.model, "venv", patience)
     if ended.code != 0:
         raise MmeError(ended.kind, f"{subject} can't be installed: venv {ended}")
     [packages] = environment.prefix.glob("lib/python3.*/site-packages")
@@ -98,7 +98,7 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
         variables={"TMPDIR": str(temporary)},
         niceness=NICENESS,
     )
-    ended = command.run(pip, patience.model, "pip", patience.check)
+    ended = command.run(pip, patience.model, "pip", patience)
     if ended.code != 0:
         raise MmeError(
             ended.kind, f"{subject} can't be installed: {_told(ended, _read_by_pip(wanted, patience.model))}"

@@ -16,9 +16,9 @@ from model_handlers.untar import InflatedStream, Unpacking, shown
 from model_handlers.worker import command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from model_handlers.cancel_token import CancelToken
     from model_handlers.environments.environment import Environment, Patience
     from model_handlers.environments.wanted import Given
     from model_handlers.system.digests import Digests
@@ -38,22 +38,22 @@ _REFUSED = {
 }
 
 
-def unpack(archive: Path, root: Path, subject: str, check: Callable[[], None]) -> None:
+def unpack(archive: Path, root: Path, subject: str, token: CancelToken) -> None:
     """Unpack an environment into the empty folder `root`. What is in it after a failure is the caller's to remove.
 
     Args:
         archive: the packed environment.
         root: the folder.
         subject: what errors call the archive: "model 'm': its environment …".
-        check: called at least once for each file and each megabyte; what it raises ends the unpacking.
+        token: checked for each file and each megabyte.
 
     Raises:
-        MmeError: INVALID_MODEL when it is refused; what `check` raises.
+        MmeError: INVALID_MODEL when it is refused; as `CancelToken.check`.
         OSError: what the disk says; ENOSPC before it is quite full.
     """
-    with InflatedStream(archive.open("rb"), subject, check) as source:
+    with InflatedStream(archive.open("rb"), subject, token) as source:
         try:
-            unpacking = _Unpacking(subject, root, check)
+            unpacking = _Unpacking(subject, root, token)
             unpacking.run(source)
             unpacking.make_links()
         except OSError as error:
@@ -67,9 +67,9 @@ class _Unpacking(Unpacking):
 
     packer = "conda-pack or venv-pack"
 
-    def __init__(self, subject: str, root: Path, check: Callable[[], None]) -> None:
+    def __init__(self, subject: str, root: Path, token: CancelToken) -> None:
         super().__init__(subject, root, _MOST_MEMBERS)
-        self._check = check
+        self._token = token
         self._links: dict[Parts, str] = {}
         self._hard_links: dict[Parts, Parts] = {}
         self._spare = min(int(shutil.disk_usage(root).total * _SPARE_SHARE), _SPARE_BYTES)
@@ -77,7 +77,7 @@ class _Unpacking(Unpacking):
     def run(self, source: InflatedStream) -> None:
         """Take every member; links are only noted."""
         for member in self.members(source):
-            self._check()
+            self._token.check()
             self._take(member, source)
         for _ in source.remainder():  # to the end, where gzip's checksum is
             pass
@@ -141,7 +141,7 @@ def name_of(wanted: Given, digests: Digests, patience: Patience) -> str:
     Raises:
         OSError: the file can't be read.
     """
-    return f"packed-{digests.of(wanted.path, patience.check)[:DIGITS]}"
+    return f"packed-{digests.of(wanted.path, patience)[:DIGITS]}"
 
 
 def make(environment: Environment, wanted: Given, patience: Patience) -> None:
@@ -152,11 +152,11 @@ def make(environment: Environment, wanted: Given, patience: Patience) -> None:
         OSError: what the disk says.
     """
     subject = f"model '{patience.model}': {wanted.subject}"
-    unpack(wanted.path, environment.prefix, subject, patience.check)
+    unpack(wanted.path, environment.prefix, subject, patience)
     check_interpreter(environment, subject)
     script = environment.prefix / "bin/conda-unpack"  # conda's scripts name their environment by its path
     if script.is_file():
         program = environment.program(str(script), niceness=NICENESS)
-        ended = command.run(program, patience.model, script.name, patience.check)
+        ended = command.run(program, patience.model, script.name, patience)
         if ended.code != 0:
             raise MmeError(ended.kind, f"{subject} can't be moved to its place: {script.name} {ended}")

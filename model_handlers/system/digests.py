@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from model_handlers.system.disk import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from model_handlers.cancel_token import CancelToken
     from model_handlers.system.disk import FileIdentity
 
 DIGITS = 32  # of a digest, where it names a folder
@@ -39,11 +39,12 @@ class Digests:
     def __init__(self) -> None:
         self._known: dict[Path, tuple[FileIdentity, str]] = {}  # single operations of a dict need no lock
 
-    def of(self, path: Path, check: Callable[[], None]) -> str:
-        """The SHA-256 of a file, in hexadecimal. What `check`, called while it is read, raises ends that.
+    def of(self, path: Path, token: CancelToken) -> str:
+        """The SHA-256 of a file, in hexadecimal.
 
         Raises:
             OSError: the file can't be read.
+            MmeError: as `CancelToken.check`.
         """
         with path.open("rb") as file:
             state = state_of(os.fstat(file.fileno()))
@@ -52,7 +53,7 @@ class Digests:
                 return known[1]
             digest = hashlib.sha256()
             while chunk := file.read(_CHUNK):
-                check()
+                token.check()
                 digest.update(chunk)
         self._known[path] = state, digest.hexdigest()
         return digest.hexdigest()

@@ -12,10 +12,11 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-_POLL_SECONDS = 0.05
+    from model_handlers.cancel_token import CancelToken
+
 _CREATED = os.O_RDWR | os.O_CREAT
 
 
@@ -40,15 +41,15 @@ def take(path: Path, flags: int = os.O_RDONLY) -> int | None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of the file `path`, which is there as long as the lock is held or waited for.
+def locked(path: Path, token: CancelToken) -> Iterator[None]:
+    """Hold the lock of the file `path`, which is there as long as the lock is held or waited for."""
 
-    What `check`, called while it waits, raises ends the wait.
-    """
-    while (fd := take(path, _CREATED)) is None:
-        check()
-        time.sleep(_POLL_SECONDS)
-    with _held(path, fd):
+    def taken(seconds: float) -> int | None:
+        if (fd := take(path, _CREATED)) is None:
+            time.sleep(seconds)
+        return fd
+
+    with _held(path, token.wait(taken)):
         yield
 
 

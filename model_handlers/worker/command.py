@@ -18,11 +18,9 @@ from model_handlers.worker.leash import OF_OTHERS, Leash, signal_name
 from model_handlers.worker.output import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from model_handlers.cancel_token import CancelToken
     from model_handlers.worker.program import Program
 
-_POLL_SECONDS = 0.05
 _WORDS = 3  # lines of standard error in an error message
 
 
@@ -57,17 +55,17 @@ class Ended:
         return f"was killed by {signal_name(-self.code)}{again}"
 
 
-def run(program: Program, model: str, name: str, check: Callable[[], None]) -> Ended:
+def run(program: Program, model: str, name: str, token: CancelToken) -> Ended:
     """Execute a program and wait for its end.
 
     Args:
         program: it.
         model: the model that it runs for.
         name: what the process is called.
-        check: called about twenty times a second; what it raises ends the program.
+        token: ends the program when it is cancelled.
 
     Raises:
-        MmeError: UNAVAILABLE when no process can be had; what `check` raises.
+        MmeError: UNAVAILABLE when no process can be had; as `CancelToken.check`.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -81,9 +79,13 @@ def run(program: Program, model: str, name: str, check: Callable[[], None]) -> E
         output.start()
         leash = Leash(ours)
         held.callback(leash.let_go)
-        while not leash.over:
-            check()
-            leash.wait(_POLL_SECONDS)
+        token.check()
+
+        def over(seconds: float) -> Leash | None:
+            leash.wait(seconds)
+            return leash if leash.over else None
+
+        token.wait(over)
         if leash.refused:
             raise _no_process(model, leash.refused)
         return Ended(leash.code, output.last_words())

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from model_handlers.allowance import OutgrownError
 from model_handlers.base import Footprint
+from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
 from serve.cache.entry import Resident, T
 from serve.progress import Progress
@@ -44,7 +45,6 @@ _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
 _HEADROOM = 16 << 20  # bytes at least, of memory that is free, for a load that asks for more
 _HEADROOM_PART = 8  # of what it takes
-_POLL_SECONDS = 0.05
 _FETCHES = 8  # at a time
 _STALL_SECONDS = 10.0  # without a byte, after which a fetch keeps no other one waiting
 _LOOK_SECONDS = 1.0
@@ -93,18 +93,18 @@ P = TypeVar("P", bound=Prepared)
 
 
 class Loader(Protocol[P, T_co]):
-    """Turns a name into something resident. Runs on load threads, which poll `cancelled`."""
+    """Turns a name into something resident. Runs on load threads, which ask `token`."""
 
-    def prepare(self, name: str, source: Any, cancelled: Callable[[], bool]) -> P:
+    def prepare(self, name: str, source: Any, token: CancelToken) -> P:
         """Fetch and open the model's artifact; no memory to speak of is taken."""
 
-    def equip(self, prepared: P, cancelled: Callable[[], bool]) -> P:
+    def equip(self, prepared: P, token: CancelToken) -> P:
         """Make the environments of the model, where it is not equipped; that may take minutes."""
 
-    def try_files(self, prepared: P, cancelled: Callable[[], bool]) -> None:
+    def try_files(self, prepared: P, token: CancelToken) -> None:
         """Have its files loaded, where this is not known to go well, by processes that may die of them."""
 
-    def load(self, prepared: P, cancelled: Callable[[], bool], more: Callable[[int], int]) -> tuple[T_co, Footprint]:
+    def load(self, prepared: P, token: CancelToken, more: Callable[[int], int]) -> tuple[T_co, Footprint]:
         """Load it; return what was loaded and what it takes, measured.
 
         `more` may be called meanwhile, with the bytes of the host that have to be reserved by now: see `Allowance`.
@@ -371,7 +371,7 @@ class Loading(Generic[P, T]):
 
     async def _fetch(self, entry: Entry[T]) -> P:
         prepare = functools.partial(self._loader.prepare, entry.name, entry.source)
-        progress = Progress(lambda: entry.abandoned)
+        progress = _token(entry)
         watch = asyncio.get_running_loop().create_task(self._lend_stalled(entry, progress))
         try:
             prepared: P = await self._on_thread(
@@ -519,13 +519,18 @@ class Loading(Generic[P, T]):
 
         def more(host: int) -> int:
             asked = asyncio.run_coroutine_threadsafe(self._grow(entry, reservation, host, evicted), loop)
-            while True:
+
+            def answer(seconds: float) -> int | None:
                 try:
-                    return asked.result(_POLL_SECONDS)
+                    return asked.result(seconds)
                 except TimeoutError:
-                    if reservation.orphaned:
-                        asked.cancel()
-                        raise MmeError(Kind.CANCELLED, f"the load of model '{entry.name}' was given up") from None
+                    return None
+
+            try:
+                return CancelToken(f"model '{entry.name}'", lambda: reservation.orphaned).wait(answer)
+            except MmeError:
+                asked.cancel()
+                raise
 
         return more
 
@@ -570,16 +575,16 @@ class Loading(Generic[P, T]):
         self,
         entry: Entry[T],
         given_up: Callable[[asyncio.Future[Any]], None],
-        function: Callable[[Callable[[], bool]], Any],
+        function: Callable[[CancelToken], Any],
         progress: Progress | None = None,
     ) -> Any:
         """Have a load thread do it. Cancelled, this tells the thread, and hands what it still does to `given_up`."""
-        progress = progress or Progress(lambda: entry.abandoned)
+        progress = progress or _token(entry)
         work = asyncio.get_running_loop().run_in_executor(self._pool, function, progress)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            progress.stop()
+            progress.cancel()
             given_up(work)
             raise
         finally:
@@ -602,6 +607,10 @@ class Loading(Generic[P, T]):
             reservation.end()
             entry.orphan = None
             self._room.settle()
+
+
+def _token(entry: Entry[Any]) -> Progress:
+    return Progress(f"model '{entry.name}'", lambda: entry.abandoned)
 
 
 def _check_wanted(entry: Entry[Any]) -> None:

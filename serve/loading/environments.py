@@ -19,10 +19,10 @@ from model_handlers.worker.parameters import PLACEMENT, Deadlines
 from serve.sources.disk import directory_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from model_handlers.base import Handler
+    from model_handlers.cancel_token import CancelToken
     from model_handlers.environments.cache import Environments
     from model_handlers.environments.environment import Environment
     from model_handlers.environments.wanted import Wanted
@@ -71,7 +71,7 @@ def look(
     directory: ModelDirectory,
     handler: type[Handler],
     placement: Placement,
-    cancelled: Callable[[], bool],
+    token: CancelToken,
 ) -> Brought:
     """What a model's versions want, and what of it is there. Nothing is made.
 
@@ -88,7 +88,7 @@ def look(
             f"remove its parameter '{PLACEMENT}'"
         )
     assert environments is not None  # noqa: S101 - an engine has them
-    patience = _patience(directory, cancelled)
+    patience = _patience(directory, token)
     met = frozenset(file for file, asked in wanted.items() if _is_met(asked, directory.name))
     found = {file: environments.find(asked, patience) for file, asked in wanted.items() if file not in met}
     return Brought(wanted, met, {file: environment for file, environment in found.items() if environment is not None})
@@ -105,19 +105,17 @@ def _is_met(wanted: Wanted, model: str) -> bool:
     return not lack
 
 
-def make(
-    environments: Environments, brought: Brought, directory: ModelDirectory, cancelled: Callable[[], bool]
-) -> Brought:
+def make(environments: Environments, brought: Brought, directory: ModelDirectory, token: CancelToken) -> Brought:
     """Make those that are not there yet.
 
     Raises:
         MmeError: INVALID_MODEL when one can't be made, or not in the time that a load may take; OUT_OF_MEMORY when the
             disk is full; CANCELLED.
     """
-    patience = _patience(directory, cancelled)
+    patience = _patience(directory, token)
     missing = {file: asked for file, asked in brought.wanted.items() if file not in brought.met}
     return replace(brought, there={file: environments.provide(asked, patience) for file, asked in missing.items()})
 
 
-def _patience(directory: ModelDirectory, cancelled: Callable[[], bool]) -> Patience:
-    return Patience(directory.name, Deadlines.of(directory.config).load, cancelled)
+def _patience(directory: ModelDirectory, token: CancelToken) -> Patience:
+    return Patience(directory.name, Deadlines.of(directory.config).load, token)

@@ -11,15 +11,16 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.base import Footprint
-from model_handlers.errors import Kind, MmeError
+from model_handlers.cancel_token import NEVER
 from model_handlers.system import devices, heap
 from model_handlers.system.priority import threads, usual_priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from model_handlers.cancel_token import CancelToken
+
 R = TypeVar("R")
-_POLL_SECONDS = 0.05
 
 
 class Scales:
@@ -49,13 +50,13 @@ class Scales:
         for others in self._under_way:
             others.take += taken
 
-    def weigh(self, load: Callable[[], R], cancelled: Callable[[], bool] = lambda: False) -> tuple[R, Footprint]:
+    def weigh(self, load: Callable[[], R], token: CancelToken = NEVER) -> tuple[R, Footprint]:
         """Call `load`; return what it does, and the bytes that it took: private ones on the host, anybody's on GPUs.
 
         Raises:
             MmeError: CANCELLED while it waited for its turn.
         """
-        with self._turn(cancelled):
+        with self._turn(token):
             others = threads()
             before = _trimmed()
             loaded = load()
@@ -63,12 +64,12 @@ class Scales:
             return loaded, _trimmed() - before
 
     @contextlib.contextmanager
-    def _turn(self, cancelled: Callable[[], bool]) -> Iterator[None]:
-        lock = self._lock
-        while not lock.acquire(timeout=_POLL_SECONDS):
-            if cancelled():
-                raise MmeError(Kind.CANCELLED, "the load was cancelled while it waited to be measured")
+    def _turn(self, token: CancelToken) -> Iterator[None]:
+        def taken(seconds: float) -> threading.Lock | None:
             lock = self._lock  # another one, if who holds the first was overruled
+            return lock if lock.acquire(timeout=seconds) else None
+
+        lock = token.wait(taken)
         try:
             yield
         finally:

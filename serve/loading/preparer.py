@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from model_handlers.base import Device
+    from model_handlers.cancel_token import CancelToken
     from model_handlers.environments.cache import Environments
     from serve.cache.footprints import Footprints
     from serve.loading.measuring import Scales
@@ -76,18 +77,18 @@ class Preparer:
         self._host = host
         self._shared: set[type[Handler]] = set()  # whose models share by now what they can
 
-    def prepare(self, name: str, source: Source, cancelled: Callable[[], bool]) -> PreparedTarget:
+    def prepare(self, name: str, source: Source, token: CancelToken) -> PreparedTarget:
         """Fetch what has to be downloaded, and understand what is in it."""
         override, sent = "", None
         if isinstance(source, Overridden):
             override, sent = source.config, source.folder
             source = source.base if sent is None else InRepository(sent.path)
         if isinstance(source, InBucket):
-            return self._gathered(name, source, override, cancelled)
+            return self._gathered(name, source, override, token)
         if not isinstance(source, Archived):
             with still_there(name, [source.path]):
-                return self._found(name, source, override, sent, cancelled)
-        return self._fetched(name, source, override, cancelled)
+                return self._found(name, source, override, sent, token)
+        return self._fetched(name, source, override, token)
 
     def _found(
         self,
@@ -95,7 +96,7 @@ class Preparer:
         source: Unpacked | InRepository,
         override: str,
         sent: OverrideFolder | None,
-        cancelled: Callable[[], bool],
+        token: CancelToken,
     ) -> PreparedTarget:
         """What is in a folder, or was sent by a client, and the models beside it that it consists of."""
         # First: what is written while the rest is read is a change.
@@ -103,31 +104,31 @@ class Preparer:
         directory = _opened(source, name, self._scripts(), override)
         beside = [member.path for member in directory.members if not member.path.is_relative_to(source.path)]
         prints += [print_of(path) for path in beside]
-        prepared = self._prepared(directory, name, directory.fingerprint() + digest_of(override), cancelled)
+        prepared = self._prepared(directory, name, directory.fingerprint() + digest_of(override), token)
         return replace(prepared, content=(*prints, override))
 
-    def _fetched(self, name: str, source: Archived, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
+    def _fetched(self, name: str, source: Archived, override: str, token: CancelToken) -> PreparedTarget:
         """What is in an archive."""
         began = time.perf_counter_ns()
-        artifact = source.artifacts.fetch(source.name, cancelled)
+        artifact = source.artifacts.fetch(source.name, token)
         download_ns = time.perf_counter_ns() - began if artifact.downloaded else 0
         try:
             directory = open_target(artifact.path, name, self._scripts(), override=override)
-            prepared = self._prepared(directory, name, artifact.identity + digest_of(override), cancelled)
+            prepared = self._prepared(directory, name, artifact.identity + digest_of(override), token)
         except BaseException:
             artifact.hold.release()
             raise
         return replace(prepared, download_ns=download_ns, hold=artifact.hold, content=(artifact.identity, override))
 
-    def _gathered(self, name: str, source: InBucket, override: str, cancelled: Callable[[], bool]) -> PreparedTarget:
+    def _gathered(self, name: str, source: InBucket, override: str, token: CancelToken) -> PreparedTarget:
         """A model of a repository in S3, and the models that it consists of."""
-        models = Gathering(source.artifacts, cancelled)
+        models = Gathering(source.artifacts, token)
         if override:
             source.artifacts.want_whole(source.name)
         try:
             path = models.fetch(source.name)
             directory = open_model(path, name, self._scripts(), override=override, fetch=models.fetch_known)
-            prepared = self._prepared(directory, name, models.identity + digest_of(override), cancelled)
+            prepared = self._prepared(directory, name, models.identity + digest_of(override), token)
         except BaseException:
             models.release()
             raise
@@ -135,29 +136,25 @@ class Preparer:
             prepared, download_ns=int(models.seconds * 1e9), hold=models, content=(models.identity, override)
         )
 
-    def _prepared(
-        self, directory: ModelDirectory, name: str, content: str, cancelled: Callable[[], bool]
-    ) -> PreparedTarget:
+    def _prepared(self, directory: ModelDirectory, name: str, content: str, token: CancelToken) -> PreparedTarget:
         """The model of a target and its members."""
-        prepared = self._understood(directory, name, content, cancelled)
+        prepared = self._understood(directory, name, content, token)
         with made_of_parts(directory.config):
-            members = tuple(self._understood(m, name, f"{content}/{m.path.name}", cancelled) for m in directory.members)
+            members = tuple(self._understood(m, name, f"{content}/{m.path.name}", token) for m in directory.members)
         estimate = sum((member.estimate for member in members), prepared.estimate)
         return replace(prepared, members=members, estimate=estimate)
 
-    def equip(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> PreparedTarget:
+    def equip(self, prepared: PreparedTarget, token: CancelToken) -> PreparedTarget:
         """Make the environments that its models bring and that are not there yet, which may take minutes."""
         environments = self._environments
         assert environments is not None  # noqa: S101 - an engine has them
         return replace(
             prepared,
-            brought=make(environments, prepared.brought, prepared.directory, cancelled),
-            members=tuple(self.equip(member, cancelled) for member in prepared.members),
+            brought=make(environments, prepared.brought, prepared.directory, token),
+            members=tuple(self.equip(member, token) for member in prepared.members),
         )
 
-    def _understood(
-        self, directory: ModelDirectory, target: str, content: str, cancelled: Callable[[], bool]
-    ) -> PreparedTarget:
+    def _understood(self, directory: ModelDirectory, target: str, content: str, token: CancelToken) -> PreparedTarget:
         """One model of a target, and how it is to be loaded."""
         name = directory.name
         for _, sentence in unheard_of(directory.config):
@@ -173,9 +170,9 @@ class Preparer:
             check()
         placement = placement_of(directory.config, handler)
         if placement is Placement.INLINE:
-            self._share(directory, handler, cancelled)
+            self._share(directory, handler, token)
         directory, lanes = self._placed(directory, handler)
-        brought = look(self._environments, directory, handler, placement, cancelled)
+        brought = look(self._environments, directory, handler, placement, token)
         size = directory.size() - brought.size_in(directory)
         on_disk = devices.size_on(directory.config.instance_group, lanes, size)
         where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
@@ -202,13 +199,13 @@ class Preparer:
             forms,
         )
 
-    def _share(self, directory: ModelDirectory, handler: type[Handler], cancelled: Callable[[], bool]) -> None:
+    def _share(self, directory: ModelDirectory, handler: type[Handler], token: CancelToken) -> None:
         """Have in this process what the handler's models share there, as their framework, which is no model's own."""
         prepare = functools.partial(handler.prepare, directory.config, directory.model_file(max(directory.versions)))
         if handler in self._shared:
             prepare()
             return
-        _, taken = self._scales.weigh(prepare, cancelled)
+        _, taken = self._scales.weigh(prepare, token)
         self._scales.common += taken.host
         if self._host:
             handler.share(self._host)

@@ -6,12 +6,12 @@ All of it runs on load threads; what it makes lives on the event loop.
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
 from model_handlers.base import CPU, Footprint, Handler, Placement
+from model_handlers.cancel_token import NEVER
 from model_handlers.config.model_config import Guess
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
+    from model_handlers.cancel_token import CancelToken
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
     from model_handlers.system.threads import ThreadBudget
@@ -155,26 +156,25 @@ class ModelLoader:
         """See `Scales`."""
         self.scales.overrule()
 
-    def try_files(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:
+    def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
         """Have files tried of which there is no proof: see `serve/loading/proofs.py`."""
         for each in (*prepared.members, prepared):
             versions = each.directory.versions if each.is_delicate else ()
             with made_of_parts(prepared.directory.config), _blamed(each, prepared):
                 for version in versions:
-                    _must_go_on(prepared, cancelled)
+                    token.check()
                     with _of_version(version):
                         self._proofs.provide(*_to_prove(each, version))
 
     def load(
         self,
         prepared: PreparedTarget,
-        cancelled: Callable[[], bool] = lambda: False,
+        token: CancelToken = NEVER,
         more: Callable[[int], int] | None = None,
     ) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, members first, warm it up, measure, and remember."""
         members: dict[str, Target] = {}
-        must_go_on = functools.partial(_must_go_on, prepared, cancelled)
-        allowance = Allowance(more, must_go_on) if more is not None else None
+        allowance = Allowance(more, token.check) if more is not None else None
         try:
             with (
                 self._under_way.of(prepared.target),
@@ -185,8 +185,8 @@ class ModelLoader:
             ):
                 for member in in_order(prepared):
                     with _blamed(member, prepared):
-                        members[member.directory.path.name] = self._load(member, members, {}, cancelled)
-                target = self._load(prepared, members, members, cancelled)
+                        members[member.directory.path.name] = self._load(member, members, {}, token)
+                target = self._load(prepared, members, members, token)
         except BaseException:
             for loaded in members.values():
                 loaded.close()
@@ -198,7 +198,7 @@ class ModelLoader:
         prepared: PreparedTarget,
         parts: dict[str, Target],
         members: dict[str, Target],
-        cancelled: Callable[[], bool],
+        token: CancelToken,
     ) -> Target:
         """One model of a target; ensembles consist of the `parts` that are loaded already."""
         name, forms, config = prepared.directory.name, prepared.forms, prepared.directory.config
@@ -207,7 +207,7 @@ class ModelLoader:
             versions = self._ensembles(prepared, parts)
             labels = ensemble_labels(config, labels, {part: target.labels for part, target in parts.items()})
             return Target(name, versions, members, labels=labels, started=self._started, left=self._left)
-        models, taken = self._load_allowed(prepared, cancelled)
+        models, taken = self._load_allowed(prepared, token)
         # What a process was forked from counts apart, the next time too.
         known = taken if prepared.placement is Placement.PROCESS else taken.whole()
         self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, known)
@@ -216,16 +216,14 @@ class ModelLoader:
             name, models, members, forms=forms, footprint=taken, labels=labels, started=self._started, left=self._left
         )
 
-    def _load_allowed(
-        self, prepared: PreparedTarget, cancelled: Callable[[], bool]
-    ) -> tuple[dict[int, AnyModel], Footprint]:
+    def _load_allowed(self, prepared: PreparedTarget, token: CancelToken) -> tuple[dict[int, AnyModel], Footprint]:
         """Of what the whole load may take: one that is stopped for it is known to take that the next time."""
         allowance = allowed()
         if allowance is None:
-            return self._load_measured(prepared, cancelled)
+            return self._load_measured(prepared, token)
         before = allowance.settled
         try:
-            models, taken = self._load_measured(prepared, cancelled)
+            models, taken = self._load_measured(prepared, token)
         except OutgrownError as error:
             least = Footprint(error.need - before, prepared.estimate.devices)
             self._footprints.takes_at_least(prepared.identity, least)
@@ -234,14 +232,12 @@ class ModelLoader:
             allowance.settle(taken.host)
         return models, taken
 
-    def _load_measured(
-        self, prepared: PreparedTarget, cancelled: Callable[[], bool]
-    ) -> tuple[dict[int, AnyModel], Footprint]:
+    def _load_measured(self, prepared: PreparedTarget, token: CancelToken) -> tuple[dict[int, AnyModel], Footprint]:
         """All versions, and what they take; none of them where that can't be told."""
         models: dict[int, AnyModel] = {}
 
         def load() -> None:
-            models.update(self._load_versions(prepared, cancelled))
+            models.update(self._load_versions(prepared, token))
 
         try:
             with self.scales.apart() as others:
@@ -251,7 +247,7 @@ class ModelLoader:
                     taken = replace(all_of_it, devices=all_of_it.beyond(others.take).devices)
                     here = Footprint(0, taken.devices)
                 else:
-                    taken = here = self._weighed(prepared, load, cancelled, others)
+                    taken = here = self._weighed(prepared, load, token, others)
         except BaseException:
             _close_all(models)
             raise
@@ -259,11 +255,11 @@ class ModelLoader:
         return models, taken
 
     def _weighed(
-        self, prepared: PreparedTarget, load: Callable[[], None], cancelled: Callable[[], bool], others: Others
+        self, prepared: PreparedTarget, load: Callable[[], None], token: CancelToken, others: Others
     ) -> Footprint:
         """What a load into this process takes; see `alone`. A model in a process of its own tells that itself."""
         size = prepared.directory.size() if prepared.forms is None else 0  # its files may be replaced meanwhile
-        _, taken = self.scales.weigh(load, cancelled)
+        _, taken = self.scales.weigh(load, token)
         taken -= others.take
         if prepared.forms is not None:
             return prepared.forms.weighed(taken)
@@ -299,14 +295,14 @@ class ModelLoader:
         stats = self._stats_of(directory, version)
         return EnsembleModel(directory.name, version, config, steps, stats, self._loop, self._responses)
 
-    def _load_versions(self, prepared: PreparedTarget, cancelled: Callable[[], bool]) -> dict[int, AnyModel]:
+    def _load_versions(self, prepared: PreparedTarget, token: CancelToken) -> dict[int, AnyModel]:
         """All selected versions, or none."""
         loaded: dict[int, AnyModel] = {}
         try:
             for version in prepared.directory.versions:
-                _must_go_on(prepared, cancelled)
+                token.check()
                 with _of_version(version):
-                    loaded[version] = self._load_version(prepared, version, cancelled)
+                    loaded[version] = self._load_version(prepared, version, token)
         except BaseException:
             _close_all(loaded)
             raise
@@ -317,7 +313,7 @@ class ModelLoader:
         name = directory.counted_as or directory.name
         return self._stats.setdefault((name, version), new_stats(self._latencies))
 
-    def _load_version(self, prepared: PreparedTarget, version: int, cancelled: Callable[[], bool]) -> Model:
+    def _load_version(self, prepared: PreparedTarget, version: int, token: CancelToken) -> Model:
         directory = prepared.directory
         config = directory.config
         handlers: list[Handler] = []
@@ -340,7 +336,7 @@ class ModelLoader:
             if config.model_warmup:
                 warmup = Warmup(config, directory.path)
                 for lane, handler in lanes:
-                    warmup.run(handler, lane, lambda: _must_go_on(prepared, cancelled))
+                    warmup.run(handler, lane, token.check)
             if outside is not None:
                 outside.loaded()
             stats = self._stats_of(directory, version)
@@ -410,8 +406,3 @@ def _to_prove(prepared: PreparedTarget, version: int) -> tuple[type[Handler], Mo
     assert prepared.handler is not None  # noqa: S101 - it is delicate
     config = prepared.directory.config
     return prepared.handler, config, prepared.file(version, config, CPU)
-
-
-def _must_go_on(prepared: PreparedTarget, cancelled: Callable[[], bool]) -> None:
-    if cancelled():
-        raise MmeError(Kind.CANCELLED, f"the load of model '{prepared.target}' was cancelled")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.cancel_token import NEVER
+from model_handlers.errors import invalid_argument, invalid_model
 from model_handlers.system.disk import disk_errors, replacing, sync_disk_of
 from model_handlers.untar import GZIP_WINDOW, InflatedStream, Unpacking, shown
 from serve.sources.disk import publish, staging_directory
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from model_handlers.cancel_token import CancelToken
     from serve.sources.copy_sums import Sums
 
 
@@ -126,7 +128,7 @@ def extract(
     limits: ExtractLimits | None = None,
     claim: Callable[[int], None] = lambda _: None,
     note: Callable[[Sums], None] = lambda _: None,
-    cancelled: Callable[[], bool] = lambda: False,
+    token: CancelToken = NEVER,
 ) -> int:
     """Unpack the .tar.gz that `stream` delivers into the new directory `destination`, whose parent exists.
 
@@ -141,7 +143,7 @@ def extract(
         limits: what the archive may unpack to; the defaults of `ExtractLimits` if None.
         claim: called before each file is written, with its bytes; what it raises ends the unpacking.
         note: called before the directory appears, with the checksums of its files.
-        cancelled: polled about twenty times a second.
+        token: checked about twenty times a second.
 
     Returns:
         the bytes of its files.
@@ -150,14 +152,9 @@ def extract(
         MmeError: INVALID_MODEL when the archive is refused, OUT_OF_MEMORY when the disk is full, ALREADY_EXISTS when
             the destination is there, CANCELLED, or what reading the stream raised.
     """
-
-    def check() -> None:
-        if cancelled():
-            raise MmeError(Kind.CANCELLED, f"the load of archive '{name}' was cancelled")
-
     with stream, disk_errors(f"archive '{name}' cannot be unpacked into {destination.parent}"):
         with staging_directory(destination.parent) as staging:
-            with InflatedStream(stream, f"archive '{name}'", check) as source:
+            with InflatedStream(stream, f"archive '{name}'", token) as source:
                 unpacking = _Unpacking(name, staging, packed, limits or ExtractLimits(), claim)
                 unpacking.run(source)
             note(unpacking.sums)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from cachetools import LRUCache, TTLCache
 
+from model_handlers.cancel_token import NEVER
 from model_handlers.errors import DamagedError, Kind, MmeError
 from model_handlers.system.digests import text_digest
 from model_handlers.system.disk import disk_errors, is_disk_full, own_directory
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from model_handlers.cancel_token import CancelToken
     from serve.sources.archive import ExtractLimits
     from serve.sources.copy_sums import Sums
     from serve.sources.disk_room import Derived, Hold, Unpacking
@@ -105,7 +107,6 @@ class Outages:
 
 
 _log = logging.getLogger("mme.artifacts")
-_POLL_SECONDS = 0.05
 _REPLACEMENTS = 2  # of an archive while it is downloaded, that a fetch bears with
 _BROKEN = 1024  # archives remembered as good for nothing
 _BROKEN_SECONDS = 60.0
@@ -197,7 +198,7 @@ class Artifacts:
         """How many names are fetched or removed now."""
         return len(self._locks)
 
-    def fetch(self, name: str, cancelled: Callable[[], bool] = lambda: False) -> Artifact:
+    def fetch(self, name: str, token: CancelToken = NEVER) -> Artifact:
         """The archive's current content on disk, downloaded unless that etag is there already.
 
         Threads that want the same name at once share one download. When the store can't be reached, it is what was
@@ -208,29 +209,29 @@ class Artifacts:
             MmeError: what the store, the archive or the disk have to say; CANCELLED.
         """
         validate_name(name)
-        with self._locked(name, cancelled):
+        with self._locked(name, token):
             self._fetched.pop(name, None)
             for _ in range(_REPLACEMENTS):
                 try:
-                    return self._fetch(name, cancelled)
+                    return self._fetch(name, token)
                 except ReplacedError as error:
                     _log.info("looking once more for what there is: %s", error, extra={"target_model": name})
-            return self._fetch(name, cancelled)
+            return self._fetch(name, token)
 
-    def _fetch(self, name: str, cancelled: Callable[[], bool]) -> Artifact:
+    def _fetch(self, name: str, token: CancelToken) -> Artifact:
         """What the store has now; the name's lock is held."""
-        obj, path = self._find(name, cancelled)
+        obj, path = self._find(name, token)
         self._refuse_broken(path)
-        hold = self._held(name, path, can_download=obj is not None, cancelled=cancelled)
+        hold = self._held(name, path, can_download=obj is not None, token=token)
         if hold is not None:
             artifact = Artifact(name, path, downloaded=False, seconds=0.0, hold=hold)
         else:
-            obj = obj or self._stat(name, cancelled)
-            artifact = self._download(obj, self._path(name, obj.etag), cancelled)
+            obj = obj or self._stat(name, token)
+            artifact = self._download(obj, self._path(name, obj.etag), token)
         self._fetched[name] = artifact.path
         return artifact
 
-    def _held(self, name: str, path: Path, *, can_download: bool, cancelled: Callable[[], bool]) -> Hold | None:
+    def _held(self, name: str, path: Path, *, can_download: bool, token: CancelToken) -> Hold | None:
         """Hold a copy that is there and is what was written; None for one that is to be downloaded.
 
         Raises:
@@ -241,7 +242,7 @@ class Artifacts:
             return None
         is_known = self.room.sums.knows(path)
         try:
-            damage = self.room.sums.damage(path, cancelled) if is_known or can_download else ""
+            damage = self.room.sums.damage(path, token) if is_known or can_download else ""
         except BaseException:
             hold.release()
             raise
@@ -263,7 +264,7 @@ class Artifacts:
     def discard(self, name: str) -> None:
         """Remove the unpacked copies of an archive, but for those that somebody holds."""
         problem = f"what was unpacked of '{name}' cannot be removed"
-        with self._locked(name, lambda: False), disk_errors(problem), staging_directory(self.directory) as staging:
+        with self._locked(name, NEVER), disk_errors(problem), staging_directory(self.directory) as staging:
             self._fetched.pop(name, None)
             for path in self.copies(name):
                 self.room.remove(path, staging)
@@ -274,7 +275,7 @@ class Artifacts:
         An archive whose fetch failed left nothing to condemn, and what older etags left is not to blame.
         """
         problem = f"what was unpacked of '{name}' cannot be removed"
-        with self._locked(name, lambda: False), disk_errors(problem), staging_directory(self.directory) as staging:
+        with self._locked(name, NEVER), disk_errors(problem), staging_directory(self.directory) as staging:
             path = self._fetched.pop(name, None)
             if path is not None:
                 self._remember_broken(path, error)
@@ -286,7 +287,7 @@ class Artifacts:
             if path.stat().st_mtime < seconds:
                 self.room.touch(path, seconds)
 
-    def _find(self, name: str, cancelled: Callable[[], bool]) -> tuple[StoredObject | None, Path]:
+    def _find(self, name: str, token: CancelToken) -> tuple[StoredObject | None, Path]:
         """What the store has, and its directory; only what was used last, when the store can't be reached."""
         copies = self.copies(name)
         if copies and self._outages.goes_on(name):
@@ -294,7 +295,7 @@ class Artifacts:
         if not copies:
             self._outages.must_wait(name)
         try:
-            obj = self._stat(name, cancelled, hurried=bool(copies))
+            obj = self._stat(name, token, hurried=bool(copies))
         except UnreachableError as error:
             is_new = self._outages.begins(name, error)
             if not copies:
@@ -307,13 +308,13 @@ class Artifacts:
             _log.info("the store %s can be asked again", self.store.uri, extra=_of(name))
         return obj, self._path(name, obj.etag)
 
-    def _download(self, obj: StoredObject, path: Path, cancelled: Callable[[], bool]) -> Artifact:
+    def _download(self, obj: StoredObject, path: Path, token: CancelToken) -> Artifact:
         """Unpack the archive. What arrives damaged is downloaded once more; where the disk is full, others leave it."""
         start = time.perf_counter()
         arrived_damaged = False
         while True:
             with self.room.unpacking(obj.name, obj.size) as unpacking:
-                error = self._unpack(obj, path, unpacking, cancelled)
+                error = self._unpack(obj, path, unpacking, token)
                 hold = self.room.hold(path) if error is None else None
                 if hold is not None:
                     seconds = time.perf_counter() - start
@@ -326,14 +327,12 @@ class Artifacts:
                     self._remember_broken(path, error)
                 raise error
 
-    def _unpack(
-        self, obj: StoredObject, path: Path, unpacking: Unpacking, cancelled: Callable[[], bool]
-    ) -> MmeError | None:
+    def _unpack(self, obj: StoredObject, path: Path, unpacking: Unpacking, token: CancelToken) -> MmeError | None:
         """Download an archive into its directory; the error that kept it from that."""
         claim = functools.partial(self.room.claim, unpacking)
         note = functools.partial(self.room.sums.note, path.name)
         try:
-            size = self._bring(obj, path, claim, note, cancelled)
+            size = self._bring(obj, path, claim, note, token)
         except MmeError as error:
             if error.kind is not Kind.ALREADY_EXISTS:
                 return error
@@ -341,16 +340,16 @@ class Artifacts:
         self.room.published(path, size)
         return None
 
-    def _stat(self, name: str, cancelled: Callable[[], bool], *, hurried: bool = False) -> StoredObject:
+    def _stat(self, name: str, token: CancelToken, *, hurried: bool = False) -> StoredObject:
         """What there is under a name; a store may have it without the suffix, which names of archives need not have."""
         try:
-            return self.store.stat(name, cancelled, hurried=hurried)
+            return self.store.stat(name, token, hurried=hurried)
         except MmeError as error:
             bare = name.removesuffix(ARCHIVE_SUFFIX)
             if error.kind is not Kind.UNKNOWN_MODEL or bare == name or wrong_name(bare):
                 raise
             try:
-                return self.store.stat(bare, cancelled, hurried=hurried)
+                return self.store.stat(bare, token, hurried=hurried)
             except MmeError as of_bare:
                 raise (error if of_bare.kind is Kind.UNKNOWN_MODEL else of_bare) from None
 
@@ -360,13 +359,13 @@ class Artifacts:
         path: Path,
         claim: Callable[[int], None],
         note: Callable[[Sums], None],
-        cancelled: Callable[[], bool],
+        token: CancelToken,
     ) -> int:
         """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written.
 
         `note` is told the checksums of its files before it appears.
         """
-        stream = watched(self.store.open(obj), cancelled)
+        stream = watched(self.store.open(obj), token)
         return extract(
             stream,
             path,
@@ -375,7 +374,7 @@ class Artifacts:
             limits=self._limits,
             claim=claim,
             note=note,
-            cancelled=cancelled,
+            token=token,
         )
 
     def _remember_broken(self, path: Path, error: MmeError) -> None:
@@ -405,15 +404,13 @@ class Artifacts:
         return key_of(self.store.uri, name)
 
     @contextmanager
-    def _locked(self, name: str, cancelled: Callable[[], bool]) -> Iterator[None]:
+    def _locked(self, name: str, token: CancelToken) -> Iterator[None]:
         """Hold the lock of that name, which exists as long as somebody wants it."""
         with self._guard:
             entry = self._locks.setdefault(name, _NameLock())
             entry.users += 1
         try:
-            while not entry.lock.acquire(timeout=_POLL_SECONDS):
-                if cancelled():
-                    raise MmeError(Kind.CANCELLED, f"the load of '{name}' was cancelled")
+            token.wait(lambda seconds: entry.lock.acquire(timeout=seconds) or None)
             try:
                 yield
             finally:

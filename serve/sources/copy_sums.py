@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.cancel_token import NEVER
 from model_handlers.system.disk import disk_errors, own_directory, replacing, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+
+    from model_handlers.cancel_token import CancelToken
 
 Sums = dict[str, tuple[int, int]]  # path below the copy → bytes and CRC-32
 
@@ -71,7 +72,7 @@ class CopySums:
         """Whether there are checksums of a copy."""
         return path.name in self._whole or (self._folder / path.name).exists()
 
-    def damage(self, path: Path, cancelled: Callable[[], bool]) -> str:
+    def damage(self, path: Path, token: CancelToken) -> str:
         """What is wrong with a copy, "" for nothing. The caller holds the copy.
 
         Raises:
@@ -85,7 +86,7 @@ class CopySums:
             if sums is None:
                 return "it has no checksums, as an older version left it"
             for name, expected in sums.items():
-                if wrong := _wrong(path / name, expected, cancelled):
+                if wrong := _wrong(path / name, expected, token):
                     return f"{name} {wrong}"
         self._whole[path.name] = look
         return ""
@@ -108,19 +109,19 @@ class CopySums:
                         noted.unlink()
 
 
-def _wrong(file: Path, expected: tuple[int, int], cancelled: Callable[[], bool]) -> str:
+def _wrong(file: Path, expected: tuple[int, int], token: CancelToken) -> str:
     """What a file is instead of what was written, "" for the same."""
     size, crc = expected
     try:
         found = file.stat().st_size
         if found != size:
             return f"has {found} bytes of {size}"
-        return "" if crc_of(file, cancelled) == crc else "has other bytes than were written"
+        return "" if crc_of(file, token) == crc else "has other bytes than were written"
     except (FileNotFoundError, NotADirectoryError):
         return "is not there"
 
 
-def crc_of(file: Path, cancelled: Callable[[], bool] = lambda: False) -> int:
+def crc_of(file: Path, token: CancelToken = NEVER) -> int:
     """The CRC-32 of a file.
 
     Raises:
@@ -131,8 +132,7 @@ def crc_of(file: Path, cancelled: Callable[[], bool] = lambda: False) -> int:
     with file.open("rb", buffering=0) as stream:
         while size := stream.readinto(block):
             crc = isal_zlib.crc32(block[:size], crc)
-            if cancelled():
-                raise MmeError(Kind.CANCELLED, f"{file} is not wanted any more")
+            token.check()
     return crc
 
 

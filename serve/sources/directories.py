@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from model_handlers.cancel_token import CancelToken
     from serve.sources.copy_sums import Sums
     from serve.sources.disk_room import Derived
     from serve.sources.s3_store import S3Store
@@ -164,14 +165,14 @@ class Directories(Artifacts):
             _log.warning("the repository %s has no models: put directories there, or name another prefix", bucket.uri)
         return models
 
-    def _stat(self, name: str, cancelled: Callable[[], bool], *, hurried: bool = False) -> StoredDirectory:
+    def _stat(self, name: str, token: CancelToken, *, hurried: bool = False) -> StoredDirectory:
         """The model's directory.
 
         Raises:
             MmeError: UNKNOWN_MODEL when there is none, INVALID_MODEL for one that can be none on disk, or that two
                 repositories have; else as `Store.stat`.
         """
-        holders = self._holders(name, cancelled, hurried=hurried)
+        holders = self._holders(name, token, hurried=hurried)
         if not holders:
             self._places.pop(name, None)
             raise MmeError(
@@ -194,13 +195,13 @@ class Directories(Artifacts):
         return StoredDirectory(name, sum(obj.size for obj in objects), _etag(objects), bucket, objects)
 
     def _holders(
-        self, name: str, cancelled: Callable[[], bool], *, hurried: bool
+        self, name: str, token: CancelToken, *, hurried: bool
     ) -> list[tuple[S3Store, tuple[StoredObject, ...]]]:
         """The repositories that have something under a name. One that can't be asked is no outage of another's."""
         holders, outage = [], None
         for bucket in self._buckets:
             try:
-                objects = tuple(bucket.objects(f"{name}/", cancelled, hurried=hurried))
+                objects = tuple(bucket.objects(f"{name}/", token, hurried=hurried))
             except UnreachableError as error:
                 outage = error
                 continue
@@ -231,7 +232,7 @@ class Directories(Artifacts):
         path: Path,
         claim: Callable[[int], None],
         note: Callable[[Sums], None],
-        cancelled: Callable[[], bool],
+        token: CancelToken,
     ) -> int:
         assert isinstance(obj, StoredDirectory)  # noqa: S101 - as _stat returns them
         claim(obj.size)
@@ -239,9 +240,9 @@ class Directories(Artifacts):
             bucket = obj.bucket
 
             def opened(each: StoredObject) -> BinaryIO:
-                return watched(bucket.open(each), cancelled)
+                return watched(bucket.open(each), token)
 
-            transfer(obj.objects, opened, path, what=f"model '{obj.name}'", note=note, cancelled=cancelled)
+            transfer(obj.objects, opened, path, what=f"model '{obj.name}'", note=note, token=token)
         return obj.size
 
     def _key(self, name: str) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from model_handlers.cancel_token import CancelToken
     from serve.sources.artifacts import Artifact
     from serve.sources.directories import Directories
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Gathering:
     """What is fetched for one load, each model once."""
 
-    def __init__(self, directories: Directories, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, directories: Directories, token: CancelToken) -> None:
         self._directories = directories
-        self._cancelled = cancelled
+        self._token = token
         self._fetched: dict[str, Artifact] = {}
 
     def __repr__(self) -> str:
@@ -35,7 +35,7 @@ class Gathering:
             MmeError: as `Artifacts.fetch`.
         """
         if name not in self._fetched:
-            self._fetched[name] = self._directories.fetch(name, self._cancelled)
+            self._fetched[name] = self._directories.fetch(name, self._token)
         return self._fetched[name].path / name
 
     def fetch_known(self, name: str) -> Path | None:

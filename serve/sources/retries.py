@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ConnectionError as NoConnectionError
 from botocore.exceptions import HTTPClientError, SSLError
 
+from model_handlers.cancel_token import NEVER
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
+
+    from model_handlers.cancel_token import CancelToken
 
     _Response = tuple[Any, Mapping[str, Any]]  # as it came, and as it was read
 
@@ -26,7 +30,6 @@ BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked
 _FIRST_SECONDS = 0.4
 _MOST_SECONDS = 30.0  # that a service may ask for
 _HURRIED_ATTEMPTS = 2
-_LOOK_SECONDS = 0.05
 _PASSING = ("RequestTimeout", "RequestTimeoutException")  # codes of a 400 that may come right
 
 
@@ -61,13 +64,13 @@ class Retries:
         return f"<Retries, {self._attempts} attempts>"
 
     @contextmanager
-    def for_load(self, cancelled: Callable[[], bool], *, hurried: bool = False) -> Iterator[None]:
+    def for_load(self, token: CancelToken, *, hurried: bool = False) -> Iterator[None]:
         """What this thread asks in there it asks as long as that is not given up; in a hurry, twice."""
-        self._here.cancelled, self._here.hurried = cancelled, hurried
+        self._here.token, self._here.hurried = token, hurried
         try:
             yield
         finally:
-            del self._here.cancelled, self._here.hurried
+            del self._here.token, self._here.hurried
 
     def __call__(
         self,
@@ -87,14 +90,8 @@ class Retries:
 
     def _waited(self, seconds: float) -> bool:
         """Whether so much time has gone by and the answer is still wanted."""
-        cancelled: Callable[[], bool] = getattr(self._here, "cancelled", lambda: False)
-        ends = time.monotonic() + seconds
-        while not cancelled():
-            left = ends - time.monotonic()
-            if left <= 0:
-                return True
-            time.sleep(min(left, _LOOK_SECONDS))
-        return False
+        token: CancelToken = getattr(self._here, "token", NEVER)
+        return token.sleep(seconds)
 
 
 def _may_come_right(response: _Response | None, error: Exception | None) -> bool:

@@ -28,6 +28,7 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as NoConnectionError
 
+from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import DamagedError, Kind, MmeError, invalid_argument
 from serve.sources.credentials import NO_CREDENTIALS
 from serve.sources.ranged_download import RangedDownload
@@ -45,7 +46,7 @@ from serve.sources.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
@@ -124,10 +125,10 @@ class S3Store:
     def __repr__(self) -> str:
         return f"<S3Store {self.uri}>"
 
-    def stat(self, name: str, cancelled: Callable[[], bool] = lambda: False, *, hurried: bool = False) -> StoredObject:
+    def stat(self, name: str, token: CancelToken = NEVER, *, hurried: bool = False) -> StoredObject:
         """See `Store.stat`."""
         validate_name(name)
-        with self._s3(name), self._retries.for_load(cancelled, hurried=hurried):
+        with self._s3(name), self._retries.for_load(token, hurried=hurried):
             head = self._head(self._prefix + name)
         return StoredObject(name, head["ContentLength"], head["ETag"].strip('"'))
 
@@ -136,7 +137,7 @@ class S3Store:
         closed = threading.Event()
 
         def open_range(start: int, stop: int) -> _Body:
-            with self._retries.for_load(closed.is_set):
+            with self._retries.for_load(CancelToken(obj.name, closed.is_set)):
                 return self._get(obj, start, stop)
 
         download = RangedDownload(
@@ -150,7 +151,7 @@ class S3Store:
         return (obj for obj in self.objects() if obj.name.endswith(ARCHIVE_SUFFIX) and not wrong_name(obj.name))
 
     def objects(
-        self, beginning: str = "", cancelled: Callable[[], bool] = lambda: False, *, hurried: bool = False
+        self, beginning: str = "", token: CancelToken = NEVER, *, hurried: bool = False
     ) -> Iterator[StoredObject]:
         """Everything whose name begins like that, whatever it is and however it is called; `open` takes it.
 
@@ -160,7 +161,7 @@ class S3Store:
         with self._s3(beginning):
             pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix))
         while True:
-            with self._s3(beginning), self._retries.for_load(cancelled, hurried=hurried):
+            with self._s3(beginning), self._retries.for_load(token, hurried=hurried):
                 page = next(pages, None)
             if page is None:
                 return

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.system.system_limits import advised
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import BinaryIO
+
+    from model_handlers.cancel_token import CancelToken
 
 ARCHIVE_SUFFIX = ".tar.gz"
 _MAX_NAME = 1024  # S3's own limit for a key
@@ -69,12 +72,12 @@ class Store(Protocol):
     def uri(self) -> str:
         """The place as its user wrote it, for errors and logs."""
 
-    def stat(self, name: str, cancelled: Callable[[], bool] = ..., *, hurried: bool = ...) -> StoredObject:
+    def stat(self, name: str, token: CancelToken = ..., *, hurried: bool = ...) -> StoredObject:
         """What the store holds under that name.
 
         Args:
             name: its name.
-            cancelled: polled while this waits to ask once more.
+            token: ends the wait to ask once more.
             hurried: whether an answer that is late is of little use.
 
         Raises:
@@ -170,7 +173,7 @@ class LocalStore:
     def stat(
         self,
         name: str,
-        cancelled: Callable[[], bool] = lambda: False,  # noqa: ARG002 - a disk answers
+        token: CancelToken = NEVER,  # noqa: ARG002 - a disk answers
         *,
         hurried: bool = False,  # noqa: ARG002
     ) -> StoredObject:

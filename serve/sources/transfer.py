@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.cancel_token import NEVER
+from model_handlers.errors import invalid_model
 from model_handlers.system.disk import disk_errors
 from serve.sources.disk import publish, staging_directory
 from serve.sources.store import wrong_name
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from model_handlers.cancel_token import CancelToken
     from serve.sources.copy_sums import Sums
     from serve.sources.store import StoredObject
 
 _LANES = 4  # small objects at a time
 _LARGE = 12 << 20  # bytes from which objects take turns: each is fetched in parts at a time, which are in memory
 _COPY_SIZE = 1 << 20
-_POLL_SECONDS = 0.05
 _MOST_NAME = 255  # bytes, of file systems
 
 
@@ -63,7 +64,7 @@ def transfer(
     *,
     what: str,
     note: Callable[[Sums], None] = lambda _: None,
-    cancelled: Callable[[], bool] = lambda: False,
+    token: CancelToken = NEVER,
 ) -> None:
     """Bring objects, whose names were checked, into the new directory `destination`, whose parent exists.
 
@@ -75,7 +76,7 @@ def transfer(
         destination: must not exist, or be empty.
         what: it is, for errors.
         note: called before the directory appears, with the checksums of its files.
-        cancelled: polled about twenty times a second.
+        token: checked about twenty times a second.
 
     Raises:
         MmeError: OUT_OF_MEMORY when the disk is full, ALREADY_EXISTS when the destination is there, CANCELLED, or what
@@ -85,8 +86,8 @@ def transfer(
     with disk_errors(f"{what} cannot be written to {parent}"), staging_directory(parent) as staging:
         folders = _make_folders(objects, staging)
         files = sorted((obj for obj in objects if not obj.name.endswith("/")), key=lambda obj: obj.size)
-        moving = _Transfer(open_object, staging, what)
-        moving.run(files, cancelled)
+        moving = _Transfer(open_object, staging)
+        moving.run(files, token)
         note(moving.sums)
         publish(staging, folders, destination)
 
@@ -111,34 +112,32 @@ class _Transfer:
         sums: of what has arrived.
     """
 
-    def __init__(self, open_object: Callable[[StoredObject], BinaryIO], root: Path, what: str) -> None:
+    def __init__(self, open_object: Callable[[StoredObject], BinaryIO], root: Path) -> None:
         self.sums: Sums = {}
         self._open = open_object
         self._root = root
-        self._what = what
         self._guard = threading.Lock()  # of the two below
         self._streams: set[BinaryIO] = set()
         self._stopped = False
         self._large = threading.Lock()
 
-    def run(self, objects: Sequence[StoredObject], cancelled: Callable[[], bool]) -> None:
+    def run(self, objects: Sequence[StoredObject], token: CancelToken) -> None:
         """Return when all have arrived."""
         with ThreadPoolExecutor(_LANES, "download files") as lanes:
             waiting = {lanes.submit(self._fetch, obj) for obj in objects}
+
+            def over(seconds: float) -> bool | None:
+                done, going = wait(waiting, seconds, FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
+                return None if going else True
+
             try:
-                while waiting:
-                    done, waiting = wait(waiting, _POLL_SECONDS, FIRST_EXCEPTION)
-                    for each in done:
-                        each.result()
-                    self._must_go_on(cancelled)
+                token.wait(over)
             except BaseException:
                 self._stop()
                 lanes.shutdown(wait=False, cancel_futures=True)
                 raise
-
-    def _must_go_on(self, cancelled: Callable[[], bool]) -> None:
-        if cancelled():
-            raise MmeError(Kind.CANCELLED, f"the load of {self._what} was cancelled")
 
     def _fetch(self, obj: StoredObject) -> None:
         if obj.size < _LARGE:

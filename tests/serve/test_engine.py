@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from model_handlers.base import Footprint
+from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.outside import Override
@@ -253,7 +254,7 @@ async def test_a_restart_does_not_forget_what_models_take(toys, tmp_path, store)
         await answered(engine, toys, name)
         measured = engine.cache.entries[name].footprint
     async with engine_of(tmp_path, store=str(store)) as engine:
-        prepared = loader_of(engine.cache).prepare(name, engine.register.find(name), lambda: False)
+        prepared = loader_of(engine.cache).prepare(name, engine.register.find(name), NEVER)
         assert prepared.estimate == measured
 
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
 from serve.sources import retries
 from serve.sources.artifacts import Artifacts
@@ -294,7 +295,7 @@ def test_a_load_that_is_given_up_waits_for_no_other_try(setup):
     setup.with_retries()
     setup.s3.faults["HEAD"] = faulty_s3.status(503, "SlowDown", b"Retry-After: 25\r\n")
     with pytest.raises(UnreachableError):
-        setup.artifacts.fetch(NAME, cancelled=lambda: setup.s3.count("HEAD") > 0)
+        setup.artifacts.fetch(NAME, token=CancelToken(cancelled=lambda: setup.s3.count("HEAD") > 0))
 
     assert setup.s3.count("HEAD") == 1
 

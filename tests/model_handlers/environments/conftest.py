@@ -6,13 +6,14 @@ import tarfile
 
 import pytest
 
+from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.environments.environment import Patience
 
 
 @pytest.fixture
 def patience():
     """That of a model `m` which is wanted for a minute."""
-    return Patience("m", 60, lambda: False)
+    return Patience("m", 60, NEVER)
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def ends_once():
                 patience._deadline = 0
             return over and why == "cancelled"
 
-        patience = Patience("m", 60, look)
+        patience = Patience("m", 60, CancelToken(cancelled=look))
         return patience
 
     return ends_once

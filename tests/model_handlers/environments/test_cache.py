@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from model_handlers.cancel_token import NEVER
 from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
 from model_handlers.environments.wanted import Given
@@ -198,6 +199,7 @@ def test_an_environment_whose_interpreter_went_is_made_anew(folder, archive, pat
 DIES = """
 import os, signal, sys
 from pathlib import Path
+from model_handlers.cancel_token import CancelToken
 from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
 from model_handlers.environments.wanted import Given
@@ -211,7 +213,7 @@ def cancelled():
     return False
 
 
-Environments(folder).provide(Given(archive), Patience("m", 60, cancelled))
+Environments(folder).provide(Given(archive), Patience("m", 60, CancelToken(cancelled=cancelled)))
 """
 
 
@@ -244,7 +246,7 @@ def test_what_a_kill_left_goes_with_the_next_run(folder, archive, source, tmp_pa
     """The first environment that is made clears the others' remains away, but for what somebody still makes."""
     killed_half_way(folder, archive)
     (folder / "installed-1").mkdir()
-    with locked(folder / "installed-1.lock", lambda: None):
+    with locked(folder / "installed-1.lock", NEVER):
         environment = Environments(folder).provide(Given(with_script(source, tmp_path, "pass")), patience)
         name = environment.prefix.name
         assert names(folder) == sorted([name, f"{name}.complete", "installed-1", "installed-1.lock"])
@@ -279,9 +281,9 @@ def test_who_waits_for_somebody_elses_may_give_up_too(folder, archive, patience)
     environment = environments.provide(Given(archive), patience)
     (environment.prefix.with_name(f"{environment.prefix.name}.complete")).unlink()
     lock = environment.prefix.with_name(f"{environment.prefix.name}.lock")
-    with locked(lock, lambda: None):
+    with locked(lock, NEVER):
         with pytest.raises(MmeError, match=r"was not there within 0\.1 s"):
-            environments.provide(Given(archive), Patience("other", 0.1, lambda: False))
+            environments.provide(Given(archive), Patience("other", 0.1, NEVER))
         assert environment.prefix.exists()
 
 
@@ -291,7 +293,7 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
 
     def enter():
         for _ in range(20):
-            with locked(tmp_path / "lock", lambda: None):
+            with locked(tmp_path / "lock", NEVER):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.environments import packed
 from model_handlers.environments.packed import unpack
 from model_handlers.errors import Kind, MmeError
@@ -32,9 +33,9 @@ def root(tmp_path):
 def unpacked(root):
     """Unpacks bytes."""
 
-    def unpacked(data, check=lambda: None):
+    def unpacked(data, token=NEVER):
         (root.parent / "e.tar.gz").write_bytes(data)
-        unpack(root.parent / "e.tar.gz", root, SUBJECT, check)
+        unpack(root.parent / "e.tar.gz", root, SUBJECT, token)
         return root
 
     return unpacked
@@ -250,7 +251,7 @@ def test_a_damaged_archive_is_unpacked_or_refused(archives, tmp_path_factory, da
     packed = gzip.compress(bytes(tar[: data.draw(st.integers(len(tar) // 2, len(tar)))]), 1)
     (folder / "e.tar.gz").write_bytes(packed)
     try:
-        unpack(folder / "e.tar.gz", folder / "root", SUBJECT, lambda: None)
+        unpack(folder / "e.tar.gz", folder / "root", SUBJECT, NEVER)
     except MmeError as error:
         kind = error.kind
     else:
@@ -287,10 +288,9 @@ def test_who_waits_may_stop_it(unpacked, archives):
     """It is asked with every file, and with every megabyte of a large one."""
     asked = []
 
-    def check():
+    def cancelled():
         asked.append(1)
-        if len(asked) == 4:
-            raise MmeError(Kind.CANCELLED, "enough")
+        return len(asked) == 4
 
-    with pytest.raises(MmeError, match="enough"):
-        unpacked(archives.packed(("a", b""), ("b", b"x" * (4 << 20))), check)
+    with pytest.raises(MmeError, match="the load of a model was cancelled"):
+        unpacked(archives.packed(("a", b""), ("b", b"x" * (4 << 20))), CancelToken(cancelled=cancelled))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
+from model_handlers.cancel_token import NEVER
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
@@ -63,8 +64,8 @@ def loader(kept):
 
 def prepared(loader, folder):
     """A model's files, found and understood, and what it brings made."""
-    target = loader.prepare(folder.name, InRepository(folder), lambda: False)
-    return target if target.equipped else loader.equip(target, lambda: False)
+    target = loader.prepare(folder.name, InRepository(folder), NEVER)
+    return target if target.equipped else loader.equip(target, NEVER)
 
 
 def refused(loader, folder):
@@ -119,7 +120,7 @@ def test_a_model_runs_in_ours_that_requires_what_is_there(loader, tmp_path, kept
     """Nothing is made, and wheels that it brings none the less count for nothing."""
     files = {"1/requirements.txt": "orjson\nnumpy>=1.20\n", "1/wheels/large.whl": bytes(1 << 20)}
     folder = write_model(tmp_path / "m", "import orjson\nreturn sys.prefix", files=files)
-    target = loader.prepare("m", InRepository(folder), lambda: False)
+    target = loader.prepare("m", InRepository(folder), NEVER)
 
     assert target.equipped
     assert facts(target) == sys.prefix
@@ -135,9 +136,9 @@ def test_another_image_is_asked_anew_what_it_has(loader, tmp_path, monkeypatch):
     forget_installed()
     with monkeypatch.context() as image:
         image.syspath_prepend(tmp_path / "packages")
-        with_it = loader.prepare("m", InRepository(folder), lambda: False)
+        with_it = loader.prepare("m", InRepository(folder), NEVER)
     forget_installed()
-    without = loader.prepare("m", InRepository(folder), lambda: False)
+    without = loader.prepare("m", InRepository(folder), NEVER)
 
     assert (with_it.equipped, without.equipped) == (True, False)
     assert with_it.identity != without.identity
@@ -229,12 +230,12 @@ def test_a_model_runs_in_the_environment_that_it_brings_packed(loader, kept, tmp
     """It is unpacked before the load, once; the next load finds it there."""
     files = {"env.tar.gz": archive.read_bytes()}
     folder = write_model(tmp_path / "m", parameters=at("$$TRITON_MODEL_DIRECTORY/env.tar.gz"), files=files)
-    first = loader.prepare("m", InRepository(folder), lambda: False)
+    first = loader.prepare("m", InRepository(folder), NEVER)
     assert not first.equipped
     assert not kept.exists()
-    first = loader.equip(first, lambda: False)
+    first = loader.equip(first, NEVER)
     assert first.equipped
-    second = loader.prepare("m", InRepository(folder), lambda: False)
+    second = loader.prepare("m", InRepository(folder), NEVER)
     assert second.equipped
 
     [prefix] = {facts(target)["prefix"] for target in (first, second)}

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from model_handlers.base import Footprint
+from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
 from serve.loading.measuring import Scales
 
@@ -27,7 +28,7 @@ def test_who_waits_for_a_turn_may_give_up():
     first.start()
     begun.wait(60)
     with pytest.raises(MmeError) as caught:
-        scales.weigh(lambda: pytest.fail("it was not its turn"), lambda: True)
+        scales.weigh(lambda: pytest.fail("it was not its turn"), CancelToken(cancelled=lambda: True))
     assert caught.value.kind is Kind.CANCELLED
     go.set()
     first.join()
@@ -52,7 +53,7 @@ def test_one_that_never_ends_is_overruled():
     go.set()
     first.join()
     with pytest.raises(MmeError):
-        scales.weigh(lambda: None, lambda: True)
+        scales.weigh(lambda: None, CancelToken(cancelled=lambda: True))
     leave.set()
     second.join()
     assert scales.weigh(lambda: "third")[0] == "third"

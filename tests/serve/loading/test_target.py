@@ -13,6 +13,7 @@ import pytest
 
 from model_handlers import onnx
 from model_handlers.base import CPU, Device, Footprint, Placement
+from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from serve.loading import measuring
@@ -26,7 +27,7 @@ from tests.serve.inside import lanes_of
 
 def loaded(loader, source, name="m"):
     """A target model, started, and what it takes."""
-    resident, footprint = loader.load(loader.prepare(name, source, lambda: False))
+    resident, footprint = loader.load(loader.prepare(name, source, NEVER))
     resident.start()
     return resident, footprint
 
@@ -106,7 +107,7 @@ async def test_lanes_on_one_device_share_the_weights(toys, tmp_path, write_repos
     config = "instance_group [ { count: 2 kind: KIND_CPU }, { name: 'more' kind: KIND_CPU } ]"
     folder = write_repository_model(tmp_path / "m", config)
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    prepared = loader.prepare("m", InRepository(folder), NEVER)
     assert prepared.lanes == [("m_0_0", CPU), ("m_0_1", CPU), ("more_0", CPU)]
     async with serving(InRepository(folder)) as resident:
         assert counted.loaded == 1
@@ -120,7 +121,7 @@ async def test_a_footprint_is_never_less_than_the_file(tmp_path, write_repositor
     folder = write_repository_model(tmp_path / "m", weights=4_000_000)
     size = (folder / "1" / "model.onnx").stat().st_size
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    prepared = loader.prepare("m", InRepository(folder), NEVER)
     assert prepared.estimate == Footprint(int(size * onnx.OnnxHandler.estimate_factor))
     assert prepared.download_ns == 0
     resident, footprint = loaded(loader, InRepository(folder))
@@ -134,7 +135,7 @@ async def test_what_is_measured_by_this_process_is_loaded_alone(tmp_path, write_
     """A model in a process of its own tells what it takes; others could not be told apart."""
     config = f'parameters {{ key: "MME_PLACEMENT" value {{ string_value: "{placement}" }} }}'
     folder = write_repository_model(tmp_path / "m", config)
-    prepared = ModelLoader(asyncio.get_running_loop(), {}).prepare("m", InRepository(folder), lambda: False)
+    prepared = ModelLoader(asyncio.get_running_loop(), {}).prepare("m", InRepository(folder), NEVER)
     assert prepared.alone is alone
     assert replace(prepared, lanes=[("m_0", Device("gpu", 0))]).alone
     inline = replace(prepared, placement=Placement.INLINE)
@@ -153,7 +154,7 @@ async def test_a_load_that_nobody_wants_any_more_stops_between_warm_up_execution
     sample = f'{often} inputs {{ key: "x" value: {{ data_type: TYPE_FP32 dims: [ 1, 2 ] zero_data: true }} }}'
     folder = write_repository_model(tmp_path / "m", f'{tensors}model_warmup {{ name: "w" {sample} }}')
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    prepared = loader.prepare("m", InRepository(folder), NEVER)
     asked = itertools.count()
     with pytest.raises(MmeError) as caught:
         loader.load(prepared, lambda: next(asked) > 5)
@@ -165,7 +166,7 @@ async def test_a_load_that_nobody_wants_any_more_stops_between_versions(tmp_path
     """What was loaded by then is closed."""
     folder = write_repository_model(tmp_path / "m", "version_policy { all {} }", versions=(1, 2, 3))
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    prepared = loader.prepare("m", InRepository(folder), NEVER)
     with pytest.raises(MmeError) as caught:
         loader.load(prepared, lambda: counted.loaded == 2)
     assert caught.value.kind is Kind.CANCELLED
@@ -179,20 +180,20 @@ async def test_what_was_measured_is_expected_next_time(tmp_path, write_repositor
     resident, footprint = loaded(loader, InRepository(folder))
     await asyncio.to_thread(resident.close)
     moved = folder.rename(tmp_path / "m")
-    same = loader.prepare("m", InRepository(moved), lambda: False)
+    same = loader.prepare("m", InRepository(moved), NEVER)
     assert same.estimate == footprint
-    assert loader.prepare("other", Unpacked(tmp_path / "m", "anything"), lambda: False).estimate == footprint
+    assert loader.prepare("other", Unpacked(tmp_path / "m", "anything"), NEVER).estimate == footprint
     (moved / "config.pbtxt").write_text("max_batch_size: 0")
-    assert loader.prepare("m", InRepository(moved), lambda: False).identity != same.identity
+    assert loader.prepare("m", InRepository(moved), NEVER).identity != same.identity
 
 
 async def test_the_same_archive_run_elsewhere_is_another_thing(tmp_path, write_repository_model):
     """What a model takes in one instance says nothing of two instances in processes of their own."""
     folder = write_repository_model(tmp_path / "m", "instance_group { count: 1 }")
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    one = loader.prepare("m", InRepository(folder), lambda: False)
+    one = loader.prepare("m", InRepository(folder), NEVER)
     (folder / "config.pbtxt").write_text("instance_group { count: 2 }")
-    two = loader.prepare("m", InRepository(folder), lambda: False)
+    two = loader.prepare("m", InRepository(folder), NEVER)
     assert one.identity.split()[1:] == ["inline", "cpu"]
     assert two.identity.split()[1:] == ["inline", "cpu,cpu"]
 
@@ -203,7 +204,7 @@ async def test_a_model_may_ask_to_stay_in_memory(tmp_path, write_repository_mode
     config = f'parameters {{ key: "MME_PIN" value {{ string_value: "{text}" }} }}' if text else ""
     folder = write_repository_model(tmp_path / "m", config)
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    prepared = loader.prepare("m", InRepository(folder), NEVER)
     assert prepared.pinned is pinned
     resident, _ = loader.load(prepared)
     await asyncio.to_thread(resident.close)
@@ -223,7 +224,7 @@ async def test_an_ensemble_may_ask_to_stay_in_memory(tmp_path, write_repository_
         'parameters { key: "MME_PIN" value { string_value: "true" } }'
     )
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    assert loader.prepare("whole", InRepository(whole), lambda: False).pinned
+    assert loader.prepare("whole", InRepository(whole), NEVER).pinned
 
 
 async def test_a_model_whose_parameters_or_configuration_are_called_otherwise_is_loaded(
@@ -237,7 +238,7 @@ async def test_a_model_whose_parameters_or_configuration_are_called_otherwise_is
     (misnamed / "config.pbtxt.txt").write_text("max_batch_size: 8")
     loader = ModelLoader(asyncio.get_running_loop(), {})
     for path in (mistyped, misnamed) * 2:
-        assert not loader.prepare(path.name, InRepository(path), lambda: False).pinned
+        assert not loader.prepare(path.name, InRepository(path), NEVER).pinned
     assert [record.getMessage() for record in caplog.records if record.name == "mme.load"] == [
         "parameter 'MME_PINN' means nothing to the server; did you mean MME_PIN?",
         "model 'misnamed': config.pbtxt.txt is not read: rename it to config.pbtxt",
@@ -250,7 +251,7 @@ async def test_a_pin_that_is_neither_true_nor_false_is_refused(tmp_path, write_r
     source = InRepository(write_repository_model(tmp_path / "m", config))
     loader = ModelLoader(asyncio.get_running_loop(), {})
     with pytest.raises(MmeError, match="model 'm': parameter 'MME_PIN' must be 'true' or 'false', got 'yes'") as no:
-        loader.prepare("m", source, lambda: False)
+        loader.prepare("m", source, NEVER)
     assert no.value.kind is Kind.INVALID_MODEL
 
 
@@ -289,7 +290,7 @@ async def test_a_version_that_fails_takes_the_loaded_ones_with_it(tmp_path, writ
     folder = write_repository_model(tmp_path / "m", "version_policy { all {} }", versions=(1, 2))
     (folder / "2" / "model.onnx").write_bytes(b"no graph")
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    prepared = loader.prepare("m", InRepository(folder), lambda: False)
+    prepared = loader.prepare("m", InRepository(folder), NEVER)
     with pytest.raises(MmeError, match="ONNX Runtime can't load model 'm'") as caught:
         loader.load(prepared)
     assert caught.value.kind is Kind.INVALID_MODEL
@@ -308,7 +309,7 @@ async def test_what_can_not_be_measured_is_closed(tmp_path, write_repository_mod
 
     monkeypatch.setattr(devices, "device_memory_used", out_of_descriptors)
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
+    prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), NEVER)
     with pytest.raises(OSError, match="Too many open files"):
         loader.load(prepared)
     assert (counted.loaded, counted.closed) == (1, 1)
@@ -324,7 +325,7 @@ async def test_a_handler_that_fails_in_its_warm_up_is_closed(tmp_path, write_rep
 
     monkeypatch.setattr(onnx.OnnxHandler, "execute", fail)
     loader = ModelLoader(asyncio.get_running_loop(), {})
-    prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), lambda: False)
+    prepared = loader.prepare("m", InRepository(write_repository_model(tmp_path / "m")), NEVER)
     with pytest.raises(RuntimeError, match="no handler should"):
         loader.load(prepared)
     assert (counted.loaded, counted.closed) == (1, 1)
@@ -391,7 +392,7 @@ async def test_a_model_for_another_backend_is_refused_before_memory_is_asked_for
     (tmp_path / "m" / "1" / "model.plan").write_bytes(b"")
     (tmp_path / "m" / "config.pbtxt").write_text('platform: "no_such_thing"')
     with pytest.raises(MmeError) as caught:
-        ModelLoader(asyncio.get_running_loop(), {}).prepare("m", source(tmp_path / "m"), lambda: False)
+        ModelLoader(asyncio.get_running_loop(), {}).prepare("m", source(tmp_path / "m"), NEVER)
     assert caught.value.kind is Kind.INVALID_MODEL
 
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import ExtractLimits, extract, pack
 from serve.sources.disk import remove_staging, staging_directory
@@ -502,7 +503,7 @@ def test_cancelled_while_the_source_is_silent(tmp_path, targz_bytes):
     """A load whose client left ends although no byte arrives, and leaves neither directory nor thread."""
     stream = SlowStream(targz_bytes(("a", os.urandom(2_000_000)))[:1_500_000])
     with pytest.raises(MmeError) as caught:
-        extract(stream, tmp_path / "model", name="a.tar.gz", cancelled=stream.waits.is_set)
+        extract(stream, tmp_path / "model", name="a.tar.gz", token=CancelToken(cancelled=stream.waits.is_set))
 
     assert caught.value.kind is Kind.CANCELLED
     assert list(tmp_path.iterdir()) == []
@@ -529,7 +530,7 @@ def test_unpacks_while_bytes_arrive(tmp_path, targz_bytes):
         return "second" in written
 
     with pytest.raises(MmeError, match="cancelled"):
-        extract(stream, tmp_path / "model", name="a.tar.gz", cancelled=cancelled)
+        extract(stream, tmp_path / "model", name="a.tar.gz", token=CancelToken(cancelled=cancelled))
     assert "first" in written
 
 

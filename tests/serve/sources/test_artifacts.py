@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import ExtractLimits
 from serve.sources.artifacts import Artifacts
@@ -172,7 +173,7 @@ def test_waiter_can_leave(store, tmp_path):
     slow.start()
     store.asked.wait()
     with pytest.raises(MmeError) as caught:
-        artifacts.fetch("a.tar.gz", cancelled=lambda: True)
+        artifacts.fetch("a.tar.gz", token=CancelToken(cancelled=lambda: True))
     store.go.set()
     slow.join()
 
@@ -401,7 +402,7 @@ def test_cancelled_in_the_middle_of_s3(s3_artifacts):
         return any(path.stat().st_size for path in directory.glob(".staging-*/1/model.onnx"))
 
     with pytest.raises(MmeError) as caught:
-        s3_artifacts.fetch("t/a.tar.gz", cancelled=model_is_being_written)
+        s3_artifacts.fetch("t/a.tar.gz", token=CancelToken(cancelled=model_is_being_written))
 
     assert caught.value.kind is Kind.CANCELLED
     assert names(s3_artifacts) == []
@@ -423,10 +424,10 @@ def test_replaced_in_s3_while_downloading(s3_artifacts, s3_client, s3_bucket, ta
 
     if times > 1:
         with pytest.raises(MmeError, match="replaced while it was downloaded") as caught:
-            s3_artifacts.fetch("t/a.tar.gz", cancelled=replace)
+            s3_artifacts.fetch("t/a.tar.gz", token=CancelToken(cancelled=replace))
         assert caught.value.kind is Kind.UNAVAILABLE
         assert names(s3_artifacts) == []
-    fetched = s3_artifacts.fetch("t/a.tar.gz", cancelled=replace)
+    fetched = s3_artifacts.fetch("t/a.tar.gz", token=CancelToken(cancelled=replace))
     assert fetched.downloaded
     assert (fetched.path / "config.pbtxt").read_bytes() == b"%d" % times
     assert names(s3_artifacts) == [fetched.path.name]

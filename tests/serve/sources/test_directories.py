@@ -9,6 +9,7 @@ import pytest
 from boto3.session import Session
 from botocore.client import BaseClient
 
+from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import Kind, MmeError
 from serve.loading.target_loader import ModelLoader
 from serve.sources.directories import Directories, open_bucket
@@ -423,7 +424,9 @@ def test_a_load_that_is_cancelled_leaves_nothing(put, s3_bucket, tmp_path):
             self._closed.set()
 
     kind, message = error_of(
-        lambda: transfer(objects, lambda _: Stalled(), tmp_path / "m", what="model 'm'", cancelled=waits.is_set)
+        lambda: transfer(
+            objects, lambda _: Stalled(), tmp_path / "m", what="model 'm'", token=CancelToken("model 'm'", waits.is_set)
+        )
     )
     assert (kind, message) == (Kind.CANCELLED, "the load of model 'm' was cancelled")
     assert list(tmp_path.iterdir()) == []
@@ -450,7 +453,7 @@ async def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
         return [name for name in ("whole", "part") if models.copies(name)]
 
     def prepare():
-        return ModelLoader(asyncio.get_running_loop(), {}).prepare("whole", InBucket(models, "whole"), lambda: False)
+        return ModelLoader(asyncio.get_running_loop(), {}).prepare("whole", InBucket(models, "whole"), NEVER)
 
     prepared = prepare()
     assert [member.directory.path.name for member in prepared.members] == ["part"]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import pack
 from serve.sources.artifacts import Artifacts
@@ -272,7 +273,7 @@ def test_the_directory_is_listed_once_for_any_number_of_fetches_and_evictions(ti
     monkeypatch.setattr(Path, "iterdir", lambda path: listed.append(path) or listing(path))
     monkeypatch.setattr(Path, "glob", lambda path, _: listed.append(path) or iter(()))
     for name in "abcdefabcd":
-        assert disk.artifacts.fetch(f"{name}.tar.gz", lambda: False).hold.release() is None
+        assert disk.artifacts.fetch(f"{name}.tar.gz", NEVER).hold.release() is None
     disk.artifacts.discard("a.tar.gz")
 
     assert disk.room.evictions == 7
