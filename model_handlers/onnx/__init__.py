@@ -1,4 +1,4 @@
-"""ONNX models by ONNX Runtime: `handler` is what the engine sees, `runtime` alone imports the framework."""
+"""ONNX models by ONNX Runtime."""
 
 from model_handlers.onnx.handler import OnnxHandler
 

@@ -1,11 +1,8 @@
 """ONNX models by ONNX Runtime, on CPU or by its CUDA provider.
 
 `session.run` releases the GIL while it computes, and so does creating a session, so these models live in the serving
-process. One session serves all instances on a device: sessions may be called by several threads at once, and the
-weights are held once. Threads of a session never spin while they wait: with hundreds of sessions they would fight for
-the cores with those that have work.
-
-Called by load threads (`autocomplete`, `load`, `close`) and by instance threads or the event loop (`execute`).
+process. One session serves all instances on a device, and the weights are held once. Threads of a session never spin:
+with hundreds of sessions they would fight for the cores with those that have work.
 """
 
 from __future__ import annotations
@@ -18,31 +15,30 @@ from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import all_inputs, all_outputs
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.mapped import MappedHandler
-from model_handlers.onnx import forms
-from model_handlers.onnx.external import take_weights_out
-from model_handlers.onnx.options import (
+from model_handlers.onnx import weights
+from model_handlers.onnx.session import (
+    CUDA_PROVIDER,
+    GPU_LIMIT,
     TENSORRT_PROVIDER,
     check_available,
     check_providers,
+    create_session,
+    firsts,
+    onnx_runtime,
+    preload_cuda,
+    preload_tensorrt,
     providers,
     register_operations,
     run_options,
     session_options,
     session_threads,
     share_arena,
-    trim_arena,
-)
-from model_handlers.onnx.runtime import (
-    CUDA_PROVIDER,
-    GPU_LIMIT,
-    create_session,
-    onnx_runtime,
-    preload_cuda,
-    preload_tensorrt,
+    signature,
     translated,
+    trim_arena,
     unloadable,
 )
-from model_handlers.onnx.signature import firsts, signature
+from model_handlers.onnx.weights import take_weights_out
 from model_handlers.system.lost import lost
 from model_handlers.system.threads import Threads, default_threads, processors
 from model_handlers.tensor import BYTES
@@ -138,7 +134,7 @@ class OnnxHandler(MappedHandler):
     @classmethod
     def refinement(cls, config: ModelConfig) -> str:
         """See `MappedHandler`."""
-        return forms.refinement(config)
+        return weights.refinement(config)
 
     @classmethod
     def write_form(cls, config: ModelConfig, model_file: Path, draft: Draft) -> bytes:  # noqa: ARG003 - of the model alone
@@ -148,19 +144,19 @@ class OnnxHandler(MappedHandler):
     @classmethod
     def refine_form(cls, config: ModelConfig, form: Path, draft: Draft) -> bytes:
         """See `MappedHandler`."""
-        return forms.refine(config, form, draft)
+        return weights.refine(config, form, draft)
 
     @classmethod
     def try_form(cls, config: ModelConfig, form: Path) -> Trial:
         """See `MappedHandler`."""
-        return forms.try_out(config, form)
+        return weights.try_out(config, form)
 
     @classmethod
     def load_form(cls, config: ModelConfig, form: Path, *, refined: bool, packed: bool) -> OnnxHandler:
         """See `MappedHandler`."""
         threads = session_threads(config, processors())
         try:
-            return cls(forms.load(config, form, threads.count, refined=refined, packed=packed), config, threads)
+            return cls(weights.load(config, form, threads.count, refined=refined, packed=packed), config, threads)
         except BaseException:
             threads.give_back()
             raise
@@ -190,8 +186,8 @@ class OnnxHandler(MappedHandler):
 class OnGpu(OnnxHandler):
     """One session on a GPU, which has the CPU wait: never on the event loop.
 
-    Nothing is bound (`io_binding`): that copies inputs and outputs while it holds the GIL, and would halt everybody. A
-    plain execution makes the same copies, all inputs before the first operator begins, without it.
+    Nothing is bound (`io_binding`): that copies inputs and outputs while it holds the GIL. A plain execution makes the
+    same copies, all inputs before the first operator begins, without it.
     """
 
     inline: ClassVar[bool] = False
@@ -202,7 +198,7 @@ class OnGpu(OnnxHandler):
         self._gpu = gpu
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """As on the CPU; who fails asks whether the GPU is there for anybody else."""
+        """As on the CPU; a failure asks whether the GPU still answers."""
         try:
             return super().execute(inputs, outputs)
         except MmeError as error:
@@ -217,7 +213,7 @@ def _runner(session: Any, options: Any) -> Callable[[Sequence[str], Mapping[str,
 
 
 def _text(array: Array, name: str, model: str) -> Array:
-    """The elements as `str`: of `bytes` ONNX Runtime would take the printed form, b'' and all."""
+    # Of `bytes` ONNX Runtime would take the printed form, b'' and all.
     text = np.empty(array.shape, dtype=np.object_)
     try:
         text.ravel()[:] = [element.decode() for element in array.ravel().tolist()]
@@ -229,19 +225,18 @@ def _text(array: Array, name: str, model: str) -> Array:
 
 
 def _bytes(array: Array) -> Array:
-    """The elements that ONNX Runtime returns as `str` as `bytes`, which is what BYTES holds everywhere else."""
     encoded = np.empty(array.shape, dtype=np.object_)
     encoded.ravel()[:] = [element.encode() for element in array.ravel().tolist()]
     return encoded
 
 
 def _onnx_path(model_file: Path) -> Path:
-    """A model with external data may be a directory that holds model.onnx beside its data."""
+    # A model with external data may be a directory that holds model.onnx beside its data.
     return model_file / "model.onnx" if model_file.is_dir() else model_file
 
 
 def _signature_session(model_file: Path, config: ModelConfig) -> Any:
-    """A session that only tells inputs and outputs: no weight is transformed, few are touched."""
+    # It only tells inputs and outputs: no weight is transformed, few are touched.
     runtime = onnx_runtime()
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -14,7 +14,7 @@ from model_handlers.base import CPU
 from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
-from model_handlers.onnx.runtime import create_session, onnx_runtime
+from model_handlers.onnx.session import create_session, onnx_runtime
 from model_handlers.system import devices, heap, threads
 from model_handlers.tensor import BY_NAME, BYTES, FP16, FP32, INT64, TensorSpec
 from tests.onnx_types import ONNX_TYPES

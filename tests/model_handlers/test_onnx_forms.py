@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import Span
-from model_handlers.onnx import OnnxHandler, forms
-from model_handlers.onnx.external import SMALLEST, Window, bytes_field, fields, varint
+from model_handlers.onnx import OnnxHandler, weights
+from model_handlers.onnx.weights import SMALLEST, Window, bytes_field, fields, varint
 from serve.weights.draft import Draft
 
 SIDE = 256  # 256 KiB of FP32 a matrix
@@ -424,7 +424,7 @@ def test_a_model_that_answers_differently_is_noticed(write, refine, save, monkey
     """Answers of the mapped and the packed model are compared, whatever their type."""
     refined, _ = refine(write(save(mlp()))[0])
     answers = iter([[np.ones(3, "f4"), np.arange(3)], [np.ones(3, "f4"), np.arange(3) + 1]])
-    monkeypatch.setattr(forms, "_try", lambda *_args, **_more: (next(answers), 1, 1, ()))
+    monkeypatch.setattr(weights, "_try", lambda *_args, **_more: (next(answers), 1, 1, ()))
 
     assert not OnnxHandler.try_form(CONFIG, refined).alike
 
@@ -447,7 +447,7 @@ def test_a_model_that_answers_differently_is_noticed(write, refine, save, monkey
 )
 def test_rounding_is_no_difference(one, other, alike):
     """Numbers may differ by a hundredth of the largest; integers, texts, shapes, and what is no number may not."""
-    assert forms.same_numbers(np.array(one), np.array(other)) is alike
+    assert weights.same_numbers(np.array(one), np.array(other)) is alike
 
 
 def test_a_refinement_depends_on_the_level():

@@ -16,12 +16,19 @@ from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import Accelerator, ModelConfig
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.onnx import OnnxHandler, runtime
+from model_handlers.onnx import OnnxHandler, session
 from model_handlers.onnx.handler import OnGpu
-from model_handlers.onnx.options import check_providers, providers
-from model_handlers.onnx.runtime import create_session, onnx_runtime, session_failure, translated, unloadable
+from model_handlers.onnx.session import (
+    check_providers,
+    create_session,
+    onnx_runtime,
+    providers,
+    session_failure,
+    translated,
+    unloadable,
+)
 from model_handlers.system.threads import Threads
-from model_handlers.tensorflow.options import check as check_tensorflow
+from model_handlers.tensorflow.graphs import check as check_tensorflow
 
 TOO_OLD = """/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc:63 static \
 onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::FromProviderOptions(const \
@@ -230,7 +237,7 @@ def test_what_keeps_a_provider_from_being_loaded_is_told(tmp_path, monkeypatch):
     """In the loader's words, of a library that is not there and of one that is no library; one that loads has none."""
     (tmp_path / "capi").mkdir()
     library = tmp_path / "capi" / "libonnxruntime_providers_cuda.so"
-    monkeypatch.setattr(runtime, "onnx_runtime", lambda: SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(session, "onnx_runtime", lambda: SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
 
     assert unloadable(CUDA) == f"{library}: cannot open shared object file: No such file or directory"
     library.write_text("torn")
@@ -263,7 +270,7 @@ LIMITED = """
 import sys
 import numpy as np
 import onnxruntime
-from model_handlers.onnx.runtime import translated
+from model_handlers.onnx.session import translated
 memory = onnxruntime.OrtMemoryInfo("Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT)
 onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(1 << 20, 1, -1, -1))
 options = onnxruntime.SessionOptions()

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from model_handlers.errors import MmeError
-from model_handlers.onnx.runtime import onnx_runtime
+from model_handlers.onnx.session import onnx_runtime
 from model_handlers.system import heap
 from model_handlers.tensor import FP32
 from serve.request import InferenceRequest, Layout

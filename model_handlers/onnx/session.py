@@ -1,30 +1,146 @@
-"""How a session runs: threads, optimisation, memory; from a configuration's parameters, as Triton's backend names them.
+"""ONNX Runtime, in the one module that imports it: how a session is made and runs, and what its exceptions say.
 
-Pure but for a look at the processors.
+Options are named as Triton's backend names them. Called on load threads; `translated` on any.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
-from pathlib import PurePosixPath
+import os
+import re
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_handlers.config.parameters import integer, warn_of_unknown
-from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.onnx.runtime import CPU_PROVIDER, CUDA_PROVIDER, FATAL, GPU_LIMIT, onnx_runtime
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.framework_errors import ONNX_RUNTIME
+from model_handlers.system.system_limits import prove_room
 from model_handlers.system.threads import processors, take_threads
+from model_handlers.tensor import BY_NAME
+from model_handlers.tensorrt.engine import tensorrt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from model_handlers.base import Device
+    from model_handlers.config.autocomplete import GraphTensor
     from model_handlers.config.model_config import Accelerator, ModelConfig
     from model_handlers.system.threads import Threads
 
     Provider = tuple[str, dict[str, str]]
+
+
+FATAL = 4  # ONNX Runtime's number for it
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+_LIMIT = re.compile(r"Available memory of (\d+) is smaller than requested bytes of (\d+)")  # of an arena
+GPU_LIMIT = "gpu_mem_limit"
+# It is wrapped in the place in the sources, the machine's name, and the option by which it was met.
+_HOST_NAME = re.compile(r"hostname=[^;]*(; )?")
+_CUDA_FAILURE = re.compile(r"CUDA failure \d+: [^;]*[^; ]")
+
+
+@functools.cache
+def onnx_runtime() -> Any:
+    """The framework, imported when the first model needs it. Raises UNSUPPORTED where it is not installed."""
+    # From 1.29 on, the official builds report sessions to their maker, from a database in the home directory, unless
+    # this is set before the import.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import onnxruntime  # noqa: PLC0415 - optional: only a machine that serves ONNX models has it
+    except ImportError as error:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            "ONNX models need ONNX Runtime, which is not installed; run `pip install onnxruntime` "
+            "(or `onnxruntime-gpu[cuda,cudnn]` on a machine with a GPU, never both)",
+        ) from error
+    # Fatal ones only: errors come as exceptions, warnings fill CloudWatch, and either would be lines that are no JSON.
+    onnxruntime.set_default_logger_severity(FATAL)
+    return onnxruntime
+
+
+@functools.cache
+def preload_cuda(runtime: Any) -> None:
+    """CUDA and cuDNN may lie in wheels, where the loader does not look; what is loaded already, the provider finds."""
+    runtime.preload_dlls()
+
+
+@functools.cache
+def preload_tensorrt() -> None:
+    """TensorRT may lie in wheels as well, which load its libraries when they are imported."""
+    with contextlib.suppress(MmeError):  # it may be where the loader looks: the provider tells
+        tensorrt("TensorRT")
+
+
+def unloadable(provider: str) -> str:
+    """What keeps the library of a provider from being loaded, "" for nothing: ONNX Runtime only logs it."""
+    name = provider.removesuffix("ExecutionProvider").lower()
+    library = Path(onnx_runtime().__file__).parent / "capi" / f"libonnxruntime_providers_{name}.so"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def create_session(path: Path, options: Any, model: str, providers: list[Any] | None = None) -> Any:
+    """A session over the file `path`, on the CPU if no providers are named."""
+    runtime = onnx_runtime()
+    parallel = options.execution_mode == runtime.ExecutionMode.ORT_PARALLEL
+    between = options.inter_op_num_threads if parallel else 1
+    prove_room(options.intra_op_num_threads + between - 2, f"worker of '{model}'")  # it would hang
+    wanted = providers or [CPU_PROVIDER]
+    try:
+        return runtime.InferenceSession(str(path), options, providers=wanted, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime raises a dozen unrelated classes, some of them plain RuntimeError
+        limited = any(GPU_LIMIT in each[1] for each in wanted if not isinstance(each, str))
+        raise session_failure(error, model, others=len(wanted) > 1, limited=limited) from error
+
+
+def session_failure(error: Exception, model: str, *, others: bool, limited: bool = False) -> MmeError:
+    """Why there is no session: what is wrong with a model has a class of its own, what drivers and libraries say not.
+
+    `others`: it was to have another provider than the CPU's, which asks those; `limited`: see `translated`.
+    """
+    failure = translated(error, model, loading=True, limited=limited)
+    if not others or type(error) is not RuntimeError or failure.kind is not Kind.INVALID_MODEL:
+        return failure
+    words = _words(error)
+    found = _CUDA_FAILURE.search(words)
+    return MmeError(
+        Kind.UNAVAILABLE,
+        f"ONNX Runtime can't start a provider for model '{model}' ({found[0] if found else words}); check its options, "
+        "and that the driver, CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu",
+    )
+
+
+def translated(error: Exception, model: str, *, loading: bool, limited: bool = False) -> MmeError:
+    """The exception as ours; it carries no code for memory: the words of ONNX Runtime's allocator are all there is.
+
+    `limited` tells whether the model has an arena on a GPU with a limit of its own.
+    """
+    words = _words(error)
+    beyond = None if ONNX_RUNTIME.is_full(error) else _LIMIT.search(words)
+    if beyond is not None and not limited:
+        return out_of_memory(
+            f"model '{model}' ran out of memory: it needs {int(beyond[2]) / 1e6:.1f} MB more, and what executes in the "
+            f"server's process has {int(beyond[1]) / 1e6:.1f} MB left of the memory budget; send less at a time, or "
+            "raise MME_MEMORY_BUDGET"
+        )
+    if beyond is not None:  # more memory for all would be no help
+        words += "; the model's own limit, gpu_mem_limit, leaves no more: raise it, or send less at a time"
+    if loading and type(error).__name__ == "InvalidProtobuf":
+        words += "; the file is no ONNX model, or was cut off: export it, or copy it, anew"
+    return ONNX_RUNTIME.error(error, model, words, loading=loading)
+
+
+def _words(error: Exception) -> str:
+    # Of CUDA's failures all but the machine's name, which is no client's business.
+    return _HOST_NAME.sub("", " ".join(str(error).split()))
 
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -40,7 +156,7 @@ _IDENTITY = (
 
 @functools.lru_cache(maxsize=1)  # the arena registered last is the one that sessions get
 def share_arena(limit: int) -> None:
-    """Have sessions made from now on in this process share an arena of at most `limit` bytes, their weights among them.
+    """Have sessions made from now on in this process share an arena of at most `limit` bytes, weights included.
 
     Sessions ask for it by `USES_SHARED`.
     """
@@ -93,11 +209,7 @@ _OFF = ("0", "false", "False")
 
 
 def providers(config: ModelConfig, device: Device) -> list[Provider]:
-    """Providers with their options, the most wanted first; what none of them can compute the last one does.
-
-    Raises:
-        MmeError: INVALID_MODEL for an accelerator or an option that does not exist.
-    """
+    """Providers with their options, the most wanted first; what none of them can compute the last one does."""
     if device.kind == "cpu":
         return [*(_on_cpu(each, config.name) for each in config.cpu_accelerators), (CPU_PROVIDER, {})]
     found: list[Provider] = []
@@ -120,7 +232,7 @@ def _on_cpu(accelerator: Accelerator, model: str) -> Provider:
 
 
 def _cuda(config: ModelConfig, device: Device, given: Mapping[str, str]) -> dict[str, str]:
-    """Options of the CUDA provider. Memory grows by what is asked for: doubling it would waste what models share."""
+    # Memory grows by what is asked for: doubling it would waste what models share.
     options = {
         "device_id": str(device.index),
         "arena_extend_strategy": _EXTENSIONS[integer(config, "arena_extend_strategy", 1, range(2))],
@@ -133,7 +245,7 @@ def _cuda(config: ModelConfig, device: Device, given: Mapping[str, str]) -> dict
 
 
 def _check_parameters(accelerator: Accelerator, model: str) -> None:
-    """Refuse what would end the process, answer a request with another's inputs, or go where nobody counts it."""
+    # What would end the process, answer a request with another's inputs, or take memory that is not counted.
     for key, value in accelerator.parameters.items():
         if key == "device_id":
             reason = "which GPU is said by instance_group"
@@ -149,7 +261,6 @@ def _check_parameters(accelerator: Accelerator, model: str) -> None:
 
 
 def _tensorrt(accelerator: Accelerator, device: Device, model: str) -> dict[str, str]:
-    """Options of the TensorRT provider."""
     options = {"device_id": str(device.index)}
     for key, value in accelerator.parameters.items():
         if key == "precision_mode":
@@ -177,11 +288,7 @@ def _unknown(field: str, name: str, known: Sequence[str], model: str) -> MmeErro
 
 
 def check_available(wanted: Sequence[Provider], available: Sequence[str], model: str) -> None:
-    """Refuse a provider that the installed ONNX Runtime was built without.
-
-    Raises:
-        MmeError: UNAVAILABLE, naming it.
-    """
+    """Refuse a provider that the installed ONNX Runtime was built without. Raises UNAVAILABLE, naming it."""
     for name, _ in wanted:
         if name not in available:
             raise MmeError(
@@ -197,11 +304,7 @@ _ADVICE = {OPENVINO_PROVIDER: "serve the model by backend 'openvino', which read
 def check_providers(
     wanted: Sequence[Provider], got: Sequence[str], model: str, device: Device, why: Callable[[str], str]
 ) -> None:
-    """Refuse a session that computes without a provider it was to have; `why` tells what keeps one from being loaded.
-
-    Raises:
-        MmeError: UNAVAILABLE, naming it.
-    """
+    """Refuse a session without a provider it was to have; `why` tells what keeps one from being loaded."""
     missing = next((name for name, _ in wanted if name not in got), "")
     if missing:
         reason = f" ({found})" if (found := why(missing)) else ""
@@ -230,29 +333,20 @@ _PARAMETERS = frozenset(
 
 
 def session_threads(config: ModelConfig, threads: int) -> Threads:
-    """Threads for a session that computes on so many, or as its configuration says.
-
-    Raises:
-        MmeError: INVALID_MODEL for a parameter that is no such number, UNAVAILABLE where there are not so many.
-    """
+    """Threads for a session that computes on so many, or as its configuration says."""
     parameter = next((name for name in _THREADS if integer(config, name, 0, range(1025))), "")
     within = integer(config, _WITHIN, 0, range(1025)) or threads
     return take_threads(within + (_between(config) - 1 if parameter else 0), config.name, parameter)
 
 
 def _between(config: ModelConfig) -> int:
-    """On how many threads operators are executed side by side."""
     # With one thread between operators ONNX Runtime would run them one after the other, whatever the mode.
     usual = processors() if integer(config, _MODE, 0, range(2)) else 1
     return integer(config, _BETWEEN, 0, range(1025)) or usual
 
 
 def session_options(config: ModelConfig, threads: int) -> Any:
-    """The options of a session of this model, which computes on `threads` threads unless the configuration says more.
-
-    Raises:
-        MmeError: INVALID_MODEL for a parameter that is no such number.
-    """
+    """The options of a session, which computes on `threads` threads unless the configuration says more."""
     runtime = onnx_runtime()
     warn_of_unknown(config, _PARAMETERS, "ONNX models", "mme.onnx")
     options = runtime.SessionOptions()
@@ -276,9 +370,6 @@ def register_operations(options: Any, config: ModelConfig, model_file: Path) -> 
 
     A library is code: only files of the model's own folder are loaded, beside the model or its configuration, never a
     path elsewhere or a name that the system would search for.
-
-    Raises:
-        MmeError: INVALID_MODEL for a name outside of the folder, a file that is not there, or no such library.
     """
     for name in config.op_libraries:
         subject = f"model '{config.name}': model_operations.op_library_filename '{name[:_SHOWN]}'"
@@ -296,11 +387,7 @@ def register_operations(options: Any, config: ModelConfig, model_file: Path) -> 
 
 
 def graph_level(config: ModelConfig) -> str:
-    """How far the graph is optimised, by ONNX Runtime's name for it.
-
-    Raises:
-        MmeError: INVALID_MODEL for a level that does not exist.
-    """
+    """How far the graph is optimised, by ONNX Runtime's name for it."""
     level = integer(config, "level", config.optimization_level, range(-1, 3))
     if level not in _GRAPH_LEVELS:
         raise invalid_model(f"model '{config.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
@@ -315,3 +402,46 @@ def run_options(config: ModelConfig) -> Any:
     options = onnx_runtime().RunOptions()
     options.add_run_config_entry(SHRINKAGE, arenas)
     return options
+
+
+_TYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+
+def signature(session: Any, model: str) -> tuple[list[GraphTensor], list[GraphTensor]]:
+    """The inputs and outputs of a session. ONNX Runtime shows a tensor of unknown rank like a scalar."""
+    return (
+        [_graph_tensor(node, model) for node in session.get_inputs()],
+        [_graph_tensor(node, model) for node in session.get_outputs()],
+    )
+
+
+def firsts(session: Any) -> dict[str, str]:
+    """The tensors of a session whose first dimension has a name."""
+    nodes = (*session.get_inputs(), *session.get_outputs())
+    return {node.name: node.shape[0] for node in nodes if node.shape and isinstance(node.shape[0], str)}
+
+
+def _graph_tensor(node: Any, model: str) -> GraphTensor:
+    type_name = _TYPES.get(node.type)
+    if type_name is None:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{model}': tensor '{node.name}' has ONNX type {node.type}, which can't be sent over the protocol; "
+            "export the model with plain tensors (with skl2onnx: zipmap=False)",
+        )
+    shape = tuple(dim if isinstance(dim, int) and dim > 0 else -1 for dim in node.shape)
+    return (node.name, BY_NAME[type_name], shape)
