@@ -118,7 +118,7 @@ def _onnx(folder: Path) -> Compute:
 
 
 def _openvino(folder: Path) -> Compute:
-    from model_handlers.openvino.runtime import core, openvino, read_model  # noqa: PLC0415
+    from model_handlers.openvino import core, openvino, read_model  # noqa: PLC0415
 
     _onnx_file(folder / "source.onnx")
     openvino().save_model(read_model(folder / "source.onnx", "bare"), folder / "model.xml", compress_to_fp16=False)

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper, save
 from model_handlers.base import CPU
 from model_handlers.config.model_config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.openvino import OpenvinoHandler, runtime
+from model_handlers.openvino import OpenvinoHandler, core
+from model_handlers.openvino import openvino as framework
 from model_handlers.system import devices, heap
 from model_handlers.tensor import BYTES, FP16, FP32, TensorSpec
 from tests.cgroups import few_tasks
@@ -382,7 +383,7 @@ def test_missing_or_cut_weights_are_one_sentence(load, save_model):
 
 def test_nobody_is_told_that_the_framework_is_used(tmp_path):
     """Importing OpenVINO by itself reports to its maker, and notes in the home directory that it did; ours does not."""
-    program = "from model_handlers.openvino.runtime import core; print(core().available_devices)"
+    program = "from model_handlers.openvino import core; print(core().available_devices)"
     said = subprocess.check_output(
         [sys.executable, "-c", program], env={**os.environ, "HOME": str(tmp_path)}, text=True
     )
@@ -394,13 +395,13 @@ def test_nobody_is_told_that_the_framework_is_used(tmp_path):
 def test_without_the_framework_the_sentence_names_the_extra(monkeypatch):
     """Where OpenVINO is not installed it is said what to install."""
     monkeypatch.setitem(sys.modules, "openvino", None)
-    runtime.openvino.cache_clear()
-    runtime.core.cache_clear()
+    framework.cache_clear()
+    core.cache_clear()
     with pytest.raises(MmeError, match=r"run `pip install 'mme\[openvino\]'`") as caught:
         OpenvinoHandler.prepare(ModelConfig("m"), None)
 
     assert caught.value.kind is Kind.UNSUPPORTED
-    runtime.openvino.cache_clear()
+    framework.cache_clear()
 
 
 # Joins the group that is named first, and loads the file behind it.
