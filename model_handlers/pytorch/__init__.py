@@ -1,4 +1,4 @@
-"""PyTorch's models: `handler` is what the engine sees, `runtime` alone imports the framework."""
+"""PyTorch's models."""
 
 from model_handlers.pytorch.handler import CodeHandler, Pt2Handler, TorchHandler
 

@@ -1,11 +1,8 @@
 """PyTorch models: TorchScript, exported programs, AOTInductor packages and code with weights, on CPU or GPU.
 
-PyTorch holds the GIL while it loads, and programs of torch.export hold it between their operators, so each instance
-has a process of its own, forked from one that has imported PyTorch; on a GPU all models share one, and its CUDA
-context. With `MME_PLACEMENT: inline` all instances on a device share one model in the serving process; another model's
-load then halts every model for its time.
-
-Called by load threads (`autocomplete`, `load`, `close`) and by whoever executes (`execute`).
+PyTorch holds the GIL while it loads, and exported programs hold it between their operators, so each instance has a
+process of its own, forked from one that has imported PyTorch; on a GPU all models share one, and its CUDA context. With
+`MME_PLACEMENT: inline` all instances on a device share one model in the serving process, which halts during a load.
 """
 
 from __future__ import annotations
@@ -16,15 +13,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.base import Handler, Placement
+from model_handlers.config.autocomplete import complete, given_to
 from model_handlers.config.model_config import all_outputs
 from model_handlers.config.parameters import integer, switch, warn_of_unknown
 from model_handlers.config.validate import normalise
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.pytorch.programs import (
     Code,
     Format,
+    bound,
     check_declared,
+    check_given,
     load_program,
+    position,
     recognise,
     shared_program,
     weights_of,
@@ -42,7 +43,6 @@ from model_handlers.pytorch.runtime import (
     to_tensor,
     translated,
 )
-from model_handlers.pytorch.signature import arguments, completed, places
 from model_handlers.system.threads import default_threads
 from model_handlers.tensor import BYTES
 
@@ -51,9 +51,77 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
+    from model_handlers.config.autocomplete import GraphTensor
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.pytorch.programs import Program
-    from model_handlers.tensor import Array
+    from model_handlers.pytorch.programs import Program, Slot
+    from model_handlers.tensor import Array, TensorSpec
+
+
+def completed(config: ModelConfig, program: Program) -> ModelConfig:
+    """The configuration with what the program tells of inputs and outputs, which must agree with it."""
+    if program.tensors is None:
+        if not (config.inputs and config.outputs):
+            raise _incomplete(config, program)
+        return normalise(config)
+    inputs, outputs = program.tensors
+    return complete(
+        config,
+        _as_declared("input", given_to(config), program.arguments or (), inputs, config.name),
+        _as_declared("output", all_outputs(config), program.results or (), outputs, config.name),
+    )
+
+
+def _as_declared(
+    what: str, specs: Sequence[TensorSpec], slots: Sequence[Slot], tensors: list[GraphTensor], model: str
+) -> list[GraphTensor]:
+    names = {place: spec.name for place, spec in zip(bound(what, specs, slots, model), specs, strict=True)}
+    return [(names.get(place, name), kind, shape) for place, (name, kind, shape) in enumerate(tensors)]
+
+
+def _incomplete(config: ModelConfig, program: Program) -> Exception:
+    inputs = program.arguments if program.arguments is not None else ()
+    outputs = program.results if program.results is not None else ()
+    takes = ", ".join(slot.name for slot in inputs) or "a dictionary"
+    gives = ", ".join(slot.name for slot in outputs) or "what only an execution tells"
+    lacks = " and ".join(field for field, specs in (("input", config.inputs), ("output", config.outputs)) if not specs)
+    return invalid_model(
+        f"model '{config.name}' keeps names alone, neither types nor shapes (it takes {takes} and returns {gives}), "
+        f"and its configuration has no {lacks}: write into config.pbtxt, for each of them, "
+        f'input [ {{ name: "{inputs[0].name if inputs else "INPUT__0"}" data_type: TYPE_FP32 dims: [ -1 ] }} ] and '
+        f'output [ {{ name: "{outputs[0].name if outputs else "OUTPUT__0"}" data_type: TYPE_FP32 dims: [ -1 ] }} ]'
+    )
+
+
+def arguments(config: ModelConfig, program: Program) -> list[tuple[TensorSpec, str]]:
+    """For each input the argument that it is. Raises INVALID_MODEL where they can't be matched."""
+    slots, specs = program.arguments, given_to(config)
+    if slots is None:
+        return [(spec, spec.name) for spec in specs]
+    found = bound("input", specs, slots, config.name)
+    check_given(specs, found, slots, config.name)
+    chosen = [slots[place] for place in found]
+    _check_strings("input", specs, chosen, config.name)
+    return [(spec, slot.name) for spec, slot in zip(specs, chosen, strict=True)]
+
+
+def places(config: ModelConfig, program: Program) -> dict[str, int]:
+    """For each output its place among the results, where those have an order."""
+    slots, specs = program.results, all_outputs(config)
+    if slots is None:
+        return {spec.name: position(spec.name, index) for index, spec in enumerate(specs)}
+    found = bound("output", specs, slots, config.name)
+    _check_strings("output", specs, [slots[place] for place in found], config.name)
+    return {spec.name: place for spec, place in zip(specs, found, strict=True)}
+
+
+def _check_strings(what: str, specs: Sequence[TensorSpec], slots: Sequence[Slot], model: str) -> None:
+    for spec, slot in zip(specs, slots, strict=True):
+        if slot.strings is not None and slot.strings != (spec.data_type is BYTES):
+            kind = "a list of strings, TYPE_STRING" if slot.strings else "a tensor, which TYPE_STRING can't be"
+            raise invalid_model(
+                f"unable to load model '{model}', configuration expects datatype {spec.data_type.config_name} for "
+                f"{what} '{spec.name}', model provides {kind}"
+            )
 
 
 _KNOWN = (
@@ -105,11 +173,7 @@ class Options:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Options:
-        """What a configuration asks for.
-
-        Raises:
-            MmeError: INVALID_MODEL for a parameter that is not what it should be.
-        """
+        """What a configuration asks for. Raises INVALID_MODEL for a parameter that is not what it should be."""
         warn_of_unknown(config, _KNOWN, "PyTorch models", "mme.pytorch", _WITHOUT_EFFECT)
         return cls(
             switch(config, "INFERENCE_MODE", default=True),
@@ -131,11 +195,7 @@ class Options:
 
 
 def sets_process(config: ModelConfig) -> bool:
-    """Whether a configuration sets what all models of a process have in common.
-
-    Raises:
-        MmeError: INVALID_MODEL for a parameter that is not what it should be.
-    """
+    """Whether a configuration sets what all models of a process have in common."""
     return (
         switch(config, "DISABLE_CUDNN", default=False)
         or any(integer(config, key, 0, _THREADS) for key in _THREADS_BETWEEN)
@@ -144,11 +204,7 @@ def sets_process(config: ModelConfig) -> bool:
 
 
 def set_up_process(torch: Any, config: ModelConfig, model_file: Path) -> None:
-    """Threads and the switches of TorchScript's interpreter.
-
-    Raises:
-        MmeError: INVALID_MODEL for a parameter that is not what it should be.
-    """
+    """Threads and the switches of TorchScript's interpreter."""
     within = integer(config, "INTRA_OP_THREAD_COUNT", 0, _THREADS) or integer(config, "NUM_THREADS", 0, _THREADS)
     between = next((count for key in _THREADS_BETWEEN if (count := integer(config, key, 0, _THREADS))), 0)
     torch.set_num_threads(within or default_threads(model_file))
@@ -262,7 +318,6 @@ class TorchHandler(Handler):
             give_back(self._device)
 
     def _values(self, torch: Any, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """What the model is called with, by argument, on its device."""
         return {
             argument: to_strings(inputs[spec.name], spec, self.config.name)
             if spec.data_type is BYTES
@@ -272,13 +327,12 @@ class TorchHandler(Handler):
         }
 
     def _given(self, inputs: Mapping[str, Array]) -> str:
-        """What the model was called with: neither TorchScript nor anybody else tells what it can take."""
+        # Neither TorchScript nor the error tells what the model can take.
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
         first = "the first of them the batch" if self.config.max_batch_size else "none of them added for a batch"
         return f"; it was given {shapes}, whose dimensions are those of config.pbtxt, {first}"
 
     def _taken(self, torch: Any, result: Any, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """The outputs asked for, out of what the model returned."""
         rows = next((len(array) for array in inputs.values()), None) if self.config.max_batch_size > 0 else None
         named = dict(enumerate(result)) if isinstance(result, list) else result
         arrays = []

@@ -1,12 +1,18 @@
 """Loaded models of PyTorch's formats and of code, behind one face: what they take and give, and how they are called.
 
-Loaded on load threads, called on the threads that execute.
+Which input of a configuration is which argument, and which output which result, by Triton's rules: TorchScript has
+names for arguments and none for results; an exported program has both only inside. So a name is, for all inputs alike:
+
+1. a name that the model knows: forward's argument, a key of its dictionary, `ARGS[0]`, `KWARGS[x]`, `RESULT[0]`;
+2. or anything with a position behind it: `INPUT__0`, `OUTPUT__1`;
+3. or, where there are as many as the model has, anything: the order of the configuration counts.
 """
 
 from __future__ import annotations
 
+import re
 import zipfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from threading import Lock
@@ -15,7 +21,6 @@ from weakref import WeakValueDictionary
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.python.imports import ImportedFile, free_name
-from model_handlers.pytorch.names import Slot
 from model_handlers.pytorch.runtime import data_type, never_unpickling, pytorch, translated
 from model_handlers.system.disk import identity_of
 
@@ -24,14 +29,94 @@ if TYPE_CHECKING:
 
     from model_handlers.config.autocomplete import GraphTensor
     from model_handlers.config.model_config import ModelConfig
+    from model_handlers.tensor import TensorSpec
+
+
+_POSITION = re.compile(r".*__(\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for a tensor: an argument or a result.
+
+    Attributes:
+        required: whether it must be given.
+        strings: whether it is a list of strings; None where that is unknown.
+        scalar: the Python type of an argument that is no tensor: "int", "float" or "bool", else "".
+        given: whether it must be there though it may be None.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    required: bool = True
+    strings: bool | None = None
+    scalar: str = ""
+    given: bool = False
+
+    @property
+    def names(self) -> set[str]:
+        """All its names."""
+        return {self.name, *self.aliases}
+
+
+def bound(what: str, specs: Sequence[TensorSpec], slots: Sequence[Slot], model: str) -> list[int]:
+    """For each spec the position of its slot; `what` is "input" or "output"."""
+    positions = _by_name(specs, slots)
+    if positions is None:
+        positions = _by_position(what, specs, slots, model)
+    if positions is None and len(specs) == len(slots):
+        positions = list(range(len(slots)))
+    if positions is None:
+        raise invalid_model(
+            f"model '{model}' has {len(slots)} {what}s{_shown(slots)} and its configuration {len(specs)} "
+            f"({', '.join(spec.name for spec in specs)}), whose names fit none of them: use the model's own names, or "
+            f"{what.upper()}__0, {what.upper()}__1, …"
+        )
+    return positions
+
+
+def check_given(specs: Sequence[TensorSpec], positions: Sequence[int], slots: Sequence[Slot], model: str) -> None:
+    """Every argument that a model can't do without is declared. Raises INVALID_MODEL, naming those that are not."""
+    left = [slot.name for index, slot in enumerate(slots) if slot.required and index not in positions]
+    if left:
+        raise invalid_model(
+            f"model '{model}' takes {len(slots)} inputs{_shown(slots)} and its configuration declares {len(specs)}: "
+            f"declare {', '.join(left)} too"
+        )
+
+
+def position(name: str, otherwise: int) -> int:
+    """The position that a name ends with, `otherwise` where it does not."""
+    match = _POSITION.fullmatch(name)
+    return otherwise if match is None else int(match.group(1))
+
+
+def _by_name(specs: Sequence[TensorSpec], slots: Sequence[Slot]) -> list[int] | None:
+    where = {name: index for index, slot in enumerate(slots) for name in slot.names}
+    positions = [where.get(spec.name, -1) for spec in specs]
+    return None if -1 in positions or len(set(positions)) < len(positions) else positions
+
+
+def _by_position(what: str, specs: Sequence[TensorSpec], slots: Sequence[Slot], model: str) -> list[int] | None:
+    matches = [_POSITION.fullmatch(spec.name) for spec in specs]
+    positions = [int(match.group(1)) for match in matches if match is not None]
+    if len(positions) < len(specs) or len(set(positions)) < len(positions):
+        return None
+    for spec, position in zip(specs, positions, strict=True):
+        if position >= len(slots):
+            raise invalid_model(
+                f"model '{model}' has no {what} of position {position}, which the name '{spec.name}' asks for: it has "
+                f"{len(slots)}{_shown(slots)}"
+            )
+    return positions
+
+
+def _shown(slots: Sequence[Slot]) -> str:
+    return f" ({', '.join(slot.name for slot in slots)})" if slots else ""
 
 
 class Code:
-    """A module made by its author's code. Its arguments are the configuration's inputs, in their order.
-
-    Raises:
-        MmeError: INVALID_MODEL for code without such a class, or that fails; OUT_OF_MEMORY.
-    """
+    """A module made by its author's code. Its arguments are the configuration's inputs, in their order."""
 
     arguments = None
     results = None
@@ -63,11 +148,7 @@ class Code:
 
 
 def check_declared(config: ModelConfig) -> None:
-    """Code tells nothing of inputs and outputs, and is not run to learn more.
-
-    Raises:
-        MmeError: INVALID_MODEL where the configuration does not, either.
-    """
+    """Refuse a configuration that declares nothing: code tells no inputs and outputs, and is not run to learn more."""
     if not (config.inputs and config.outputs):
         raise invalid_model(
             f"model '{config.name}' is code, which tells neither inputs nor outputs: declare both in config.pbtxt, in "
@@ -108,11 +189,7 @@ class Format(Enum):
 
 
 def recognise(path: Path, model: str) -> Format:
-    """The format of a file.
-
-    Raises:
-        MmeError: INVALID_MODEL for what is none of them, a pickle without the code that it is of, or a zip bomb.
-    """
+    """The format of a file. Refuses a pickle without the code that it is of, and a zip bomb."""
     if path.suffix == _CODE:
         return Format.CODE
     try:
@@ -202,11 +279,7 @@ class Program(Protocol):
 
 
 def load_program(path: Path, form: Format, device: Any, model: str) -> Program:
-    """Load a file on a device (None for the CPU).
-
-    Raises:
-        MmeError: INVALID_MODEL, OUT_OF_MEMORY.
-    """
+    """Load a file on a device (None for the CPU). Raises INVALID_MODEL, OUT_OF_MEMORY."""
     made: dict[Format, Any] = {
         Format.SCRIPT: Script,
         Format.EXPORTED: Exported,
@@ -228,7 +301,7 @@ _sharing = Lock()
 
 
 def shared_program(path: Path, form: Format, device: Any, model: str) -> Program:
-    """The same, once for all in this process that ask for this very file on this device while anybody holds it."""
+    """The same, once for all in this process that ask for this very file on this device while one is in use."""
     key = (str(path), identity_of(path.stat()), str(device))
     with _sharing:
         program = _shared.get(key)
@@ -251,7 +324,6 @@ class Script:
         self.results = _results(schema.returns[0].type) if schema.returns else ()
 
     def _told(self, values: dict[str, Any]) -> list[Slot]:
-        """The arguments that are not left to forward's own defaults."""
         return [slot for slot in self.arguments or () if slot.given or slot.name in values]
 
     def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
@@ -267,7 +339,6 @@ class Script:
 
 
 def _kind(kind: Any) -> str:
-    """The outermost word of a type, of Tensor and List[str] the whole."""
     text = str(kind.annotation_str)
     return text if text in {"Tensor", "List[str]"} else text.partition("[")[0]
 
@@ -290,11 +361,6 @@ def _argument(argument: Any, model: str) -> Slot:
 
 
 def _taken(slot: Slot, values: dict[str, Any]) -> Any:
-    """An argument as forward takes it: the only element of a tensor, where that is a number of Python's.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for several elements, or for one of another kind.
-    """
     value = values.get(slot.name)
     if not slot.scalar or value is None:
         return value
@@ -374,14 +440,13 @@ class Compiled:
 
 
 def _steps(tree: Any, spec: Any) -> list[list[int | str]]:
-    """For each tensor of nested arguments or results the keys and indices that lead to it."""
     nested = tree.tree_unflatten(range(spec.num_leaves), spec)
     paths = [path for path, _ in tree.tree_flatten_with_path(nested)[0]]
     return [[getattr(step, "key", getattr(step, "idx", 0)) for step in path] for path in paths]
 
 
 def _arguments(tree: Any, spec: Any, names: Sequence[str]) -> tuple[Slot, ...]:
-    """Arguments by the keys of dictionaries that they lie in, by `names` where there are some, by `ARGS[i]`."""
+    # By the keys of dictionaries that they lie in, by `names` where there are some, by `ARGS[i]`.
     slots = []
     for index, (where, *steps) in enumerate(_steps(tree, spec)):  # of (args, kwargs)
         alias = f"{'KWARGS' if where else 'ARGS'}{_brackets(steps)}"
@@ -391,7 +456,6 @@ def _arguments(tree: Any, spec: Any, names: Sequence[str]) -> tuple[Slot, ...]:
 
 
 def _named_results(tree: Any, spec: Any) -> tuple[Slot, ...]:
-    """Results by the keys of dictionaries that they lie in, by their position otherwise."""
     slots = []
     for index, steps in enumerate(_steps(tree, spec)):
         key = steps[-1] if steps and isinstance(steps[-1], str) else f"OUTPUT__{index}"
@@ -400,7 +464,7 @@ def _named_results(tree: Any, spec: Any) -> tuple[Slot, ...]:
 
 
 def _distinct(slots: list[Slot]) -> tuple[Slot, ...]:
-    """Two dictionaries may have the same keys; then the way to get there is the name."""
+    # Two dictionaries may have the same keys; then the way to get there is the name.
     names = [slot.name for slot in slots]
     return tuple(replace(slot, name=slot.aliases[0]) if names.count(slot.name) > 1 else slot for slot in slots)
 
@@ -423,7 +487,6 @@ def _facts(slots: Sequence[Slot], values: Sequence[Any], model: str) -> list[Gra
 
 
 def _spread(tree: Any, spec: Any, slots: Sequence[Slot], module: Any, values: dict[str, Any]) -> list[Any]:
-    """Call a module with the tensors where its arguments have them: its results, flat."""
     args, kwargs = tree.tree_unflatten([values.get(slot.name) for slot in slots], spec)
     results: list[Any] = tree.tree_flatten(module(*args, **kwargs))[0]
     return results

@@ -1,4 +1,4 @@
-"""PyTorch itself: the one module that imports it, and its exceptions as ours.
+"""PyTorch itself: the one module that imports it, tensors to and from arrays, and its exceptions as ours.
 
 Called on load threads and in fork servers; `translated` on any.
 """
@@ -43,11 +43,7 @@ def to_tensor(torch: Any, array: Array, spec: TensorSpec, device: Any) -> Any:
 
 
 def to_strings(array: Array, spec: TensorSpec, model: str) -> list[str]:
-    """An input of strings, row by row.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT where one is no UTF-8.
-    """
+    """An input of strings, row by row. Raises INVALID_ARGUMENT where one is no UTF-8."""
     try:
         return [element.decode() for element in array.ravel().tolist()]
     except UnicodeDecodeError as error:
@@ -57,11 +53,7 @@ def to_strings(array: Array, spec: TensorSpec, model: str) -> list[str]:
 
 
 def from_result(torch: Any, result: Any, spec: TensorSpec, rows: int | None, model: str) -> Array:
-    """A result as the array of an output; `rows` are those of the batch, None where the model has no batches.
-
-    Raises:
-        MmeError: EXECUTION_FAILED where it is no tensor, or one of another type than declared.
-    """
+    """A result as the array of an output; `rows` are those of the batch, None where the model has no batches."""
     found: DataType | None = None
     array: Array | None = None
     if isinstance(result, (list, tuple)) and all(isinstance(element, str) for element in result):
@@ -86,7 +78,7 @@ def _kind(torch: Any, result: Any) -> str:
 
 
 def _strings(strings: Sequence[str], spec: TensorSpec, rows: int | None) -> Array:
-    """A list has one dimension: the shape is the output's, where the strings fill it."""
+    # A list has one dimension: the shape is the output's, where the strings fill it.
     array = np.empty(len(strings), dtype=np.object_)
     array[:] = [text.encode() for text in strings]
     try:
@@ -104,11 +96,7 @@ _one_at_a_time = threading.Lock()
 
 @functools.cache
 def pytorch() -> Any:
-    """The framework, imported when the first model needs it.
-
-    Raises:
-        MmeError: UNSUPPORTED where it is not installed.
-    """
+    """The framework, imported when the first model needs it. Raises UNSUPPORTED where it is not installed."""
     try:
         import torch  # noqa: PLC0415 - optional, and a second of import
     except ImportError as error:
@@ -132,11 +120,7 @@ def built_for_cuda() -> bool:
 
 
 def cuda_device(index: int, model: str) -> Any:
-    """PyTorch's own for a GPU, which it has begun to use.
-
-    Raises:
-        MmeError: UNAVAILABLE where it can't; OUT_OF_MEMORY.
-    """
+    """PyTorch's own for a GPU, which it has begun to use. Raises UNAVAILABLE where it can't; OUT_OF_MEMORY."""
     torch = pytorch()
     try:
         torch.cuda.init()
