@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.system.disk import replacing
-from model_handlers.tensorrt.runtime import installed, last_words, make_logger, require_driver, tensorrt
+from model_handlers.tensorrt.engine import installed, last_words, make_logger, require_driver, tensorrt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,11 +31,9 @@ class BuildOptions:
 
     Attributes:
         profiles: each: input → smallest, best and largest shape.
-        fp16, int8: precisions to compute in.
         workspace: bytes that building may take on the GPU, 0 for all.
         timing_cache: a file that remembers what was measured; None for none.
         level: how hard it is tried, None for the builder's own idea.
-        version_compatible, hardware_compatible: what else the engine is to run on.
         builder: `TensorRT` or `TensorRT-RTX`; "" for whichever is installed.
     """
 
@@ -51,11 +49,7 @@ class BuildOptions:
 
 
 def profiles_of(smallest: Sequence[str], best: Sequence[str], largest: Sequence[str]) -> tuple[dict[str, Range], ...]:
-    """Profiles out of texts, one of each kind for each profile; where a kind is missing, the nearest stands for it.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for text that is no shapes, or ranges that end before they begin.
-    """
+    """Profiles out of texts, one of each kind for each profile; where a kind is missing, the nearest stands for it."""
     count = max(len(smallest), len(best), len(largest))
     for name, texts in (("min", smallest), ("opt", best), ("max", largest)):
         if len(texts) not in {0, count}:
@@ -87,7 +81,7 @@ def _profile(smallest: dict[str, Shape], best: dict[str, Shape], largest: dict[s
 
 
 def _shapes(text: str) -> dict[str, Shape]:
-    """`ids:1x16,mask:1x16` as shapes; a name may hold colons."""
+    # `ids:1x16,mask:1x16`; a name may hold colons.
     found = {}
     for part in text.split(","):
         name, _, dims = part.strip().rpartition(":")
@@ -103,15 +97,7 @@ def _text(shape: Shape) -> str:
 
 
 def build(model: Path, plan: Path, options: BuildOptions, progress: Progress) -> str:
-    """Build the engine of `model` and write it to `plan`; `progress` is told phases and steps.
-
-    Returns:
-        who built it.
-
-    Raises:
-        MmeError: INVALID_MODEL or INVALID_ARGUMENT for what can't be built so, UNSUPPORTED and UNAVAILABLE where
-            TensorRT or the GPU is missing.
-    """
+    """Build the engine of `model` and write it to `plan`; `progress` is told phases and steps. Returns the builder."""
     framework = tensorrt(options.builder)
     rtx = "rtx" in installed(options.builder)
     if not hasattr(framework, "Builder"):
@@ -135,7 +121,7 @@ def build(model: Path, plan: Path, options: BuildOptions, progress: Progress) ->
 
 
 def _source(framework: Any, model: Path, options: BuildOptions) -> bytes | None:
-    """The model in the precision that is wanted, where its file has to have it; None for the file as it is."""
+    # The model in the precision that is wanted, where its file has to have it; None for the file as it is.
     flags = framework.BuilderFlag
     if options.int8 and b"QuantizeLinear" not in model.read_bytes():
         raise invalid_argument(
@@ -214,38 +200,32 @@ def _add_profile(builder: Any, config: Any, ranges: Any) -> None:
 
 def _monitor(framework: Any, progress: Progress) -> Any:
     class Monitor(framework.IProgressMonitor):  # type: ignore[misc] # of a module that is only known when it runs
-        """Tells the outermost phases."""
-
         def __init__(self) -> None:
             framework.IProgressMonitor.__init__(self)
             self._steps: dict[str, int] = {}
 
         def phase_start(self, phase_name: str, _parent_phase: str | None, num_steps: int) -> None:
-            """A phase begins."""
             self._steps[phase_name] = num_steps
             progress(phase_name, 0, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            """A step of it is done; nobody stops the build."""
             progress(phase_name, step + 1, self._steps.get(phase_name, 0))
             return True
 
         def phase_finish(self, phase_name: str) -> None:
-            """It is over."""
             self._steps.pop(phase_name, None)
 
     return Monitor()
 
 
 def _remember(config: Any, cache: Path | None) -> None:
-    """Use what an earlier build measured; TensorRT-RTX measures nothing while it builds."""
+    # What an earlier build measured; TensorRT-RTX measures nothing while it builds.
     if cache is not None:
         known = cache.read_bytes() if cache.is_file() else b""
         config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(data)

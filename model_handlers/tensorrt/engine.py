@@ -1,30 +1,300 @@
-"""One engine on one device: its weights, what it takes and gives, and contexts in which it is executed.
+"""One engine on one device: its weights, its profiles, and the contexts in which it is executed; TensorRT and CUDA.
 
-The weights are held once. A context has what one execution at a time needs: a stream of its own, memory on the device,
-and pinned memory on the host, so that the copies of one execution overlap with the computing of another.
+The one module that imports NVIDIA's libraries, in whichever form they are installed. The weights are held once. A
+context has what one execution at a time needs: a stream, memory on the device, and pinned memory on the host, so that
+the copies of one execution overlap with the computing of another. A runtime that is made on a machine without a driver
+ends the process when it is thrown away, so the driver is asked for first. CUDA's calls go to the device that the
+calling thread has set.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import importlib
+import importlib.util
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model, out_of_memory
 from model_handlers.tensor import BY_NAME, DataType
-from model_handlers.tensorrt import cuda
-from model_handlers.tensorrt.profiles import Profile, read_header, select
-from model_handlers.tensorrt.runtime import last_words, make_logger, tensorrt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
-    from model_handlers.tensorrt.profiles import PlanHeader
+
+
+# Full, lean and dispatch run TensorRT's plans, the last two those that are version-compatible. PyPI's wheels have the
+# names that end with _bindings.
+_TENSORRT = ("tensorrt", "tensorrt_bindings", "tensorrt_lean", "tensorrt_lean_bindings", "tensorrt_dispatch")
+_RTX = ("tensorrt_rtx", "tensorrt_rtx_bindings")
+_DRIVER = "libcuda.so.1"
+
+
+def installed(builder: str = "") -> str:
+    """The module that runs plans of `builder`, or of any; "" where there is none."""
+    names = {"TensorRT": _TENSORRT, "TensorRT-RTX": _RTX}.get(builder, (*_TENSORRT, *_RTX))
+    return next((name for name in names if importlib.util.find_spec(name) is not None), "")
+
+
+@functools.cache
+def tensorrt(builder: str = "") -> Any:
+    """The module for plans of `builder`, or of any."""
+    name, wanted = installed(builder), builder or "TensorRT"
+    if not name:
+        how = "run `pip install 'mme[tensorrt]'`, with NVIDIA's package index where PyPI's has no libraries for it"
+        if builder == "TensorRT-RTX":
+            how = "run `pip install 'mme[tensorrt-rtx]'`"
+        raise MmeError(Kind.UNSUPPORTED, f"{wanted} is needed for engines and not installed; {how}")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MmeError(Kind.UNSUPPORTED, f"{wanted} is installed as {name}, but can't be loaded: {error}") from error
+
+
+def require_driver(model: str) -> None:
+    """See to it that there is a GPU with a driver that answers. Raises UNAVAILABLE where there is none."""
+    try:
+        code = ctypes.CDLL(_DRIVER).cuInit(0)
+    except OSError:
+        raise _no_gpu(model, f"no NVIDIA driver ({_DRIVER}) is installed") from None
+    if code:
+        raise _no_gpu(model, f"the driver answers with CUDA's error {code}")
+
+
+def _no_gpu(model: str, reason: str) -> MmeError:
+    return MmeError(Kind.UNAVAILABLE, f"model '{model}' is an engine of TensorRT, which needs a GPU, but {reason}")
+
+
+def make_logger(framework: Any) -> Any:
+    """A logger for a runtime or a builder, which keeps what went wrong: nothing goes to standard error."""
+
+    class Kept(framework.ILogger):  # type: ignore[misc] # of a module that is only known when it runs
+        def __init__(self) -> None:
+            framework.ILogger.__init__(self)
+            self.said: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            """Called by TensorRT, on any thread."""
+            if severity in (framework.ILogger.Severity.INTERNAL_ERROR, framework.ILogger.Severity.ERROR):
+                self.said.append(message)
+
+    return Kept()
+
+
+def last_words(said: Sequence[str]) -> str:
+    """What a logger kept, in one line."""
+    return " ".join(said[0].split())[:300] if said else "it does not say why"
+
+
+_MODULES = ("cuda.bindings.runtime", "cuda.cudart")  # of cuda-python 12.8 and later, and before
+_NON_BLOCKING = 1
+
+
+@functools.cache
+def cuda() -> Any:
+    """CUDA's runtime. Raises UNSUPPORTED where cuda-python is not installed."""
+    for name in _MODULES:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise MmeError(
+        Kind.UNSUPPORTED,
+        "engines of TensorRT need cuda-python, which is not installed; run `pip install 'mme[tensorrt]'`",
+    )
+
+
+def call(function: str, *arguments: Any) -> Any:
+    """Call a function of CUDA's runtime; what it returns beside its error. Raises OUT_OF_MEMORY or EXECUTION_FAILED."""
+    runtime = cuda()
+    error, *results = getattr(runtime, function)(*arguments)
+    if int(error) == 0:
+        return results[0] if len(results) == 1 else results
+    words = f"{function}: CUDA error {int(error)}, {runtime.cudaGetErrorString(error)[1].decode()}"
+    if int(error) == int(runtime.cudaError_t.cudaErrorMemoryAllocation):
+        raise out_of_memory(f"the GPU has no memory left ({words})")
+    raise MmeError(Kind.EXECUTION_FAILED, f"the GPU failed ({words})")
+
+
+def set_device(index: int) -> None:
+    """The device of the calling thread's calls."""
+    call("cudaSetDevice", index)
+
+
+def free_memory() -> int:
+    """Bytes of the device that are free."""
+    free, _ = call("cudaMemGetInfo")
+    return int(free)
+
+
+class Stream:
+    """A queue of work on the device."""
+
+    def __init__(self) -> None:
+        self.handle = call("cudaStreamCreateWithFlags", _NON_BLOCKING)
+        self.number = int(self.handle)  # which is how TensorRT wants it
+
+    def to_device(self, device: DeviceMemory, host: HostMemory, size: int) -> None:
+        """Have bytes copied."""
+        kind = cuda().cudaMemcpyKind.cudaMemcpyHostToDevice
+        call("cudaMemcpyAsync", device.address, host.address, size, kind, self.handle)
+
+    def to_host(self, host: HostMemory, device: DeviceMemory, size: int) -> None:
+        """Have bytes copied."""
+        kind = cuda().cudaMemcpyKind.cudaMemcpyDeviceToHost
+        call("cudaMemcpyAsync", host.address, device.address, size, kind, self.handle)
+
+    def wait(self) -> None:
+        """Until all is done. Others run meanwhile."""
+        call("cudaStreamSynchronize", self.handle)
+
+    def close(self) -> None:
+        """It is not used any more."""
+        call("cudaStreamDestroy", self.handle)
+
+
+class _Memory:
+    # It grows to what is asked for, which loses what was there, and never shrinks.
+    _take = ""
+    _give_back = ""
+
+    def __init__(self) -> None:
+        self.address = 0
+        self.size = 0
+
+    def reserve(self, size: int) -> int:
+        size = max(size, 1)  # nothing has an address too
+        if size > self.size:
+            self.close()
+            self.address = int(call(self._take, size))
+            self.size = size
+        return self.address
+
+    def close(self) -> None:
+        if self.address:
+            address, self.address, self.size = self.address, 0, 0
+            call(self._give_back, address)
+
+
+class DeviceMemory(_Memory):
+    """On the device."""
+
+    _take, _give_back = "cudaMalloc", "cudaFree"
+
+
+class HostMemory(_Memory):
+    """On the host, where the device reads and writes it without the processor: pinned."""
+
+    _take, _give_back = "cudaMallocHost", "cudaFreeHost"
+
+    def view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Its first bytes as an array, as long as it neither grows nor is closed."""
+        size = math.prod(shape) * dtype.itemsize
+        raw = (ctypes.c_char * size).from_address(self.address)
+        return np.ndarray(shape, dtype, memoryview(raw))
+
+
+_TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
+_VERSION = slice(24, 28)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanHeader:
+    """What built a plan: `TensorRT` or `TensorRT-RTX`, and which version of it."""
+
+    builder: str
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.builder} {'.'.join(map(str, self.version))}"
+
+
+def read_header(model: str, path: Path) -> PlanHeader:
+    """The header of the plan in a file. Raises INVALID_MODEL when the file is no plan."""
+    with path.open("rb") as file:
+        head = file.read(_VERSION.stop)
+    builder = _TAGS.get(head[:4])
+    if builder is None or len(head) < _VERSION.stop:
+        raise invalid_model(
+            f"model '{model}': '{path.name}' is no engine of TensorRT; build one on the kind of GPU that is to run it: "
+            "mme build-engine model.onnx"
+        )
+    return PlanHeader(builder, tuple(head[_VERSION]))
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """An optimisation profile: the ranges an engine was built for, input → smallest, best and largest shape."""
+
+    index: int
+    ranges: Mapping[str, tuple[Shape, Shape, Shape]]
+
+    def takes(self, shapes: Mapping[str, Shape]) -> bool:
+        """Whether every input is within its range."""
+        return all(
+            len(shape) == len(low) and all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
+            for shape, (low, _, high) in ((shapes[name], self.ranges[name]) for name in shapes)
+        )
+
+    def distance(self, shapes: Mapping[str, Shape]) -> int:
+        """How far a request is from what the profile is best for, in elements."""
+        return sum(abs(math.prod(shapes[name]) - math.prod(self.ranges[name][1])) for name in shapes)
+
+    @property
+    def batch_sizes(self) -> tuple[int, int]:
+        """The best and the largest size of the first dimension, that of the input with the least."""
+        return (
+            min(best[0] for _, best, _ in self.ranges.values()),
+            min(high[0] for _, _, high in self.ranges.values()),
+        )
+
+
+def chosen(config: ModelConfig, profiles: Sequence[Profile]) -> list[Profile]:
+    """The profiles that instances execute by: those that their groups name, else all."""
+    named = [name for group in config.instance_group for name in group.profile]
+    for name in named:
+        if not name.isdecimal() or int(name) >= len(profiles):
+            raise invalid_model(
+                f"model '{config.name}': instance_group names profile '{name}', but the engine has "
+                f"{len(profiles)}: 0 to {len(profiles) - 1}"
+            )
+    return [profiles[index] for index in sorted({int(name) for name in named})] or list(profiles)
+
+
+def select(model: str, profiles: Iterable[Profile], shapes: Mapping[str, Shape]) -> Profile:
+    """The profile that is best for a request. Raises INVALID_ARGUMENT where none takes it."""
+    fitting = [profile for profile in profiles if profile.takes(shapes)]
+    if fitting:
+        return min(fitting, key=lambda profile: profile.distance(shapes))
+    wanted = ", ".join(f"'{name}' {list(shape)}" for name, shape in shapes.items())
+    ranges = "; ".join(
+        ", ".join(f"'{name}' {list(low)} to {list(high)}" for name, (low, _, high) in profile.ranges.items())
+        for profile in profiles
+    )
+    raise invalid_argument(f"model '{model}': its engine does not take {wanted}; it was built for {ranges}")
+
+
+def largest_batch(config: ModelConfig, profiles: Sequence[Profile]) -> int:
+    """The largest batch that any profile takes. Raises INVALID_MODEL where the configuration wants a larger one."""
+    largest = max(profile.batch_sizes[1] for profile in profiles)
+    if config.max_batch_size > largest:
+        raise invalid_model(
+            f"autofill failed for model '{config.name}': configuration specified max-batch {config.max_batch_size} but "
+            f"TensorRT engine only supports max-batch {largest}"
+        )
+    return largest
+
 
 _TYPES = {
     "BOOL": "BOOL",
@@ -40,12 +310,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class EngineTensor:
-    """An input or output.
-
-    Attributes:
-        name, data_type: its own; shape: with -1 for dimensions of any size.
-        on_host: whether the engine reads or writes it in the host's memory, as it does with shapes.
-    """
+    """An input or output; shapes, and what else `on_host` says, are read and written in the host's memory."""
 
     name: str
     data_type: DataType
@@ -54,14 +319,9 @@ class EngineTensor:
 
 
 class Engine:
-    """A plan, read and on its device.
+    """A plan, read and on its device, which is the calling thread's from now on.
 
-    Args:
-        model: for messages.
-        path: the plan.
-        device: CUDA's number of the device; the calling thread's from now on.
-        compatible: whether the plan may bring code for the host, as those do that fit several versions.
-        strategy: when contexts take their memory, by TensorRT's name.
+    `compatible` plans may bring code for the host; `strategy` is TensorRT's name for when contexts take their memory.
     """
 
     def __init__(self, model: str, path: Path, device: int, *, compatible: bool = False, strategy: str = "") -> None:
@@ -69,7 +329,7 @@ class Engine:
         self.model = model
         self._framework = framework = tensorrt(header.builder)
         self._device = device
-        cuda.set_device(device)
+        set_device(device)
         self._logger = make_logger(framework)
         try:
             self._runtime = framework.Runtime(self._logger)
@@ -92,9 +352,9 @@ class Engine:
         self.profiles = [self._profile(index) for index in range(self._engine.num_optimization_profiles)]
 
     def _refusal(self, header: PlanHeader, size: int) -> MmeError:
-        """Why TensorRT did not take the plan: it says so to its logger only, and want of memory is not told apart."""
+        # TensorRT says why to its logger only, and want of memory is not told apart.
         words = last_words(self._logger.said)
-        if cuda.free_memory() < size:
+        if free_memory() < size:
             return out_of_memory(f"the GPU has no memory left for the engine of model '{self.model}': {words}")
         ours = f"{header.builder} {self._framework.__version__}"
         return invalid_model(
@@ -114,7 +374,7 @@ class Engine:
         return EngineTensor(name, BY_NAME[_TYPES[type_name]], tuple(self._engine.get_tensor_shape(name)), on_host)
 
     def _profile(self, index: int) -> Profile:
-        """Of tensors whose values are shapes no ranges are checked here: TensorRT does it."""
+        # Of tensors whose values are shapes no ranges are checked here: TensorRT does it.
         ranges = {}
         for name, tensor in self.inputs.items():
             if not tensor.on_host:
@@ -123,12 +383,8 @@ class Engine:
         return Profile(index, ranges)
 
     def context(self) -> Context:
-        """A new one.
-
-        Raises:
-            MmeError: OUT_OF_MEMORY where there is no room for what it needs.
-        """
-        cuda.set_device(self._device)
+        """A new one. Raises OUT_OF_MEMORY where there is no room for what it needs."""
+        set_device(self._device)
         made = self._engine.create_execution_context(self._strategy)
         if made is None:
             raise out_of_memory(
@@ -139,7 +395,7 @@ class Engine:
 
     def set_device(self) -> None:
         """The calling thread's calls go where the engine is."""
-        cuda.set_device(self._device)
+        set_device(self._device)
 
     def failure(self, what: str) -> MmeError:
         """TensorRT refused something while it executed."""
@@ -158,7 +414,7 @@ class Engine:
 
     def close(self) -> None:
         """Give the device's memory back; its contexts are closed already."""
-        cuda.set_device(self._device)
+        set_device(self._device)
         self._engine = None
         self._runtime = None
 
@@ -170,10 +426,10 @@ class Context:
         self._engine = engine
         self._context = context
         self._profile = -1
-        self._stream = cuda.Stream()
+        self._stream = Stream()
         names = (*engine.inputs, *engine.outputs)
-        self._on_device = {name: cuda.DeviceMemory() for name in names}
-        self._on_host = {name: cuda.HostMemory() for name in names}
+        self._on_device = {name: DeviceMemory() for name in names}
+        self._on_host = {name: HostMemory() for name in names}
 
     def reserve(self, profiles: Sequence[Profile]) -> None:
         """Have the memory for the largest shapes now, while the model is loaded and what it takes is measured."""
@@ -195,11 +451,7 @@ class Context:
             self._on_device[name].reserve(size)
 
     def execute(self, profiles: Sequence[Profile], inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """One batch: arrays of the host in, arrays of the host out, one an entry of `outputs`.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT for shapes that no profile takes, OUT_OF_MEMORY, EXECUTION_FAILED.
-        """
+        """One batch: arrays of the host in, arrays of the host out, one an entry of `outputs`."""
         self._engine.set_device()
         try:
             return self._execute(profiles, inputs, outputs)
@@ -230,7 +482,7 @@ class Context:
             self._profile = profile.index
 
     def _give(self, name: str, array: Array) -> None:
-        """Put an input where the engine finds it, by way of pinned memory."""
+        # By way of pinned memory.
         tensor = self._engine.inputs[name]
         host = self._on_host[name]
         address = host.reserve(array.nbytes)
@@ -242,7 +494,6 @@ class Context:
             raise self._engine.failure(f"input '{name}' of shape {list(array.shape)}")
 
     def _expect(self, name: str) -> tuple[int, ...]:
-        """Memory for an output, whose shape follows from the inputs'."""
         tensor, shape = self._engine.outputs[name], tuple(self._context.get_tensor_shape(name))
         if any(dim < 0 for dim in shape):
             raise MmeError(
@@ -257,7 +508,7 @@ class Context:
         return shape
 
     def _fetch(self, outputs: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[Array]:
-        """Copies of the outputs that are wanted: the pinned memory is the next execution's."""
+        # Copies: the pinned memory is the next execution's.
         for name in outputs:
             tensor = self._engine.outputs[name]
             size = math.prod(shapes[name]) * tensor.data_type.itemsize

@@ -1,7 +1,6 @@
 """Engines of TensorRT: one engine on a device for all of its instances, a context for each execution under way.
 
-Called by load threads (`load`, `close`) and by instance threads (`execute`), never on the event loop: an execution has
-its thread wait for the device.
+Never executed on the event loop: an execution has its thread wait for the device.
 """
 
 from __future__ import annotations
@@ -17,9 +16,15 @@ from model_handlers.config.model_config import DynamicBatching, Guess, InstanceK
 from model_handlers.config.parameters import choice, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.lost import lost
-from model_handlers.tensorrt.engine import Engine
-from model_handlers.tensorrt.profiles import chosen, largest_batch, read_header
-from model_handlers.tensorrt.runtime import installed, require_driver, tensorrt
+from model_handlers.tensorrt.engine import (
+    Engine,
+    chosen,
+    installed,
+    largest_batch,
+    read_header,
+    require_driver,
+    tensorrt,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +34,7 @@ if TYPE_CHECKING:
     from model_handlers.config.autocomplete import GraphTensor
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
-    from model_handlers.tensorrt.engine import Context
-    from model_handlers.tensorrt.profiles import Profile
+    from model_handlers.tensorrt.engine import Context, Profile
 
 _STRATEGY = "execution_context_allocation_strategy"
 _COMPATIBLE = "version-compatible"  # as the flag of Triton's backend is called
@@ -101,7 +105,7 @@ class TensorrtHandler(Handler):
             raise lost(error, device.index) from error.__cause__
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Execute one batch, in a context that nobody else uses."""
+        """Execute one batch, in a context that nothing else uses."""
         try:
             context = self._idle.pop()
         except IndexError:
@@ -124,17 +128,12 @@ class TensorrtHandler(Handler):
 
 
 def _instances(config: ModelConfig, device: Device) -> int:
-    """How many executions there may be at a time on the device."""
     groups = (group for group in config.instance_group if not group.gpus or device.index in group.gpus)
     return sum(group.count for group in groups if group.kind is not InstanceKind.CPU) or 1
 
 
 def _complete(config: ModelConfig, engine: Engine, profiles: Sequence[Profile]) -> ModelConfig:
-    """See `completion.complete`. A batch dimension is one of any size; how large is what the profiles say.
-
-    Raises:
-        MmeError: INVALID_MODEL, naming what disagrees with the engine.
-    """
+    # A batch dimension is one of any size; how large is what the profiles say.
     inputs, outputs = (
         [(tensor.name, tensor.data_type, tensor.shape) for tensor in tensors.values()]
         for tensors in (engine.inputs, engine.outputs)

@@ -16,7 +16,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import gpus
-from model_handlers.tensorrt import cuda
+from model_handlers.tensorrt import engine
 
 pytest.importorskip("cuda.bindings.runtime")
 SIZE = 256 << 20
@@ -35,8 +35,8 @@ print(json.dumps([found, [str(uuid.UUID(bytes=bytes(each[:16]))) for each in sho
 @pytest.fixture
 def stream():
     """One on the first device, with memory of both kinds."""
-    cuda.set_device(0)
-    made = cuda.Stream(), cuda.DeviceMemory(), cuda.HostMemory(), cuda.HostMemory()
+    engine.set_device(0)
+    made = engine.Stream(), engine.DeviceMemory(), engine.HostMemory(), engine.HostMemory()
     yield made
     for each in made[1:]:
         each.close()
@@ -65,12 +65,12 @@ def test_what_goes_to_the_device_comes_back(stream):
 
 def test_memory_of_the_device_is_given_back(stream):
     """By CUDA's own count."""
-    before = cuda.free_memory()
+    before = engine.free_memory()
     stream[1].reserve(SIZE)
-    assert before - cuda.free_memory() >= SIZE
+    assert before - engine.free_memory() >= SIZE
 
     stream[1].close()
-    assert cuda.free_memory() > before - SIZE // 2
+    assert engine.free_memory() > before - SIZE // 2
 
 
 def test_want_of_memory_is_told_and_passes(stream):
@@ -87,8 +87,8 @@ def test_threads_have_streams_of_their_own():
     wrong = []
 
     def run(index):
-        cuda.set_device(0)
-        made = cuda.Stream(), cuda.DeviceMemory(), cuda.HostMemory(), cuda.HostMemory()
+        engine.set_device(0)
+        made = engine.Stream(), engine.DeviceMemory(), engine.HostMemory(), engine.HostMemory()
         wrong.extend(_ for _ in range(50) if not np.array_equal(there_and_back(*made, ROWS + index), ROWS + index))
         for each in made[1:]:
             each.close()

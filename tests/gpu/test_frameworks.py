@@ -21,7 +21,7 @@ from model_handlers.config.model_config import Accelerator, InstanceGroup, Insta
 from model_handlers.onnx import OnnxHandler
 from model_handlers.system import gpus
 from model_handlers.tensorrt import TensorrtHandler
-from model_handlers.tensorrt.runtime import installed, tensorrt
+from model_handlers.tensorrt.engine import installed, tensorrt
 from tests.gpu.heavy import BUILT_FOR_GPUS
 
 GPU = Device("gpu", 0)

@@ -15,8 +15,8 @@ from model_handlers.config.model_config import InstanceGroup, InstanceKind, Mode
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.system import lost
 from model_handlers.tensor import BYTES, FP32, TensorSpec
-from model_handlers.tensorrt import TensorrtHandler, cuda, handler, runtime
-from model_handlers.tensorrt.profiles import PlanHeader, Profile, read_header, select
+from model_handlers.tensorrt import TensorrtHandler, engine, handler
+from model_handlers.tensorrt.engine import PlanHeader, Profile, read_header, select
 from tests.fake_tensorrt import PLAN, DataType, FakeCuda, FakeTensorrt
 
 GPU1 = Device("gpu", 1)
@@ -28,14 +28,14 @@ SMALL, LARGE = ((1, 3), (2, 3), (4, 3)), ((4, 3), (8, 3), (16, 3))
 def nvidia(monkeypatch):
     """TensorRT, stood in for, with CUDA as its `cuda`, on a machine whose driver answers."""
     made = FakeTensorrt(FakeCuda())
-    monkeypatch.setattr(cuda, "cuda", lambda: made.cuda)
-    for module in (handler, runtime):
+    monkeypatch.setattr(engine, "cuda", lambda: made.cuda)
+    for module in (handler, engine):
         monkeypatch.setattr(module, "installed", lambda *_: "tensorrt")
     monkeypatch.setitem(sys.modules, "tensorrt", made)
     monkeypatch.setattr(handler, "require_driver", lambda _: None)
-    runtime.tensorrt.cache_clear()
+    engine.tensorrt.cache_clear()
     yield made
-    runtime.tensorrt.cache_clear()
+    engine.tensorrt.cache_clear()
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def load(nvidia, tmp_path):
         return loaded[-1]
 
     yield load
-    for engine in loaded:
-        engine.close()
+    for each in loaded:
+        each.close()
     assert (nvidia.cuda.device, nvidia.cuda.pinned, nvidia.cuda.streams) == ({}, {}, {})
 
 
@@ -270,20 +270,20 @@ def test_a_file_that_is_no_plan_is_refused_before_anything_is_imported(tmp_path,
 def test_without_tensorrt_the_sentence_names_the_extra(tmp_path, monkeypatch, plan, extra):
     """Where the TensorRT that built a plan is not installed it is said what to install."""
     (tmp_path / "model.plan").write_bytes(plan)
-    monkeypatch.setattr(runtime, "installed", lambda *_: "")
-    runtime.tensorrt.cache_clear()
+    monkeypatch.setattr(engine, "installed", lambda *_: "")
+    engine.tensorrt.cache_clear()
     with pytest.raises(MmeError, match=rf"run `pip install 'mme\[{extra}\]'`") as caught:
         TensorrtHandler.load(ModelConfig("m"), tmp_path / "model.plan", GPU1)
 
     assert caught.value.kind is Kind.UNSUPPORTED
-    runtime.tensorrt.cache_clear()
+    engine.tensorrt.cache_clear()
 
 
 def test_the_driver_is_asked_before_the_runtime_is_made(nvidia, tmp_path, monkeypatch):
     """A runtime made without a driver would end the process, so there is none: by the real look for a driver."""
     (tmp_path / "model.plan").write_bytes(PLAN)
-    monkeypatch.setattr(handler, "require_driver", runtime.require_driver)
-    monkeypatch.setattr(runtime, "_DRIVER", "libcuda-that-is-not-there.so.1")
+    monkeypatch.setattr(handler, "require_driver", engine.require_driver)
+    monkeypatch.setattr(engine, "_DRIVER", "libcuda-that-is-not-there.so.1")
     with pytest.raises(MmeError, match="needs a GPU, but no NVIDIA driver") as caught:
         TensorrtHandler.load(ModelConfig("m"), tmp_path / "model.plan", GPU1)
 

@@ -7,10 +7,9 @@ from onnx import TensorProto, helper, numpy_helper, save
 from container import cli
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import gpus
-from model_handlers.tensorrt import builder, engine, runtime
+from model_handlers.tensorrt import builder, engine
 from model_handlers.tensorrt.builder import BuildOptions, profiles_of
-from model_handlers.tensorrt.engine import Engine
-from model_handlers.tensorrt.profiles import read_header
+from model_handlers.tensorrt.engine import Engine, read_header
 from tests.frameworks import framework
 
 SHAPES = ("--min", "x:1x16", "--opt", "x:4x16", "--max", "x:8x16")
@@ -125,7 +124,7 @@ def test_tensorrt_itself_builds_only_where_there_is_a_gpu(model, monkeypatch):
     made = type("framework", (), {"__name__": "tensorrt", "Builder": None})
     monkeypatch.setattr(builder, "tensorrt", lambda _: made)
     monkeypatch.setattr(builder, "installed", lambda _: "tensorrt")
-    monkeypatch.setattr(runtime, "_DRIVER", "libcuda-that-is-not-there.so.1")
+    monkeypatch.setattr(engine, "_DRIVER", "libcuda-that-is-not-there.so.1")
     with pytest.raises(MmeError, match="no NVIDIA driver") as caught:
         builder.build(model, model.with_name("model.plan"), BuildOptions(), lambda *_: None)
 
@@ -136,8 +135,8 @@ def test_tensorrt_itself_builds_only_where_there_is_a_gpu(model, monkeypatch):
 def test_the_real_runtime_refuses_an_engine_without_a_gpu(build, model, monkeypatch):
     """Past the look for a driver, TensorRT-RTX itself does not take the plan; what it says is in the sentence."""
     assert build(*SHAPES)[0] == 0
-    monkeypatch.setattr(engine.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(engine.cuda, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(engine, "set_device", lambda _: None)
+    monkeypatch.setattr(engine, "free_memory", lambda: 1 << 40)
     with pytest.raises(MmeError, match=r"its engine was built by TensorRT-RTX 1\.7.*deserializeCudaEngine") as caught:
         Engine("m", model.with_name("model.plan"), 0)
 
