@@ -1,4 +1,4 @@
-"""Ensembles of trees: `handler` is what the engine sees, `libraries` alone imports the libraries."""
+"""Ensembles of trees."""
 
 from model_handlers.trees.handler import TreesHandler
 

@@ -68,9 +68,6 @@ def kind_of(config: ModelConfig, model_file: Path) -> FileKind:
     """What the configuration says that the file is, else what its name says.
 
     XGBoost writes JSON or UBJSON into a file of any name but for two suffixes, so its kinds are told apart by content.
-
-    Raises:
-        MmeError: INVALID_MODEL for a `model_type` that does not exist.
     """
     by_name = _SUFFIXES.get(model_file.suffix.lower(), FileKind.XGBOOST)
     kind = FileKind(choice(config, "model_type", by_name.value, [kind.value for kind in FileKind]))
@@ -117,11 +114,7 @@ def lightgbm_version(model_file: Path) -> str:
 
 
 def checkpoint_version(model: str, model_file: Path) -> tuple[int, int, int]:
-    """The version of treelite that wrote a checkpoint.
-
-    Raises:
-        MmeError: INVALID_MODEL where none did.
-    """
+    """The version of treelite that wrote a checkpoint. Raises INVALID_MODEL where none did."""
     with model_file.open("rb") as file:
         head = file.read(12)
     version: tuple[int, int, int] = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
@@ -143,11 +136,7 @@ _MOST_WORDS = 300
 
 @functools.cache
 def imported(name: str) -> Any:
-    """The library of that name, imported when the first model needs it.
-
-    Raises:
-        MmeError: UNSUPPORTED where it is not installed, or wants a library of the system that is not there.
-    """
+    """The library of that name, imported when the first model needs it."""
     try:
         with _one_thread():
             # For wrappers in scikit-learn's style they would import all of that: 65 MiB and seconds.
@@ -168,7 +157,7 @@ def imported(name: str) -> Any:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """OpenMP that is loaded meanwhile has one thread where it is not told how many: see `crew`."""
+    # OpenMP that is loaded meanwhile has one thread where it is not told how many: see `Crew`.
     told = os.environ.get(_OPENMP)
     os.environ[_OPENMP] = "1"
     try:
@@ -232,14 +221,7 @@ def library_of(kind: FileKind) -> str:
 
 
 def open_forest(config: ModelConfig, model_file: Path, *, on_trial: bool = False) -> Forest:
-    """Read a file.
-
-    On trial its trees are looked through as well, before anything is computed: see `soundness`.
-
-    Raises:
-        MmeError: INVALID_MODEL when it is not what it should be, UNSUPPORTED when no library reads it here,
-            OUT_OF_MEMORY.
-    """
+    """Read a file. On trial its trees are looked through as well, before anything is computed: see `soundness`."""
     kind = kind_of(config, model_file)
     name = library_of(kind)
     imported(name)
@@ -260,11 +242,7 @@ def open_forest(config: ModelConfig, model_file: Path, *, on_trial: bool = False
 
 
 def threads_of(config: ModelConfig, model_file: Path) -> Threads:
-    """Threads that one execution may take.
-
-    Raises:
-        MmeError: INVALID_MODEL for a parameter that is no such number, UNAVAILABLE where there are not so many.
-    """
+    """Threads that one execution may take."""
     asked = integer(config, _THREADS, 0, range(1025))
     return take_threads(asked or default_threads(model_file), config.name, _THREADS if asked else "")
 
@@ -374,7 +352,6 @@ class TreeliteForest:
 
 
 def _read_by_treelite(treelite: Any, config: ModelConfig, model_file: Path, kind: FileKind) -> Any:
-    """The model, by the reader of its format."""
     if kind is FileKind.TREELITE:
         version = checkpoint_version(config.name, model_file)
         _not_newer(config, model_file, "treelite", version, treelite.__version__)
@@ -389,7 +366,7 @@ def _read_by_treelite(treelite: Any, config: ModelConfig, model_file: Path, kind
 
 
 def _not_newer(config: ModelConfig, model_file: Path, maker: str, wrote: tuple[int, ...], reads: str) -> None:
-    """Refuse a file of a later major version than the library's: it might be read, and mean something else."""
+    # It might be read, and mean something else.
     if wrote and wrote[0] > int(reads.partition(".")[0]):
         raise invalid_model(
             f"model '{config.name}': '{model_file.name}' was written by {maker} {'.'.join(map(str, wrote))}, and "
@@ -399,7 +376,7 @@ def _not_newer(config: ModelConfig, model_file: Path, maker: str, wrote: tuple[i
 
 
 def _trees_text(config: ModelConfig, model_file: Path) -> str:
-    """A model of LightGBM up to the end of its trees: of what follows nothing is computed."""
+    # Of what follows the end of its trees nothing is computed.
     text, end, _ = model_file.read_text(errors="replace").partition(_END_OF_TREES)
     if not text.startswith("tree\n") or not end:
         raise _incomplete(config, model_file, "LightGBM in text: 'tree' is its first line, 'end of trees' the last")

@@ -1,17 +1,18 @@
 """Ensembles of trees under the name of Triton's backend for them, `fil`, on the CPU.
 
 Its names and parameters are kept: one input `input__0`, one output `output__0`, and `treeshap_output` where it is
-declared. Called by load threads (`load`, `close`) and by instance threads or the event loop (`execute`).
-
-All three libraries die of damaged files: of a signal, an abort, or a wish for more memory than there is; some files
-they load, and die of later, when a row follows a damaged tree. So a file that was never loaded is tried in a process of
-its own (`try_load`). It stays there for the time of the trial only: rows go through the serving process in a fifth of
-the time that a process of its own would take for them.
+declared. All three libraries die of damaged files: of a signal, an abort, or a wish for more memory than there is; some
+files they load, and die of later, when a row follows a damaged tree. So a file that was never loaded is tried in a
+process of its own (`try_load`), for the time of the trial only: rows go through the serving process in a fifth of the
+time that a process of its own would take for them.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -21,13 +22,14 @@ from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import Guess
 from model_handlers.config.parameters import number, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.system.priority import usual_priority
+from model_handlers.system.system_limits import start_thread
 from model_handlers.system.threads import Threads
 from model_handlers.tensor import FP32
-from model_handlers.trees.crew import Crew
 from model_handlers.trees.forests import PRELOAD, imported, kind_of, library_of, open_forest, threads_of, words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.base import Device
@@ -35,6 +37,85 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.trees.forests import Forest
+
+    Compute = Callable[[Array], Array]
+
+
+_LEAST_ROWS = 128  # of a part: a call takes as long as some dozens of them
+
+
+class _Job:
+    def __init__(self, compute: Compute, parts: list[Array]) -> None:
+        self._compute = compute
+        self._parts = parts
+        self._next = itertools.count()
+        self._done = threading.Semaphore(0)
+        self._found: list[Array] = [*parts]
+        self._errors: list[Exception] = []
+
+    def work(self) -> None:
+        while (index := next(self._next)) < len(self._parts):
+            try:
+                self._found[index] = self._compute(self._parts[index])
+            except Exception as error:  # noqa: BLE001 - raised by `result`
+                self._errors.append(error)
+            finally:
+                self._done.release()
+
+    def result(self) -> Array:
+        for _ in self._parts:
+            self._done.acquire()
+        if self._errors:
+            raise self._errors[0]
+        return np.concatenate(self._found)
+
+
+class Crew:
+    """The threads of a model that compute a batch of rows together, a part each; several batches at a time.
+
+    The libraries have OpenMP for that. It has a team of threads for each thread that executes, LightGBM keeps how many
+    for all models at once, and where a thread can't be started OpenMP ends the process. So the libraries compute with
+    one thread, and these call them side by side; the thread that executes is one of `threads`.
+    """
+
+    def __init__(self, threads: Threads, model: str) -> None:
+        self._threads = threads
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._members: list[threading.Thread] = []
+        try:
+            for number in range(1, threads.count):
+                name = f"rows of '{model}' {number}"
+                member = threading.Thread(target=self._serve, name=name, daemon=True)
+                start_thread(member)
+                self._members.append(member)
+        except BaseException:
+            self.close()
+            raise
+
+    def compute(self, compute: Compute, rows: Array) -> Array:
+        """What `compute` returns for the rows, a row for each."""
+        count = min(len(rows) // _LEAST_ROWS, 1 + len(self._members))
+        if count < 2:
+            return compute(rows)
+        job = _Job(compute, np.array_split(rows, count))
+        for _ in range(count - 1):
+            self._jobs.put(job)
+        job.work()
+        return job.result()
+
+    def close(self) -> None:
+        """End the threads, and give them back. Once more does nothing."""
+        for _ in self._members:
+            self._jobs.put(None)
+        for member in self._members:
+            member.join()
+        self._members = []
+        self._threads.give_back()
+
+    def _serve(self) -> None:
+        usual_priority()  # it was started by a load
+        while (job := self._jobs.get()) is not None:
+            job.work()
 
 
 _DEFAULT_THRESHOLD = 0.5
@@ -69,11 +150,7 @@ class Outcome:
 
 
 def outcome_of(config: ModelConfig, forest: Forest) -> Outcome:
-    """What the parameters ask for.
-
-    Raises:
-        MmeError: INVALID_MODEL for a parameter that is not what it should be, or not possible with this model.
-    """
+    """What the parameters ask for."""
     classes = switch(config, "is_classifier", default=switch(config, "output_class", default=False))
     threshold = number(config, "threshold", _DEFAULT_THRESHOLD)
     if switch(config, "predict_proba", default=False):
@@ -200,11 +277,6 @@ class TreesHandler(Handler):
 
 
 def _complete(config: ModelConfig, forest: Forest, columns: int) -> ModelConfig:
-    """See `completion.complete`.
-
-    Raises:
-        MmeError: INVALID_MODEL, naming what disagrees with the model.
-    """
     declared = config.input(INPUT)
     if declared is not None and declared.dims[-1] != forest.features:
         raise invalid_model(

@@ -2,9 +2,7 @@
 
 Libraries check little of that. They follow whatever numbers a file has for children, for ever where those lead back,
 and read whatever lies where a number out of range points to. Numbers of splits and leaves may be damaged all the same:
-answers are wrong then, and nobody is harmed.
-
-What is wrong is a ValueError that says so.
+answers are wrong then, and nothing else is harmed. What is wrong is a ValueError that says so.
 """
 
 from __future__ import annotations
@@ -26,15 +24,7 @@ _UBJ_TYPES = {b"U": ">u1", b"i": ">i1", b"I": ">i2", b"l": ">i4", b"L": ">i8", b
 
 
 def check_tree(number: int, left: Array, right: Array, split: Array, features: int) -> None:
-    """Look through one tree.
-
-    Args:
-        number: which one it is.
-        left: of each node its left child, -1 for a leaf. Node 0 is the root.
-        right: of each node its right child.
-        split: of each node the feature that it asks for.
-        features: how many a row has.
-    """
+    """Look through one tree: of each node its children, -1 for a leaf, and its feature. Node 0 is the root."""
     nodes = len(left)
     if not nodes or len(right) != nodes or len(split) != nodes:
         raise ValueError(f"tree {number} has {nodes} left children, {len(right)} right ones and {len(split)} splits")
@@ -47,12 +37,7 @@ def check_tree(number: int, left: Array, right: Array, split: Array, features: i
 
 
 def check_xgboost(model: bytes | bytearray, parameters: Mapping[str, str]) -> None:
-    """Look through a model of XGBoost.
-
-    Args:
-        model: as XGBoost, having read it, writes it in UBJSON.
-        parameters: `learner_model_param` of its configuration.
-    """
+    """Look through a model as XGBoost, having read it, writes it in UBJSON, with its `learner_model_param`."""
     arrays: dict[bytes, list[Array]] = {}
     for match in _UBJ_ARRAY.finditer(model):
         count = int.from_bytes(match[3], "big")
@@ -72,7 +57,6 @@ def check_xgboost(model: bytes | bytearray, parameters: Mapping[str, str]) -> No
 
 
 def _ubj_list(model: bytes | bytearray, at: int, size: bytes) -> Array:
-    """A list of UBJSON, each of whose numbers has a type of its own."""
     numbers = []
     for _ in range(int.from_bytes(size, "big")):
         kind = np.dtype(_UBJ_TYPES[bytes(model[at : at + 1])])
@@ -96,7 +80,6 @@ def check_lightgbm(text: str) -> None:
 
 
 def _are_sizes(text: str, at: int, sizes: list[int]) -> bool:
-    """Whether trees begin where LightGBM is going to look for them."""
     for number, size in enumerate(sizes):
         if not text.startswith(f"Tree={number}\n", at):
             return False
@@ -127,7 +110,7 @@ def _check_lightgbm_tree(number: int, tree: Mapping[str, str], features: int) ->
 
 
 def _check_categories(number: int, tree: Mapping[str, str], kinds: Array) -> None:
-    """Splits by category hold the number of a set, which lies between two bounds."""
+    # Splits by category hold the number of a set, which lies between two bounds.
     sets = int(tree.get("num_cat", "0"))
     chosen = (kinds & 1).astype(bool)
     asked = np.array(tree.get("threshold", "").split(), np.float64)[chosen] if chosen.any() else np.zeros(0)
@@ -171,6 +154,5 @@ def _integers(text: str) -> Array:
 
 
 def _within(numbers: Array, low: int, high: int, what: str) -> None:
-    """Refuse numbers outside of `low` to `high`, which is none of them."""
     if len(numbers) and not (low <= numbers.min() and numbers.max() < high):
         raise ValueError(f"{what} are from {numbers.min():g} to {numbers.max():g}, and there are {high - max(low, 0)}")
