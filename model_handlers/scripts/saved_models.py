@@ -34,7 +34,7 @@ from model_handlers.scripts.formats import (
 from model_handlers.scripts.no_script import DEFAULT, saved_models_in
 from model_handlers.tensor import BF16, BYTES
 from model_handlers.tensorflow import SavedModelHandler
-from model_handlers.tensorflow.options import DEFAULT_SIGNATURE, SIGNATURE
+from model_handlers.tensorflow.graphs import DEFAULT_SIGNATURE, SIGNATURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

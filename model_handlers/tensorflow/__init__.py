@@ -1,4 +1,4 @@
-"""TensorFlow's models: `handler` is what the engine sees, `runtime` alone imports the framework."""
+"""TensorFlow's models."""
 
 from model_handlers.tensorflow.handler import GraphdefHandler, SavedModelHandler
 

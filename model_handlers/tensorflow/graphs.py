@@ -1,26 +1,234 @@
-"""SavedModels and frozen graphs: what they take and give, and the graphs in which that is computed.
+"""TensorFlow, in the one module that imports it: SavedModels and frozen graphs as functions of arrays.
 
-Called on load threads.
+TensorFlow 2 hands each call to a thread of its own and waits. A session whose graph runs in the thread that calls
+spares both wake-ups and most of the Python on the way: half a millisecond a call, a tenth of a model of five. It reads
+an array where it lies, if that is at a multiple of 64 bytes, and its results are TensorFlow's memory. Made on load
+threads, called on the threads that execute. What the serving process asks, `built_for_cuda`, imports nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import importlib.util
+import os
+import platform
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.config.autocomplete import given_to
 from model_handlers.config.model_config import all_outputs
+from model_handlers.config.parameters import integer, warn_of_unknown, warn_once
 from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.framework_errors import TENSORFLOW
+from model_handlers.system.importing import import_without
+from model_handlers.system.threads import processors
 from model_handlers.tensor import BY_DTYPE_NAME, BYTES, FP16, TensorSpec
-from model_handlers.tensorflow.options import SIGNATURE, TAG, signature_key, tag
-from model_handlers.tensorflow.runtime import tensorflow, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
+    from model_handlers.base import Device
     from model_handlers.config.autocomplete import GraphTensor
     from model_handlers.config.model_config import ModelConfig
+    from model_handlers.tensor import Array
+
+
+PRELOAD = "model_handlers.tensorflow.graphs:preload"
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_KERAS_HOME = "KERAS_HOME"
+_WORDS = 600  # characters of an exception, behind which it shows the graph
+
+
+@functools.cache
+def built_for_cuda() -> bool:
+    """Whether the installed TensorFlow was built for CUDA; False where there is none."""
+    found = importlib.util.find_spec("tensorflow")
+    if found is None or found.origin is None:
+        return False
+    facts = Path(found.origin).parent / "python" / "platform" / "build_info.py"
+    return facts.is_file() and "('is_cuda_build', True)" in facts.read_text("utf-8")
+
+
+@functools.cache
+def tensorflow() -> Any:
+    """The framework, imported when the first model needs it. Raises UNSUPPORTED where it is not installed."""
+    os.environ.setdefault(_LOG_LEVEL, "3")  # errors come as exceptions, and warnings fill CloudWatch
+    home = os.environ.get(_KERAS_HOME)
+    os.environ[_KERAS_HOME] = os.devnull  # TensorFlow has an older one inside, which can't be left out
+    try:
+        # Keras is half of the import's time and memory, and writes into the home directory; models need none of it.
+        tf = import_without("tensorflow", "keras")
+    except ImportError as error:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            "TensorFlow's models need TensorFlow, which is not installed; run `pip install 'mme[tensorflow]'`, or "
+            "`pip install 'mme[openvino]'`, which reads most of them",
+        ) from error
+    finally:
+        if home is None:
+            del os.environ[_KERAS_HOME]
+        else:
+            os.environ[_KERAS_HOME] = home
+    tf.get_logger().setLevel("ERROR")
+    return tf
+
+
+def preload() -> None:
+    """Import the framework where standard error is not in use: it says there what it was built with."""
+    ours = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        tensorflow()
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
+        os.close(nowhere)
+
+
+def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
+    """TensorFlow's errors have codes; what else it raises is Python's."""
+    words = " ".join((getattr(error, "message", "") or str(error)).split())[:_WORDS]
+    is_full = isinstance(error, tensorflow().errors.ResourceExhaustedError)
+    return TENSORFLOW.error(error, model, words, loading=loading, is_full=is_full)
+
+
+SIGNATURE, TAG = "TF_SIGNATURE_DEF", "TF_GRAPH_TAG"
+DEFAULT_SIGNATURE = "serving_default"
+_WITHIN, _BETWEEN, _INIT = "TF_NUM_INTRA_THREADS", "TF_NUM_INTER_THREADS", "TF_INIT_OPS_FILE"
+_WITHOUT_EFFECT = {
+    "TF_USE_PER_SESSION_THREADS": "a model has a process of its own, and so threads of its own",
+    "MAX_SESSION_SHARE_COUNT": "instances in one process share a model anyhow, and others can't",
+}
+_THREADS = range(1025)
+_CALLER = -1  # the thread that calls runs the operators, one after the other
+
+
+def signature_key(config: ModelConfig) -> str:
+    """The signature that requests are for."""
+    return config.parameters.get(SIGNATURE, "").strip() or DEFAULT_SIGNATURE
+
+
+def tag(config: ModelConfig) -> str:
+    """The tag of the graph that holds it."""
+    return config.parameters.get(TAG, "").strip() or "serve"
+
+
+def check(config: ModelConfig) -> None:
+    """Refuse what is not honoured."""
+    warn_of_unknown(
+        config, (SIGNATURE, TAG, _WITHIN, _BETWEEN, _INIT), "TensorFlow models", "mme.tensorflow", _WITHOUT_EFFECT
+    )
+    names = ", ".join(each.name for each in config.gpu_accelerators)
+    if names:
+        sentence = f"gpu_execution_accelerator {names} changes nothing: TensorFlow computes by itself here"
+        warn_once("mme.tensorflow", sentence, config.name)
+    if _INIT in config.parameters:
+        raise MmeError(
+            Kind.UNSUPPORTED,
+            f"model '{config.name}': parameter '{_INIT}' is not honoured: freeze the graph, so that nothing is to be "
+            "initialised, or export it as a SavedModel",
+        )
+
+
+def session_config(tf: Any, config: ModelConfig, device: Device) -> Any:
+    """How a session computes, and what it sees of GPUs. The first one of a process settles both for all of it."""
+    between = integer(config, _BETWEEN, 0, _THREADS) or 1
+    settled = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=integer(config, _WITHIN, 0, _THREADS) or processors(),
+        inter_op_parallelism_threads=between if between > 1 else _CALLER,
+        allow_soft_placement=True,  # what has no form for a GPU runs on the CPU
+    )
+    if device.kind == "cpu":
+        settled.device_count["GPU"] = 0
+    else:
+        _check_seen(tf, device)
+        settled.gpu_options.visible_device_list = str(device.index)
+        settled.gpu_options.allow_growth = True  # else the first model would take all of its memory
+    return settled
+
+
+def _check_seen(tf: Any, device: Device) -> None:
+    if device.index >= len(tf.config.list_physical_devices("GPU")):
+        raise MmeError(
+            Kind.UNAVAILABLE,
+            f"a model was to run on {device}, but TensorFlow does not see that GPU; check that the driver, CUDA and "
+            "cuDNN fit it",
+        )
+
+
+def device_name(device: Device) -> str:
+    """TensorFlow's name for a device; it sees one GPU alone, which is its first."""
+    return "/CPU:0" if device.kind == "cpu" else "/GPU:0"
+
+
+_WORD_COUNT = 16  # 32 bits each, more than the environment of any of these has
+# The word of the environment that controls vectors, and the bits that say so: of results, on x86 of operands too.
+_FLUSHING = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
+_Environment = ctypes.c_uint32 * _WORD_COUNT
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Count denormals as zero meanwhile, in this thread. On an unknown processor all stays as it is."""
+    known = _FLUSHING.get(platform.machine())
+    if known is None:
+        yield
+        return
+    before, library = _Environment(), _library()
+    library.fegetenv(before)
+    word, bits = known
+    flushing = _Environment(*before)
+    flushing[word] |= bits
+    library.fesetenv(flushing)
+    try:
+        yield
+    finally:
+        library.fesetenv(before)
+
+
+@functools.cache
+def _library() -> Any:
+    return ctypes.PyDLL("libm.so.6")
+
+
+class Function:
+    """From tensors that are given to tensors that are wanted, both by name → name in the graph; it owns the session."""
+
+    def __init__(self, session: Any, feeds: Mapping[str, str], fetches: Mapping[str, str]) -> None:
+        tf = tensorflow()
+        with session.graph.as_default():
+            # What is a tensor twice, or one that is given, can't be fetched as such.
+            results = [tf.identity(session.graph.get_tensor_by_name(tensor)).name for tensor in fetches.values()]
+        self._session = session
+        self._feeds = tuple(feeds)
+        self._fetches = tuple(fetches)
+        # The public `run` does the same, and looks all names up at each call: a quarter of a millisecond.
+        self._call = session._make_callable_from_options(_options(list(feeds.values()), results))  # noqa: SLF001
+
+    def __call__(self, given: Mapping[str, Array]) -> dict[str, Any]:
+        """Compute; strings are bytes, and a result without dimensions is a number.
+
+        Raises tf.errors.OpError where it fails, KeyError for what was not given.
+        """
+        values = [given[name] for name in self._feeds]
+        with flushed_denormals():
+            results = self._call(*values)
+        return dict(zip(self._fetches, results, strict=True))
+
+    def close(self) -> None:
+        """Drop the graph's variables."""
+        self._session.close()
+
+
+def _options(feeds: list[str], fetches: list[str]) -> Any:
+    from tensorflow.core.protobuf import config_pb2  # noqa: PLC0415 - a part of the framework
+
+    return config_pb2.CallableOptions(feed=feeds, fetch=fetches)
+
 
 _TYPES = {**BY_DTYPE_NAME, "half": FP16, "string": BYTES}
 _INTERNAL = "__saved_model"  # a signature whose name begins so is nobody's to call
@@ -42,11 +250,7 @@ class Graph:
 
 
 def saved_signature(config: ModelConfig, folder: Path) -> tuple[list[GraphTensor], list[GraphTensor]]:
-    """The inputs and outputs of a SavedModel's signature, told from its description alone.
-
-    Raises:
-        MmeError: INVALID_MODEL where it is no SavedModel, or has no such signature; UNSUPPORTED without TensorFlow.
-    """
+    """The inputs and outputs of a SavedModel's signature, told from its description alone."""
     signature = _described(config, folder)
     dtypes = tensorflow().dtypes
 
@@ -91,11 +295,7 @@ def _described(config: ModelConfig, folder: Path) -> Any:
 
 
 def load_saved(config: ModelConfig, folder: Path, session: Any) -> Graph:
-    """Read a SavedModel into a session, variables and tables included.
-
-    Raises:
-        MmeError: INVALID_MODEL, OUT_OF_MEMORY.
-    """
+    """Read a SavedModel into a session, variables and tables included. Raises INVALID_MODEL, OUT_OF_MEMORY."""
     inputs, outputs = saved_signature(config, folder)
     try:
         # Deprecated for as long as TensorFlow 2 is there, whose own reader knows no sessions.
@@ -111,11 +311,7 @@ def _places(described: Any) -> dict[str, str]:
 
 
 def load_frozen(config: ModelConfig, file: Path, nodes: Any) -> Graph:
-    """Read a frozen graph into an empty one; its model is what is between the tensors that the configuration names.
-
-    Raises:
-        MmeError: INVALID_MODEL where the file is no graph, or has no such tensors; OUT_OF_MEMORY.
-    """
+    """Read a frozen graph into an empty one; its model lies between the tensors that the configuration names."""
     tf = tensorflow()
     if not (config.inputs and config.outputs):
         raise invalid_model(
@@ -166,7 +362,7 @@ def _dims(shape: Any) -> list[int] | None:
 
 
 def _tensor(config: ModelConfig, name: str, type_name: str, dims: list[int | None] | list[int] | None) -> GraphTensor:
-    """A tensor as the model declares it; the shape of one whose rank nobody knows is what the configuration says."""
+    # The shape of one whose rank is unknown is what the configuration says.
     if type_name not in _TYPES:
         raise MmeError(
             Kind.UNSUPPORTED,

@@ -3,8 +3,6 @@
 TensorFlow holds the GIL while it loads, can't give back what it took, and brings half a gigabyte: each instance has a
 process of its own, forked from one that has imported it. Where TensorFlow is not installed and OpenVINO is, that reads
 the same files.
-
-Called by load threads (`autocomplete`, `load`, `close`) and by whoever executes (`execute`).
 """
 
 from __future__ import annotations
@@ -21,17 +19,22 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.openvino import OpenvinoHandler
 from model_handlers.system.importing import is_installed
 from model_handlers.tensor import BF16, BYTES
-from model_handlers.tensorflow.functions import Function
-from model_handlers.tensorflow.graphs import load_frozen, load_saved, saved_signature
-from model_handlers.tensorflow.options import (
+from model_handlers.tensorflow.graphs import (
     DEFAULT_SIGNATURE,
+    PRELOAD,
     SIGNATURE,
+    Function,
+    built_for_cuda,
     check,
     device_name,
+    load_frozen,
+    load_saved,
+    saved_signature,
     session_config,
     signature_key,
+    tensorflow,
+    translated,
 )
-from model_handlers.tensorflow.runtime import PRELOAD, built_for_cuda, tensorflow, translated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -161,11 +164,6 @@ class GraphdefHandler(TensorflowHandler):
 
 
 def _by_openvino(config: ModelConfig) -> bool:
-    """Whether OpenVINO is to read the model.
-
-    Raises:
-        MmeError: UNSUPPORTED where the configuration names what it can't find.
-    """
     if is_installed("tensorflow") or not is_installed("openvino"):
         return False
     if signature_key(config) != DEFAULT_SIGNATURE:

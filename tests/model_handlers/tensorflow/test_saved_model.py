@@ -24,8 +24,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.system.threads import processors
 from model_handlers.tensor import FP32
 from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler, handler
-from model_handlers.tensorflow.options import session_config
-from model_handlers.tensorflow.runtime import tensorflow
+from model_handlers.tensorflow.graphs import session_config, tensorflow
 from tests.frameworks import framework
 from tests.model_handlers.tensorflow.conftest import WEIGHTS
 

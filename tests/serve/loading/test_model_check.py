@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from model_handlers.tensorflow import handler, runtime
+from model_handlers.tensorflow import graphs, handler
 from serve.loading.asked import PARAMETERS
 from serve.loading.model_check import examine, examine_ensembles
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
@@ -222,7 +222,7 @@ def test_a_saved_model_without_its_framework_is_a_note(tmp_path, monkeypatch):
     """What only the framework can read is not checked."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     monkeypatch.setattr(handler, "is_installed", lambda _: False)
-    runtime.tensorflow.cache_clear()
+    graphs.tensorflow.cache_clear()
     (tmp_path / "m" / "1" / "model.savedmodel").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.savedmodel" / "saved_model.pb").write_bytes(b"")
     (tmp_path / "m" / "config.pbtxt").write_text('platform: "tensorflow_savedmodel"')
