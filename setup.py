@@ -14,7 +14,7 @@ from setuptools import Extension, setup
 
 COMPILED = {
     "model_handlers": [
-        "system/busy_poll",
+        "worker/policies",
         "worker/batches",
         "worker/child",
         "worker/events",

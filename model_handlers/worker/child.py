@@ -33,7 +33,6 @@ from model_handlers.metrics import METRICS
 from model_handlers.outside import offering
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import heap
-from model_handlers.system.busy_poll import BusyPoll
 from model_handlers.system.priority import standing_back
 from model_handlers.worker.batches import pack_answers, unpack_requests
 from model_handlers.worker.counted import Reports
@@ -48,6 +47,7 @@ from model_handlers.worker.framing import (
 )
 from model_handlers.worker.one_by_one import OneByOne
 from model_handlers.worker.outside import OutsideInChild
+from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.restraint import restrain
 from model_handlers.worker.segments import SIZES, Segment
 

@@ -26,8 +26,8 @@ from model_handlers.worker.hosts import admit, leave
 from model_handlers.worker.leash import ChildDiedError, ChildOutgrownError
 from model_handlers.worker.load_watch import LoadWatch
 from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
 from model_handlers.worker.process import Child
-from model_handlers.worker.restarts import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
 from model_handlers.worker.segments import SegmentPool
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from model_handlers.worker.handler import EXECUTING, IDLE, NONSENSE, IsolatedHan
 from model_handlers.worker.leash import ChildDiedError
 from model_handlers.worker.listener import Channel, DeafError
 from model_handlers.worker.one_by_one import PROGRESS
-from model_handlers.worker.pace import Pace
+from model_handlers.worker.policies import Pace
 from model_handlers.worker.questions import Questions
 
 if TYPE_CHECKING:

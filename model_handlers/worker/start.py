@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.config.convert import config_fields
-from model_handlers.system.busy_poll import BusyPoll
 from model_handlers.worker.handler import IsolatedHandler
 from model_handlers.worker.parameters import PLACEMENT
+from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.requests_handler import IsolatedRequestsHandler
 from model_handlers.worker.segments import SIZES
 

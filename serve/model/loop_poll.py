@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from model_handlers.system.busy_poll import BusyPoll
+from model_handlers.worker.policies import BusyPoll
 
 if TYPE_CHECKING:
     import asyncio

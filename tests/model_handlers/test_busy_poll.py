@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_handlers.system.busy_poll import BusyPoll
+from model_handlers.worker.policies import BusyPoll
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """How many requests cross together that are executed one by one."""
 
-from model_handlers.worker.pace import Pace
+from model_handlers.worker.policies import Pace
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_handlers.worker.restarts import LIMIT, WINDOW, RestartBudget
+from model_handlers.worker.policies import LIMIT, WINDOW, RestartBudget
 
 
 def test_first_restart_is_at_once():

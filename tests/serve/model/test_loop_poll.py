@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from model_handlers.system.busy_poll import BusyPoll
+from model_handlers.worker.policies import BusyPoll
 from serve.model.loop_poll import LoopPoll
 
 if TYPE_CHECKING:

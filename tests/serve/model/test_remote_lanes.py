@@ -15,7 +15,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
-from model_handlers.worker.pace import Pace
+from model_handlers.worker.policies import Pace
 from model_handlers.worker.start import start_isolated
 from serve.model.limited_lanes import Limits
 from serve.model.model import Model
