@@ -29,7 +29,7 @@ from model_handlers.environments.environment import NICENESS
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.system.digests import DIGITS, text_digest
 from model_handlers.worker import command
-from model_handlers.worker.program import Program
+from model_handlers.worker.fork_server import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -19,7 +19,7 @@ from model_handlers.worker.output import Output
 
 if TYPE_CHECKING:
     from model_handlers.cancel_token import CancelToken
-    from model_handlers.worker.program import Program
+    from model_handlers.worker.fork_server import Program
 
 _WORDS = 3  # lines of standard error in an error message
 

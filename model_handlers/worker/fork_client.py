@@ -19,13 +19,13 @@ import sys
 import threading
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.worker.program import Order
+from model_handlers.worker.fork_server import Order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from model_handlers.worker.program import Program
+    from model_handlers.worker.fork_server import Program
 
 _STOP_SECONDS = 5.0
 _IDLE_SECONDS = 30.0  # that a framework is kept for the next model, when there is none of it

@@ -1,21 +1,20 @@
-"""The process that models' processes are forked from: small, single-threaded, with their common imports done.
+"""The process that workers are forked from: small, single-threaded, with their common imports done.
 
-Theory of operation. The serving process has threads and a loop and must not fork; a fresh interpreter takes a quarter
-of a second to import numpy. So one fresh interpreter imports what every child needs and then forks whenever it is
-asked, in a millisecond or two, the children sharing the imported pages.
+The serving process has threads and must not fork; a fresh interpreter takes a quarter of a second to import numpy. So
+one fresh interpreter imports what every worker needs, then forks on request in a millisecond or two, pages shared.
 
-An order is one packet on the command socket: a child's name, what it executes if it is not to be a mere fork of this
-process, and its descriptors [its sockets: control, events; leash, stdout, stderr].
-The leash is how the serving process holds a child: the fork server writes the child's pid on it, later its exit code;
-when the other end is closed or anything comes from there, the child is killed. So whatever ends the serving process
-ends every child: the system closes its leashes. There are no pids to mistake and no names to remove.
+An order is one packet of JSON on the command socket, {"name": "…", "fds": n, "program": null or its fields}, with the
+worker's descriptors: its sockets (control, events), then leash, stdout, stderr.
+The leash is how the serving process holds a worker: the fork server writes its pid there, later its exit code; when
+the other end closes or says anything, the worker is killed. So whatever ends the serving process ends every worker:
+the system closes its leashes. There are no pids to mistake and no names to remove.
 
-A child may leave processes behind. The fork server is a subreaper, which orphans go to, and buries them when they end.
-Each child founds a family (see `kin`): once it is dead, whatever is a child of ours, was not forked by us and is of no
-living child's family is killed, before the exit code is told. Against the death of the fork server itself children have
-the parent-death signal.
+A worker may leave processes behind. The fork server is a subreaper, which gets orphans and reaps them. Each worker
+founds a family (`system.priority`): once it is dead, every child of ours that was not forked by us and is of no living
+worker's family is killed, before the exit code is told. Against the death of the fork server itself workers have the
+parent-death signal.
 
-Not the standard library's forkserver: that one listens on a socket in a folder, which stays behind when the serving
+Not the standard library's forkserver: that listens on a socket in a folder, which stays behind when the serving
 process is killed; its children keep it alive, so that it can't end one that hangs; it runs a second process to track
 names; and it imports the serving process's `__main__` again.
 """
@@ -38,14 +37,101 @@ import struct
 import sys
 import time
 import traceback
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from model_handlers.registry import BACKENDS
 from model_handlers.system import devices
 from model_handlers.system.priority import children, family_of, found_family, usual_priority
 from model_handlers.worker import child
-from model_handlers.worker.program import MAX_ORDER, Order
+from model_handlers.worker.wire_json import dumps, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+MAX_ORDER = 64 << 10  # bytes of a packet
+_NOT_EXECUTED = 127  # the exit code by which shells say so
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An executable and what surrounds it.
+
+    Attributes:
+        arguments: the executable, by its path, and its arguments.
+        directory: where it runs, "" for where the server runs.
+        variables: environment variables to set, on top of the server's own.
+        removed: environment variables to take away.
+        in_front: search paths (PATH, …) and what is looked at before all that is in them.
+        niceness: its priority; models' processes have 0.
+        speaks: whether it gets the sockets, by their numbers behind the arguments. Otherwise it gets its output alone.
+    """
+
+    arguments: Sequence[str]
+    directory: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    removed: Sequence[str] = ()
+    in_front: Mapping[str, str] = field(default_factory=dict)
+    niceness: int = 0
+    speaks: bool = False
+
+    def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment variables that it sees."""
+        kept = {name: value for name, value in inherited.items() if name not in self.removed}
+        paths = {name: os.pathsep.join(filter(None, (path, kept.get(name)))) for name, path in self.in_front.items()}
+        return {**kept, **paths, **self.variables}
+
+    def execute(self, sockets: Sequence[int]) -> NoReturn:
+        """Become it. What the system has against that goes to standard error."""
+        arguments = list(self.arguments)
+        if self.speaks:
+            for fd in sockets:
+                os.set_inheritable(fd, True)
+            arguments += map(str, sockets)
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, self.niceness)
+            if self.directory:
+                os.chdir(self.directory)
+            os.execve(arguments[0], arguments, self.environ(os.environ))  # noqa: S606 - no shell is what we want
+        except OSError as error:
+            sys.stderr.write(f"{arguments[0]} can't be executed: {error.strerror}\n")
+            os._exit(_NOT_EXECUTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A request to the fork server.
+
+    Attributes:
+        name: what the process is called.
+        fds: how many descriptors come with it: the sockets, then leash, standard output and standard error.
+        program: what it executes; None for a fork.
+    """
+
+    name: str
+    fds: int
+    program: Program | None = None
+
+    def packet(self) -> bytes:
+        """The order as bytes.
+
+        Raises:
+            OSError: it is too long.
+        """
+        data = dumps({"name": self.name, "fds": self.fds, "program": self.program and asdict(self.program)})
+        if len(data) > MAX_ORDER:
+            raise OSError(errno.E2BIG, f"what it takes to start '{self.name[:200]}' is {len(data)} bytes long")
+        return data
+
+    @classmethod
+    def of(cls, packet: bytes) -> Order:
+        """The order that these bytes are."""
+        fields = loads(memoryview(packet))
+        program = fields["program"]
+        return cls(fields["name"], fields["fds"], program and Program(**program))
+
 
 # On the leash: the pid or, where the system refused one, -errno; then the exit code, -n for signal n.
 REPORT = struct.Struct("<q")

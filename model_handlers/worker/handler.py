@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
+    from model_handlers.worker.fork_server import Program
     from model_handlers.worker.framing import Message
-    from model_handlers.worker.program import Program
     from model_handlers.worker.segments import Segment
 
 _log = logging.getLogger("mme.isolation")

@@ -39,9 +39,9 @@ from model_handlers.worker.output import Output
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from model_handlers.worker.fork_server import Program
     from model_handlers.worker.framing import Message
     from model_handlers.worker.hosts import GuestLeash, Host
-    from model_handlers.worker.program import Program
 
 _CHUNK = 16 << 10  # most messages are shorter by far; larger blocks cost the allocator more than a second read
 _DONTWAIT = int(socket.MSG_DONTWAIT)

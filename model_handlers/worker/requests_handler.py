@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.requests import ModelRequest, Responder
     from model_handlers.tensor import Array
+    from model_handlers.worker.fork_server import Program
     from model_handlers.worker.framing import Message
     from model_handlers.worker.process import Child
-    from model_handlers.worker.program import Program
     from model_handlers.worker.segments import Segment
 
 _RESPONDING = "while it had requests to answer"

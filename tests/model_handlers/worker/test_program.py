@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from model_handlers.worker.program import MAX_ORDER, Order, Program
+from model_handlers.worker.fork_server import MAX_ORDER, Order, Program
 
 
 @pytest.mark.parametrize(
