@@ -28,7 +28,7 @@ import numpy as np
 from model_handlers.environments.environment import NICENESS
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.system.digests import DIGITS, text_digest
-from model_handlers.worker import command
+from model_handlers.worker import fork_client
 from model_handlers.worker.fork_server import Program
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
     if importlib.util.find_spec("pip") is None:
         raise invalid_model(f"{subject} can't be installed: the server's Python has no pip")
     venv = Program((sys.executable, "-I", "-m", "venv", "--without-pip", str(environment.prefix)), niceness=NICENESS)
-    ended = command.run(venv, patience.model, "venv", patience)
+    ended = fork_client.run(venv, patience.model, "venv", patience)
     if ended.code != 0:
         raise MmeError(ended.kind, f"{subject} can't be installed: venv {ended}")
     [packages] = environment.prefix.glob("lib/python3.*/site-packages")
@@ -98,7 +98,7 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
         variables={"TMPDIR": str(temporary)},
         niceness=NICENESS,
     )
-    ended = command.run(pip, patience.model, "pip", patience)
+    ended = fork_client.run(pip, patience.model, "pip", patience)
     if ended.code != 0:
         raise MmeError(
             ended.kind, f"{subject} can't be installed: {_told(ended, _read_by_pip(wanted, patience.model))}"
@@ -106,7 +106,7 @@ def make(environment: Environment, wanted: Requirements, patience: Patience) -> 
     shutil.rmtree(temporary)
 
 
-def _told(ended: command.Ended, files: Iterable[Path]) -> str:
+def _told(ended: fork_client.Ended, files: Iterable[Path]) -> str:
     """Why pip failed, in its own words, but for the values of the environment variables that the files name."""
     errors = [line for line in ended.words if line.startswith("ERROR: ")]
     words = " | ".join(errors[-_ERRORS:]) or f"pip {ended}"

@@ -13,7 +13,7 @@ from model_handlers.environments.environment import NICENESS, check_interpreter
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.system.digests import DIGITS
 from model_handlers.untar import InflatedStream, Unpacking, shown
-from model_handlers.worker import command
+from model_handlers.worker import fork_client
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +157,6 @@ def make(environment: Environment, wanted: Given, patience: Patience) -> None:
     script = environment.prefix / "bin/conda-unpack"  # conda's scripts name their environment by its path
     if script.is_file():
         program = environment.program(str(script), niceness=NICENESS)
-        ended = command.run(program, patience.model, script.name, patience)
+        ended = fork_client.run(program, patience.model, script.name, patience)
         if ended.code != 0:
             raise MmeError(ended.kind, f"{subject} can't be moved to its place: {script.name} {ended}")

@@ -1,31 +1,139 @@
-"""The serving process's side of the fork servers: starts one when the first child is wanted, asks it for children.
+"""The serving process's side of the fork servers: ask for processes, hold them by leashes, run programs to their end.
 
-Any thread may ask. A fork server is executed, not forked, so threads do it no harm; it ends with the serving
-process, whose end of the command socket the system closes.
+Any thread may ask for a process. A fork server is executed, not forked, so threads do it no harm; it ends with the
+serving process, whose end of the command socket the system closes.
 
-A framework whose import takes seconds and a hundred megabytes has a fork server of its own, which has imported it:
-its children begin with it, and share its pages. What that import may do wrong is nobody else's business. When it has
-had no children for a while it begins anew, as an interpreter that imports nothing before it is asked for the next.
+A framework whose import takes seconds and a hundred megabytes has a fork server of its own that has imported it: its
+children share those pages. After a while without children it starts again, as an interpreter that imports nothing
+before it is asked for the next.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import math
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.worker.fork_server import Order
+from model_handlers.errors import Kind, MmeError
+from model_handlers.system.system_limits import advised
+from model_handlers.worker.fork_server import REPORT, Order
+from model_handlers.worker.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from model_handlers.cancel_token import CancelToken
     from model_handlers.worker.fork_server import Program
+
+
+OF_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # which no code brings upon itself
+_REAP_SECONDS = 5.0  # for the fork server to tell the exit code of a process that was killed
+
+
+class ChildDiedError(MmeError):
+    """A process is no more, and this is why."""
+
+
+class ChildOutgrownError(ChildDiedError):
+    """It was ended for the memory that it took; no other model leaving would help it. Kind OUT_OF_MEMORY."""
+
+
+class Leash:
+    """One process's leash.
+
+    Args:
+        end: our end of the socket, which is the leash's from now on.
+
+    Attributes:
+        pid: the process's id, 0 until it was told.
+        code: its exit code, -n for signal n; None until it was told, and where the fork server ended before.
+        refused: why the system let no such process be forked, where it did not.
+        over: whether everything was told: there is no such process any more.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self.pid = 0
+        self.code: int | None = None
+        self.refused: OSError | None = None
+        self.over = False
+
+    def __repr__(self) -> str:
+        return f"<Leash of {self.pid or 'nobody yet'}{', over' if self.over else ''}>"
+
+    def fileno(self) -> int:
+        """To poll for news."""
+        return self._end.fileno()
+
+    def read(self) -> None:
+        """Take one piece of news; waits for it. An end without a code is the end of the fork server."""
+        data = self._end.recv(REPORT.size, socket.MSG_WAITALL)
+        if len(data) < REPORT.size:
+            self.over = True
+        elif self.pid:
+            (self.code,) = REPORT.unpack(data)
+            self.over = True
+        else:
+            (number,) = REPORT.unpack(data)
+            if number < 0:
+                self.refused, self.over = OSError(-number, os.strerror(-number)), True
+            else:
+                self.pid = number
+
+    def wait(self, seconds: float) -> None:
+        """Take the news as they come, for so many seconds or until all was told; with 0 take those that are there."""
+        deadline = time.monotonic() + seconds
+        ready = select.poll()
+        ready.register(self, select.POLLIN)
+        while not self.over and ready.poll(milliseconds(deadline)):
+            self.read()
+
+    def let_go(self) -> None:
+        """End the process, if it still runs: the fork server kills it, and tells.
+
+        One that is not there yet is not waited for: its fork server may be busy with its imports, and ends it when it
+        comes to it, before it does anything.
+        """
+        if self.over or self._end.fileno() < 0:
+            return
+        self.wait(0)
+        if not self.over:
+            self.drop()
+            self.wait(_REAP_SECONDS if self.pid else 0)
+
+    def drop(self) -> None:
+        """Have the process ended, without waiting for that."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Give the socket back; the process ends."""
+        self._end.close()
+
+
+def milliseconds(deadline: float) -> int:
+    """From now to a time of the monotonic clock, never less than none, as `poll` wants them."""
+    return max(0, math.ceil((deadline - time.monotonic()) * 1000))
+
+
+def signal_name(number: int) -> str:
+    """What a signal is called."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal between the two that have names
+        return f"signal {number}"
+
 
 _STOP_SECONDS = 5.0
 _IDLE_SECONDS = 30.0  # that a framework is kept for the next model, when there is none of it
@@ -164,3 +272,77 @@ def forks_with(preload: str) -> ForkClient:
 def _stop_all() -> None:
     for client in _WITH.values():
         client.stop()
+
+
+_WORDS = 3  # lines of standard error in an error message
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended.
+
+    Attributes:
+        code: its exit code, -n for signal n, None where it ended together with the fork server.
+        words: the last lines that it wrote to standard error.
+    """
+
+    code: int | None
+    words: list[str]
+
+    def __str__(self) -> str:
+        words = " | ".join(self.words[-_WORDS:])
+        return self._how() + (f": {words}" if words else "")
+
+    @property
+    def kind(self) -> Kind:
+        """What it means where it did not do its work: nothing of the model, where somebody ended it."""
+        others = self.code is None or -self.code in OF_OTHERS
+        return Kind.EXECUTION_FAILED if others else Kind.INVALID_MODEL
+
+    def _how(self) -> str:
+        if self.code is None:
+            return "ended together with the process that it was forked from; load the model again"
+        if self.code >= 0:
+            return f"ended with exit code {self.code}"
+        again = "; load the model again" if -self.code in OF_OTHERS else ""
+        return f"was killed by {signal_name(-self.code)}{again}"
+
+
+def run(program: Program, model: str, name: str, token: CancelToken) -> Ended:
+    """Execute a program and wait for its end.
+
+    Args:
+        program: it.
+        model: the model that it runs for.
+        name: what the process is called.
+        token: ends the program when it is cancelled.
+
+    Raises:
+        MmeError: UNAVAILABLE when no process can be had; as `CancelToken.check`.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            output = Output(model, name)
+            held.callback(output.close)
+            ours, theirs = map(held.enter_context, socket.socketpair())
+            FORKS.fork(name, [theirs.fileno(), *output.writers], program)
+        except OSError as error:
+            raise _no_process(model, error) from error
+        theirs.close()
+        output.start()
+        leash = Leash(ours)
+        held.callback(leash.let_go)
+        token.check()
+
+        def over(seconds: float) -> Leash | None:
+            leash.wait(seconds)
+            return leash if leash.over else None
+
+        token.wait(over)
+        if leash.refused:
+            raise _no_process(model, leash.refused)
+        return Ended(leash.code, output.last_words())
+
+
+def _no_process(model: str, error: OSError) -> MmeError:
+    return MmeError(Kind.UNAVAILABLE, f"model '{model}': no process can be started for it: {advised(error)}")

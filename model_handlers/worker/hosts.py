@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError
-from model_handlers.worker.leash import milliseconds
+from model_handlers.worker.fork_client import milliseconds
 from model_handlers.worker.process import Child
 
 if TYPE_CHECKING:

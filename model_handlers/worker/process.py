@@ -23,16 +23,17 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind
 from model_handlers.system import devices
 from model_handlers.system.system_limits import advised
-from model_handlers.worker.fork_client import FORKS, forks_with
-from model_handlers.worker.framing import MessageReader, ProtocolError, encode_message
-from model_handlers.worker.leash import (
+from model_handlers.worker.fork_client import (
+    FORKS,
     OF_OTHERS,
     ChildDiedError,
     ChildOutgrownError,
     Leash,
+    forks_with,
     milliseconds,
     signal_name,
 )
+from model_handlers.worker.framing import MessageReader, ProtocolError, encode_message
 from model_handlers.worker.oom import LEDGER
 from model_handlers.worker.output import Output
 

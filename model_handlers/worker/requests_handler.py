@@ -25,9 +25,9 @@ from model_handlers.tensor import BYTES
 from model_handlers.worker.batches import answer_from, pack_requests, unpack_answers
 from model_handlers.worker.channel import INLINE, Frame
 from model_handlers.worker.counted import Counted
+from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.framing import Packing, ProtocolError, request_number
 from model_handlers.worker.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
-from model_handlers.worker.leash import ChildDiedError
 from model_handlers.worker.listener import Channel, DeafError
 from model_handlers.worker.one_by_one import PROGRESS
 from model_handlers.worker.policies import Pace

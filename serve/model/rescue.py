@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import TTLCache
 
 from model_handlers.errors import MmeError
-from model_handlers.worker.leash import ChildOutgrownError
+from model_handlers.worker.fork_client import ChildOutgrownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

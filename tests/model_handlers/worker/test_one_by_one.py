@@ -15,7 +15,7 @@ from unasked_models import Once
 from model_handlers.config.model_config import DynamicBatching, ModelConfig, SequenceBatching
 from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
-from model_handlers.worker.leash import ChildDiedError
+from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.one_by_one import PROGRESS, OneByOne
 from tests.responders import Responses
 
