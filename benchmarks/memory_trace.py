@@ -35,7 +35,7 @@ import psutil
 from onnx import TensorProto, helper
 
 from benchmarks.servers import COMMANDS, mme_store
-from model_handlers.worker.oom import read_count
+from model_handlers.worker.process import read_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

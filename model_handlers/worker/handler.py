@@ -22,11 +22,10 @@ from model_handlers.system.system_limits import advised
 from model_handlers.worker import memfd
 from model_handlers.worker.fork_client import ChildDiedError, ChildOutgrownError, forks_with
 from model_handlers.worker.framing import Packing, ProtocolError, error_from, unpack
-from model_handlers.worker.hosts import admit, leave
 from model_handlers.worker.load_watch import LoadWatch
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
-from model_handlers.worker.process import Child
+from model_handlers.worker.process import Child, admit, leave
 from model_handlers.worker.segments import SegmentPool
 
 if TYPE_CHECKING:

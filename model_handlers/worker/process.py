@@ -1,13 +1,10 @@
-"""One life of one model's process, as the serving process sees it: start, calls, death.
+"""One life of a worker as the serving process sees it: start, calls, death; and workers that several models share.
 
-Theory of operation. Four things connect us to a child: the control socket (batches), the leash (the fork server
-tells the pid and the exit code on it, and kills the child when we let go), the pipes of its output, and the socket of
-its events, which is not our business. A call waits for the control socket and the leash together, until its deadline,
-so that a death is noticed at once, even where something the model started keeps the control socket open. A child that
-died, hung or spoke nonsense is over: whoever called gets a `ChildDiedError` that says what happened, and `close` has
-nothing left to do but to give back.
-
-Called by one thread at a time; `memory` by any.
+Four things connect us to a worker: the control socket (batches), the leash (the fork server tells pid and exit code on
+it, and kills the worker when we let go), the pipes of its output, and the socket of its events, which others read. A
+call waits for control socket and leash together until its deadline, so that a death is noticed at once, even where
+something that the model started keeps the control socket open. A worker that died, hung or spoke nonsense is over: the
+caller gets a `ChildDiedError` that says what happened, and `close` only gives back.
 """
 
 from __future__ import annotations
@@ -16,12 +13,15 @@ import contextlib
 import select
 import signal
 import socket
+import threading
 import time
 from array import array
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind
+from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
+from model_handlers.system.control_groups import folders
 from model_handlers.system.system_limits import advised
 from model_handlers.worker.fork_client import (
     FORKS,
@@ -34,7 +34,6 @@ from model_handlers.worker.fork_client import (
     signal_name,
 )
 from model_handlers.worker.framing import MessageReader, ProtocolError, encode_message
-from model_handlers.worker.oom import LEDGER
 from model_handlers.worker.output import Output
 
 if TYPE_CHECKING:
@@ -42,7 +41,57 @@ if TYPE_CHECKING:
 
     from model_handlers.worker.fork_server import Program
     from model_handlers.worker.framing import Message
-    from model_handlers.worker.hosts import GuestLeash, Host
+
+
+_FILES = ("memory.events", "memory.oom_control")  # as version 2 calls them, and version 1
+_WORD = "oom_kill"
+
+
+def counters(membership: str) -> list[Path]:
+    """Where the kernel may count, the nearest first. `membership` is the text of /proc/self/cgroup."""
+    return [*(folder / name for folder in folders(membership) for name in _FILES), Path("/proc/vmstat")]
+
+
+def read_count(paths: list[Path]) -> int:
+    """Kills counted by the first of `paths` that counts any; 0 where none does."""
+    for path in paths:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            word, _, number = line.partition(" ")
+            if word == _WORD:
+                return int(number)
+    return 0
+
+
+class OomLedger:
+    """Which of the kernel's kills are accounted for."""
+
+    def __init__(self, paths: list[Path] | None = None) -> None:
+        self._paths = paths
+        self._claimed = 0
+        self._lock = threading.Lock()
+
+    def count(self) -> int:
+        """Kills so far: to be remembered at the start of a process."""
+        if self._paths is None:
+            self._paths = counters(Path("/proc/self/cgroup").read_text())
+        return read_count(self._paths)
+
+    def claim(self, at_start: int) -> bool:
+        """Whether a kill is there for a process that started at this count, and died of SIGKILL just now."""
+        with self._lock:
+            accounted = max(at_start, self._claimed)
+            if self.count() <= accounted:
+                return False
+            self._claimed = accounted + 1
+            return True
+
+
+LEDGER = OomLedger()  # one a process, as the kernel's count is
+
 
 _CHUNK = 16 << 10  # most messages are shorter by far; larger blocks cost the allocator more than a second read
 _DONTWAIT = int(socket.MSG_DONTWAIT)
@@ -367,3 +416,200 @@ class Child:
         self._control.close()
         self._leash.close()
         self._events.close()
+
+
+_SECONDS = 60.0  # for a host to start, which may have to import the framework first, or to take in a guest
+_REAP_SECONDS = 5.0
+_LEAVING_SECONDS = 0.5  # for a guest that has closed its socket to be gone
+_hosts: dict[str, Host] = {}
+_starts: dict[str, threading.Lock] = {}  # by name: as many as there are frameworks on GPUs
+_lock = threading.Lock()
+
+
+class Host:
+    """One process of several models. Made by `admit`, and gone with its last guest.
+
+    Args:
+        name: what it is called: the framework and the device.
+        preload: see `Child`.
+    """
+
+    def __init__(self, name: str, preload: str) -> None:
+        self.name = name
+        self.guests = 0
+        self._lock = threading.Lock()
+        self._child = _started(name, preload)
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} of {self.guests} in {self._child!r}>"
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._child.pid
+
+    @property
+    def output(self) -> Output:
+        """What it writes, all of its guests together."""
+        return self._child.output
+
+    @property
+    def killed(self) -> bool:
+        """Whether somebody ended it: see `Child`."""
+        return self._child.killed
+
+    def died(self) -> bool:
+        """Whether it is no more, or not to be trusted with another guest."""
+        with self._lock:
+            return self._child.has_died()
+
+    def fate(self) -> tuple[Kind, str]:
+        """How it ended, see `Child.fate`: the same for all of its guests."""
+        with self._lock:
+            return self._child.fate()
+
+    def private_memory(self) -> int:
+        """Bytes that it takes, all guests together, and no other process shares."""
+        return self._child.private_memory() or 0
+
+    def take_in(self, lane: str, held: socket.socket, sockets: list[socket.socket]) -> GuestLeash:
+        """Have a thread of it serve `sockets`: control, events, and the other end of `held`.
+
+        Raises:
+            OSError: it can't.
+        """
+        try:
+            with self._lock:
+                fds = [each.fileno() for each in sockets]
+                self._child.call({"do": "guest", "lane": lane}, fds, _SECONDS, "while it took in a model")
+        except MmeError as error:
+            raise OSError(error.message) from error
+        return GuestLeash(held, self)
+
+    def kill(self) -> None:
+        """End it at once, and all guests with it."""
+        with self._lock:
+            self._child.drop()
+
+    def close(self) -> None:
+        """End it in good order; it has no guests any more."""
+        with self._lock:
+            self._child.close(_REAP_SECONDS)
+
+
+class GuestLeash:
+    """How a guest is held: as `Leash`, for a thread of a host instead of a process.
+
+    Attributes:
+        over: whether its thread has ended, or the host has.
+        code: 0, as a thread has none; how a host ended it tells itself.
+        refused: None, as no process is forked for it.
+    """
+
+    def __init__(self, end: socket.socket, host: Host) -> None:
+        self._end = end
+        self._host = host
+        self.over = False
+        self.code: int | None = 0
+        self.refused: OSError | None = None
+
+    def __repr__(self) -> str:
+        return f"<GuestLeash in {self._host!r}{', over' if self.over else ''}>"
+
+    @property
+    def pid(self) -> int:
+        """The host's."""
+        return self._host.pid
+
+    def fileno(self) -> int:
+        """To poll for news."""
+        return self._end.fileno()
+
+    def read(self) -> None:
+        """Take the one piece of news that there is."""
+        self._end.recv(1)
+        self.over = True
+
+    def wait(self, seconds: float) -> None:
+        """For so many seconds, or until it is over."""
+        if self.over:
+            return
+        deadline = time.monotonic() + seconds
+        ready = select.poll()
+        ready.register(self, select.POLLIN)
+        if ready.poll(milliseconds(deadline)):
+            self.read()
+
+    def let_go(self) -> None:
+        """End it, if it still runs. A thread can't be ended but with its process."""
+        self.wait(_LEAVING_SECONDS)
+        if not self.over:
+            self._host.kill()
+            self.wait(_REAP_SECONDS)
+
+    def drop(self) -> None:
+        """The same, without waiting for it."""
+        self._host.kill()
+
+    def close(self) -> None:
+        """Give the socket back; the host ends with its last guest. Once more does nothing."""
+        if self._end.fileno() >= 0:
+            self._end.close()
+            leave(self._host)
+
+
+def admit(name: str, preload: str) -> Host:
+    """The host of that name, a new one if there is none; it counts one guest more.
+
+    Raises:
+        OSError: no process can be had.
+    """
+    with _lock:
+        starts = _starts.setdefault(name, threading.Lock())
+    with starts:
+        host = _living(name)
+        if host is None:
+            try:
+                host = Host(name, preload)
+            except MmeError as error:
+                raise OSError(error.message) from error
+            with _lock:
+                host.guests = 1
+                _hosts[name] = host
+        return host
+
+
+def _started(name: str, preload: str, *, again: bool = False) -> Child:
+    """A process to be a host, asked for once more where its fork server ended before there was one."""
+    child = Child(name, name, None, preload)
+    try:
+        child.call({"do": "host"}, (), _SECONDS, "while it started")
+    except MmeError:
+        child.close(0)
+        if again or not child.never_began:
+            raise
+        return _started(name, preload, again=True)
+    return child
+
+
+def _living(name: str) -> Host | None:
+    """The host of that name, if it lives; it counts one guest more."""
+    with _lock:
+        host = _hosts.get(name)
+        if host is not None:
+            host.guests += 1
+    if host is not None and host.died():
+        leave(host)
+        return None
+    return host
+
+
+def leave(host: Host) -> None:
+    """It counts one guest less, and ends with the last."""
+    with _lock:
+        host.guests -= 1
+        last = host.guests == 0
+        if last and _hosts.get(host.name) is host:
+            del _hosts[host.name]
+    if last:
+        host.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_handlers.worker.oom import read_count
+from model_handlers.worker.process import read_count
 from tests.cgroups import small_group
 from tests.contract.server import SCRIPTS, Server
 from tests.serve.hungry import write_hungry

@@ -41,9 +41,9 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from model_handlers.worker import fork_client, process
 from model_handlers.worker.fork_client import ForkClient, forks_with
-from model_handlers.worker.oom import LEDGER
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import LIMIT
+from model_handlers.worker.process import LEDGER
 from model_handlers.worker.trial import try_file
 from tests.cgroups import few_tasks
 from tests.processes import ends_with_all_it_started, is_over

@@ -13,11 +13,11 @@ from isolated_models import Echo, Misbehaves, Refuses, RefusesForGood
 from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker import hosts, start
+from model_handlers.worker import process, start
 from model_handlers.worker.fork_client import FORKS
 from model_handlers.worker.handler import IsolatedHandler
-from model_handlers.worker.oom import LEDGER
 from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.process import LEDGER
 from tests.waiting import eventually
 
 X = np.arange(6, dtype="f4")
@@ -123,7 +123,7 @@ def test_a_host_that_starts_keeps_only_its_own_guests_waiting(guest, monkeypatch
     """Who asks for another one, or leaves another one, does not wait for it; who asks for the same one does, and shares it."""
     begins, goes, made = threading.Event(), threading.Event(), []
 
-    class Slow(hosts.Host):
+    class Slow(process.Host):
         def __init__(self, name, preload):
             if name == "slow":
                 begins.set()
@@ -132,12 +132,12 @@ def test_a_host_that_starts_keeps_only_its_own_guests_waiting(guest, monkeypatch
 
     leaves = guest()
     monkeypatch.setattr(hosts, "Host", Slow)
-    threads = [threading.Thread(target=lambda: made.append(hosts.admit("slow", ""))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: made.append(process.admit("slow", ""))) for _ in range(2)]
     for thread in threads:
         thread.start()
     assert begins.wait(60)
     leaves.close()
-    hosts.leave(hosts.admit("other", ""))
+    process.leave(process.admit("other", ""))
     assert made == []
     goes.set()
     for thread in threads:
@@ -146,8 +146,8 @@ def test_a_host_that_starts_keeps_only_its_own_guests_waiting(guest, monkeypatch
     one, two = made
     assert one is two
     assert one.guests == 2
-    hosts.leave(one)
-    hosts.leave(two)
+    process.leave(one)
+    process.leave(two)
 
 
 def test_a_guest_that_can_t_be_loaded_is_nobody_else_s_business(guest):

@@ -43,9 +43,9 @@ from model_handlers.config.model_config import (
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.tensor import BF16, BYTES, FP32, INT32, TensorFormat, TensorSpec
-from model_handlers.worker.oom import OomLedger, counters, read_count
 from model_handlers.worker.output import MAX_LINE, LineSplitter, Output
 from model_handlers.worker.parameters import Deadlines, placement_of
+from model_handlers.worker.process import OomLedger, counters, read_count
 
 _LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})
 FULL = ModelConfig(
