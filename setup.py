@@ -16,11 +16,10 @@ COMPILED = {
     "model_handlers": [
         "worker/policies",
         "worker/batches",
-        "worker/child",
+        "worker/main",
         "worker/events",
         "worker/framing",
         "worker/handler",
-        "worker/one_by_one",
         "worker/process",
         "worker/requests_handler",
         "worker/segments",

@@ -35,9 +35,9 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     _import_package()
-    from model_handlers.worker import child  # noqa: PLC0415 - it can be imported from here on
+    from model_handlers.worker import main  # noqa: PLC0415 - it can be imported from here on
 
-    return child.main(*ends)
+    return main.main(*ends)
 
 
 def _lack(server: str) -> str:

@@ -29,7 +29,7 @@ from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.framing import Packing, ProtocolError, request_number
 from model_handlers.worker.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
 from model_handlers.worker.listener import Channel, DeafError
-from model_handlers.worker.one_by_one import PROGRESS
+from model_handlers.worker.main import PROGRESS
 from model_handlers.worker.policies import Pace
 from model_handlers.worker.questions import Questions
 

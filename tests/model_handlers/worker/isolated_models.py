@@ -18,7 +18,7 @@ from model_handlers.base import Footprint, Handler, Placement
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BYTES, FP32, TensorSpec
-from model_handlers.worker import one_by_one
+from model_handlers.worker import main
 
 
 class Model(Handler):
@@ -32,7 +32,7 @@ class Model(Handler):
         super().__init__(replace(config, outputs=(TensorSpec("y", FP32, (-1,)),)))
         self.file = model_file
         if "UNHURRIED" in config.parameters:
-            one_by_one._TICK_SECONDS = 3600.0
+            main._TICK_SECONDS = 3600.0
 
     @classmethod
     def autocomplete(cls, config, model_file):

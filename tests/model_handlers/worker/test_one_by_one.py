@@ -16,7 +16,7 @@ from model_handlers.config.model_config import DynamicBatching, ModelConfig, Seq
 from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.worker.fork_client import ChildDiedError
-from model_handlers.worker.one_by_one import PROGRESS, OneByOne
+from model_handlers.worker.main import PROGRESS, OneByOne
 from tests.responders import Responses
 
 X = np.arange(4, dtype="f4")

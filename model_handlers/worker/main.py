@@ -1,26 +1,32 @@
-"""What runs inside a model's process: load, then receive a batch, execute it, answer, until the socket closes.
+"""What runs inside a worker: load, then receive a batch, execute it, answer, until the socket closes.
 
 The main thread does all of it; what a model says outside of its batches is the business of `events`. Inputs are read
 where they lie; outputs are written once, behind them. Whatever the model's code raises becomes an answer, `sys.exit`
-included; whatever kills the process is for the other side to see.
-The other side's death is an end of the stream, and if the model hangs then, the fork server's kill.
+included; whatever kills the process is for the other side to see. The other side's death is an end of the stream, and
+if the model hangs then, the fork server's kill.
 
-A model may keep an input beyond its batch. Then the segment is left to it: the answer says so, and the serving
-process writes into another one.
+A model may keep an input beyond its batch. Then the segment is left to it: the answer says so, and the serving process
+writes into another one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import importlib
 import logging
 import os
+import resource
 import select
 import socket
+import struct
 import sys
 import threading
 import time
 import traceback
 from array import array
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,22 +39,13 @@ from model_handlers.metrics import METRICS
 from model_handlers.outside import offering
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import heap
-from model_handlers.system.priority import standing_back
+from model_handlers.system.priority import lower_priority_for_good, standing_back
 from model_handlers.worker.batches import pack_answers, unpack_requests
 from model_handlers.worker.counted import Reports
 from model_handlers.worker.events import Events
-from model_handlers.worker.framing import (
-    MessageReader,
-    Packing,
-    encode_message,
-    error_fields,
-    request_number,
-    unpack,
-)
-from model_handlers.worker.one_by_one import OneByOne
+from model_handlers.worker.framing import MessageReader, Packing, encode_message, error_fields, request_number, unpack
 from model_handlers.worker.outside import OutsideInChild
 from model_handlers.worker.policies import BusyPoll
-from model_handlers.worker.restraint import restrain
 from model_handlers.worker.segments import SIZES, Segment
 
 if TYPE_CHECKING:
@@ -60,6 +57,7 @@ if TYPE_CHECKING:
     from model_handlers.worker.batches import Answer
     from model_handlers.worker.events import ResponderInChild
     from model_handlers.worker.framing import Message
+
 
 _CHUNK = 16 << 10  # as in `process`
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
@@ -408,3 +406,146 @@ def _as_error(error: BaseException, model: str, otherwise: Kind, when: str) -> M
         return MmeError(kind, f"model '{model}' called sys.exit({error.code!r}) {when}")
     traceback.print_exception(error)
     return MmeError(otherwise, f"model '{model}' failed {when}: {type(error).__name__}: {error}")
+
+
+_PROC = Path("/proc/self")
+_ALWAYS = 512 << 20  # bytes that a file of any size may take
+_TIMES_FILE = 64  # XGBoost takes up to 24 bytes for one of JSON
+_STACK = 8 << 20  # bytes of a thread's, where there is no limit
+_FIRST_TO_GO = "1000"
+
+
+def restrain(size: int) -> None:
+    """Hold this process to what a file of `size` bytes may take."""
+    faulthandler.disable()  # whoever is told of its death can do nothing with a stack
+    lower_priority_for_good()
+    with contextlib.suppress(OSError):
+        (_PROC / "oom_score_adj").write_text(_FIRST_TO_GO)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = _taken() + _ALWAYS + _of_threads() + _TIMES_FILE * size
+    limits = [limit for limit in (soft, allowed) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+
+
+def _of_threads() -> int:
+    """Bytes that a library's threads reserve for their stacks: it may start one a processor, whatever it is told."""
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return (_STACK if stack == resource.RLIM_INFINITY else stack) * (os.cpu_count() or 1)
+
+
+def _taken() -> int:
+    """Bytes that count already."""
+    lines = (_PROC / "status").read_text().splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:")), 0)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from model_handlers.requests import ModelRequest
+    from model_handlers.tensor import Array
+    from model_handlers.worker.batches import Answer
+    from model_handlers.worker.events import ResponderInChild
+
+    # Executes one request, and never raises. The flag says that the answer, None where the responder has got it or
+    # will, is written before the model executes anything else.
+    Execute = Callable[[ModelRequest, ResponderInChild, bool], Answer]
+
+PROGRESS = struct.Struct("<q")  # how many were begun
+_now = time.perf_counter_ns
+_TICK_SECONDS = 0.01
+_QUIET_TICKS = 100  # then nobody looks any more, until requests cross together again
+
+
+class OneByOne:
+    """Executes them, on one thread."""
+
+    def __init__(self, execute: Execute) -> None:
+        self._execute = execute
+        self._waiting: deque[tuple[int, ModelRequest, ResponderInChild]] = deque()
+        self._unsent: deque[tuple[int, ResponderInChild, Answer]] = deque()
+        self._rounds = 0
+        self._executes = False
+        self._watched = False
+
+    def run(
+        self, requests: Sequence[ModelRequest], responders: Sequence[ResponderInChild], shared: Array
+    ) -> tuple[list[Answer], int]:
+        """Execute them.
+
+        Args:
+            requests: who came together.
+            responders: theirs.
+            shared: the memory that they came in, with room for PROGRESS in front.
+
+        Returns:
+            the answer to each, None where it was sent or will be, PUT_BACK for who was given back; and how long all of
+            them took, in nanoseconds.
+        """
+        answers: list[Answer] = [PUT_BACK] * len(requests)
+        last = len(requests) - 1
+        following = zip(range(len(requests)), requests, responders, strict=True)
+        index, request, responder = next(following)  # which is begun here whatever happens
+        self._waiting.extend(following)
+        self._rounds += 1
+        self._executes = True
+        if len(requests) > 1 and not self._watched:
+            self._watch()
+        progress = shared.data
+        began = _now()
+        while True:
+            PROGRESS.pack_into(progress, 0, index + 1)
+            answers[index] = None
+            answer = self._execute(request, responder, index == last)
+            if index == last:  # nobody else is to send it: it may lie in arrays that the model writes into next
+                answers[index] = answer
+            elif answer is not None:
+                self._unsent.append((index, responder, answer))
+            try:
+                index, request, responder = self._waiting.popleft()
+            except IndexError:
+                break
+        took = _now() - began
+        self._executes = False
+        with suppress(IndexError):
+            while True:
+                index, _, answer = self._unsent.popleft()
+                answers[index] = answer
+        return answers, took
+
+    def send_answered(self) -> None:
+        """Send what is answered, now. On any thread."""
+        with suppress(IndexError):
+            while True:
+                _, responder, answer = self._unsent.popleft()
+                responder.send(answer, final=True)
+
+    def _give_back(self) -> None:
+        """Give back those that are not begun, the last first."""
+        with suppress(IndexError):
+            while True:
+                _, _, responder = self._waiting.pop()
+                responder.put_back()
+
+    def _watch(self) -> None:
+        self._watched = True
+        try:
+            threading.Thread(target=self._look, name="mme answers", daemon=True).start()
+        except RuntimeError:  # no thread is to be had: the answers wait for one another
+            self._watched = False
+
+    def _look(self) -> None:
+        quiet = 0
+        while quiet < _QUIET_TICKS:
+            round_ = self._rounds
+            time.sleep(_TICK_SECONDS)
+            quiet = quiet + 1 if round_ == self._rounds and not self._executes else 0
+            if round_ == self._rounds and self._executes:
+                try:
+                    self._give_back()
+                    self.send_answered()
+                except Exception:  # noqa: BLE001 - whatever one answer is, the others are to be sent
+                    traceback.print_exc()
+        self._watched = False
+        if self._executes:  # some may have come in this very moment, and found it watched
+            self._watch()
