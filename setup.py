@@ -15,10 +15,9 @@ from setuptools import Extension, setup
 COMPILED = {
     "model_handlers": [
         "worker/policies",
-        "worker/batches",
+        "worker/wire",
         "worker/main",
         "worker/events",
-        "worker/framing",
         "worker/handler",
         "worker/process",
         "worker/requests_handler",

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.worker import memfd
-from model_handlers.worker.framing import MessageReader, Packing, ProtocolError, encode_message
+from model_handlers.worker.wire import MessageReader, Packing, ProtocolError, encode_message
 
 if TYPE_CHECKING:
     from model_handlers.tensor import Array
-    from model_handlers.worker.framing import Message
+    from model_handlers.worker.wire import Message
 
 INLINE = 64 << 10
 _CHUNK = 64 << 10

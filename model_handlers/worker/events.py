@@ -23,9 +23,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker.batches import answer_fields
 from model_handlers.worker.channel import Frame, FrameReader
-from model_handlers.worker.framing import Packing, error_fields
+from model_handlers.worker.wire import Packing, answer_fields, error_fields
 
 if TYPE_CHECKING:
     import socket
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from model_handlers.requests import ModelResponse
     from model_handlers.tensor import Array
-    from model_handlers.worker.framing import Message
+    from model_handlers.worker.wire import Message
 
     Take = Callable[[Message, Array], None]
     AskReady = Callable[[Callable[[bool], None]], None]

@@ -45,7 +45,7 @@ from model_handlers.registry import BACKENDS
 from model_handlers.system import devices
 from model_handlers.system.priority import children, family_of, found_family, usual_priority
 from model_handlers.worker import main
-from model_handlers.worker.wire_json import dumps, loads
+from model_handlers.worker.wire import dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

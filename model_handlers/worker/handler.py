@@ -21,12 +21,12 @@ from model_handlers.system import devices
 from model_handlers.system.system_limits import advised
 from model_handlers.worker import memfd
 from model_handlers.worker.fork_client import ChildDiedError, ChildOutgrownError, forks_with
-from model_handlers.worker.framing import Packing, ProtocolError, error_from, unpack
 from model_handlers.worker.load_watch import LoadWatch
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
 from model_handlers.worker.process import Child, admit, leave
 from model_handlers.worker.segments import SegmentPool
+from model_handlers.worker.wire import Packing, ProtocolError, error_from, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.worker.fork_server import Program
-    from model_handlers.worker.framing import Message
     from model_handlers.worker.segments import Segment
+    from model_handlers.worker.wire import Message
 
 _log = logging.getLogger("mme.isolation")
 _OVERRAN = "took longer than MME_EXECUTION_TIMEOUT or the limit of a request too often"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from model_handlers.tensor import Array
     from model_handlers.worker.channel import Frame
-    from model_handlers.worker.framing import Message
+    from model_handlers.worker.wire import Message
 
 _log = logging.getLogger("mme.isolation")
 _MAX_UNSENT = 256 << 20  # bytes of frames that wait for a child to read; what lies in descriptors does not count

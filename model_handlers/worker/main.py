@@ -40,13 +40,21 @@ from model_handlers.outside import offering
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import heap
 from model_handlers.system.priority import lower_priority_for_good, standing_back
-from model_handlers.worker.batches import pack_answers, unpack_requests
 from model_handlers.worker.counted import Reports
 from model_handlers.worker.events import Events
-from model_handlers.worker.framing import MessageReader, Packing, encode_message, error_fields, request_number, unpack
 from model_handlers.worker.outside import OutsideInChild
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.segments import SIZES, Segment
+from model_handlers.worker.wire import (
+    MessageReader,
+    Packing,
+    encode_message,
+    error_fields,
+    pack_answers,
+    request_number,
+    unpack,
+    unpack_requests,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,9 +62,8 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
-    from model_handlers.worker.batches import Answer
     from model_handlers.worker.events import ResponderInChild
-    from model_handlers.worker.framing import Message
+    from model_handlers.worker.wire import Answer, Message
 
 
 _CHUNK = 16 << 10  # as in `process`
@@ -444,8 +451,8 @@ if TYPE_CHECKING:
 
     from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
-    from model_handlers.worker.batches import Answer
     from model_handlers.worker.events import ResponderInChild
+    from model_handlers.worker.wire import Answer
 
     # Executes one request, and never raises. The flag says that the answer, None where the responder has got it or
     # will, is written before the model executes anything else.

@@ -13,14 +13,14 @@ import numpy as np
 from model_handlers.errors import MmeError
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BY_NAME
-from model_handlers.worker.framing import Packing, error_from, unpack
+from model_handlers.worker.wire import Packing, error_from, unpack
 
 if TYPE_CHECKING:
     from model_handlers.outside import Done, ModelCall, Override
     from model_handlers.requests import Responder
     from model_handlers.tensor import Array
     from model_handlers.worker.events import Events
-    from model_handlers.worker.framing import Message
+    from model_handlers.worker.wire import Message
 
 
 class OutsideInChild:

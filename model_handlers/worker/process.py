@@ -33,14 +33,14 @@ from model_handlers.worker.fork_client import (
     milliseconds,
     signal_name,
 )
-from model_handlers.worker.framing import MessageReader, ProtocolError, encode_message
 from model_handlers.worker.output import Output
+from model_handlers.worker.wire import MessageReader, ProtocolError, encode_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from model_handlers.worker.fork_server import Program
-    from model_handlers.worker.framing import Message
+    from model_handlers.worker.wire import Message
 
 
 _FILES = ("memory.events", "memory.oom_control")  # as version 2 calls them, and version 1

@@ -18,14 +18,14 @@ from model_handlers.requests import ModelResponse
 from model_handlers.system.priority import usual_priority
 from model_handlers.tensor import BY_NAME
 from model_handlers.worker.channel import Frame
-from model_handlers.worker.framing import Packing, ProtocolError, error_fields, unpack
+from model_handlers.worker.wire import Packing, ProtocolError, error_fields, unpack
 
 if TYPE_CHECKING:
     from model_handlers.outside import Outside
     from model_handlers.requests import Responder
     from model_handlers.tensor import Array, DataType
-    from model_handlers.worker.framing import Message
     from model_handlers.worker.listener import Channel
+    from model_handlers.worker.wire import Message
 
 _log = logging.getLogger("mme.isolation")
 _LARGE = 1 << 20  # bytes: half a millisecond

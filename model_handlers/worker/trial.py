@@ -17,10 +17,10 @@ from model_handlers.config.convert import config_fields
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.system.system_limits import advised
 from model_handlers.worker.fork_client import ChildDiedError
-from model_handlers.worker.framing import error_from
 from model_handlers.worker.handler import NONSENSE
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.process import Child
+from model_handlers.worker.wire import error_from
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,16 @@ from hypothesis.extra import numpy as hnp
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelRequest, ModelResponse
-from model_handlers.worker.batches import pack_answers, pack_requests, unpack_answers, unpack_requests
-from model_handlers.worker.framing import MessageReader, Packing, ProtocolError, encode_message
+from model_handlers.worker.wire import (
+    MessageReader,
+    Packing,
+    ProtocolError,
+    encode_message,
+    pack_answers,
+    pack_requests,
+    unpack_answers,
+    unpack_requests,
+)
 
 ROWS = st.integers(0, 3)
 COLUMN = st.tuples(st.sampled_from(["<f4", "<i8", "u1", "?", "<f2", "O"]), hnp.array_shapes(min_dims=0, max_dims=2))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker import channel
 from model_handlers.worker.channel import INLINE, Frame, FrameReader
-from model_handlers.worker.framing import MAX_MESSAGE, Packing, ProtocolError, encode_message, unpack
+from model_handlers.worker.wire import MAX_MESSAGE, Packing, ProtocolError, encode_message, unpack
 
 
 def framed(number, size):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker.framing import (
+from model_handlers.worker.wire import (
     MAX_ERROR,
     MAX_MESSAGE,
     MessageReader,

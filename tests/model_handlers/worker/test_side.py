@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from model_handlers.worker.framing import encode_message
 from model_handlers.worker.main import _Side
 from model_handlers.worker.policies import BusyPoll
+from model_handlers.worker.wire import encode_message
 from tests.model_handlers.worker.asleep import times_asleep
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_handlers.worker.wire_json import dumps, loads, plain_dumps, plain_loads
+from model_handlers.worker.wire import dumps, loads, plain_dumps, plain_loads
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

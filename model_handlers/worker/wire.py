@@ -1,36 +1,11 @@
-"""How a batch crosses between the serving process and the process of a model: messages, and tensors beside them.
+"""JSON as messages carry it: by orjson, or by the standard library where a model's own environment has no orjson.
 
-PURE: bytes and arrays in, bytes and arrays out; no socket, no clock, no descriptor.
-
-Theory of operation. Two things connect the processes. A stream socket carries small control messages:
-
-    +----------------+---------------------------+
-    | length, 4 B LE | one JSON object, UTF-8    |     length counts the object alone, at most MAX_MESSAGE
-    +----------------+---------------------------+
-
-Shared memory carries the tensors. One segment holds a batch, its inputs in front and its outputs behind them, each
-tensor at a multiple of 64 bytes:
-
-    0        64           128                                   at                      end         size
-    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
-    | in 0   | in 1       | pad | in 2 (BYTES: length, data …)  | out 0     | out 1     | unused    |
-    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
-      written by the serving process, read in place by the child  written by the child, read in place
-
-A message names each tensor by `[datatype, offset, bytes, shape]`. An output that is an input, untouched, is not
-written again: its place is that of the input. BYTES tensors lie in their wire form and are taken apart by the reader.
-
-    serving process → child        {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "rest"}   {"do": "close"}
-    child → serving process        {"loaded": …}       {"ran": n, …}                  (nothing)        (ends)
-
-What a `run` holds of the requests, and `ran` of their answers, is told in `batches`.
-
-Nothing that comes out of a child is trusted: a model can write to any descriptor it finds. A message that is no
-message, or a tensor that lies outside its segment, is a `ProtocolError`, after which the child is not spoken to again.
+PURE. Both write what both read: the standard library is held to what JSON has a form for.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from typing import TYPE_CHECKING, Any
@@ -38,8 +13,40 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.tensor import BY_DTYPE, BY_NAME, BYTES, decode_bytes_elements, encode_bytes_elements
-from model_handlers.worker.wire_json import dumps, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def plain_dumps(value: Any) -> bytes:
+    """A value as bytes.
+
+    Raises:
+        TypeError, ValueError: JSON has no form for it.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def plain_loads(data: memoryview) -> Any:
+    """The value of these bytes.
+
+    Raises:
+        ValueError: they are not JSON.
+    """
+    return json.loads(bytes(data))
+
+
+dumps: Callable[[Any], bytes] = plain_dumps
+loads: Callable[[memoryview], Any] = plain_loads
+try:
+    import orjson
+except ImportError:
+    pass
+else:
+    dumps, loads = orjson.dumps, orjson.loads
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -322,3 +329,230 @@ def are_sizes(numbers: list[Any]) -> bool:
         if type(number) is not int or number < 0:
             return False
     return True
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from model_handlers.tensor import Array
+
+    Answer = ModelResponse | MmeError | None
+
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1  # integers that JSON has on both sides
+
+
+def pack_requests(requests: Sequence[ModelRequest], packing: Packing) -> Message:
+    """The fields that tell a batch to the model's process, whose tensors go into `packing`.
+
+    Raises:
+        MmeError: a tensor that can't cross.
+    """
+    first = requests[0]
+    rows = _rows([request.inputs for request in requests])
+    if rows is None or any(request.outputs != first.outputs for request in requests):
+        return {"requests": [_request(request, packing) for request in requests]}
+    more = {str(index): fields for index, request in enumerate(requests) if (fields := _more(request))}
+    return {
+        "columns": _columns([request.inputs for request in requests], packing, "input"),
+        "rows": rows or None,
+        "outputs": first.outputs,
+        "more": more,
+    }
+
+
+def unpack_requests(fields: Message, shared: Array, model: str) -> list[ModelRequest]:
+    """The requests of a batch, without responders."""
+    if "requests" in fields:
+        return [
+            ModelRequest(_unpacked(each["inputs"], shared, model), tuple(each["outputs"]), **each["more"])
+            for each in fields["requests"]
+        ]
+    outputs, more = tuple(fields["outputs"]), fields["more"]
+    requests = [ModelRequest(inputs, outputs) for inputs in _shares(fields, shared, model)]
+    for index, values in more.items():
+        for name, value in values.items():
+            setattr(requests[int(index)], name, value)
+    return requests
+
+
+def pack_answers(answers: Sequence[Answer], packing: Packing, model: str) -> Message:
+    """The fields that tell the answers to a batch, whose tensors go into `packing`."""
+    outputs = [answer.outputs for answer in answers if type(answer) is ModelResponse and not answer.parameters]
+    rows = _rows(outputs) if len(outputs) == len(answers) else None
+    if rows is not None and not (rows and any(map(packing.has, outputs[0].values()))):  # what is there is not joined
+        try:
+            return {"columns": _columns(outputs, packing, "output", f" of model '{model}'"), "rows": rows or None}
+        except MmeError:  # of one of them: the others' answers are good
+            packing.clear()
+    return {"answers": [_answer(answer, packing, model) for answer in answers]}
+
+
+def unpack_answers(fields: Message, shared: Array, count: int, model: str) -> list[Answer]:
+    """The answers to a batch of `count` requests.
+
+    Raises:
+        ProtocolError, LookupError, TypeError, ValueError: this is not what `pack_answers` makes.
+    """
+    if "answers" in fields:
+        answers: list[Answer] = [answer_from(answer, shared, model) for answer in fields["answers"]]
+    else:
+        answers = [ModelResponse(outputs) for outputs in _shares(fields, shared, model)]
+    if len(answers) != count:
+        raise ProtocolError(f"{len(answers)} answers to {count} requests")
+    return answers
+
+
+def answer_fields(response: ModelResponse, packing: Packing, model: str) -> Message:
+    """The fields of one response.
+
+    Raises:
+        MmeError: EXECUTION_FAILED for a tensor or a parameter that can't cross.
+    """
+    parameters = _parameters(response, model)
+    outputs = {
+        name: packing.add(array, f"output '{name}' of model '{model}'") for name, array in response.outputs.items()
+    }
+    return {"outputs": outputs, "parameters": parameters}
+
+
+def answer_from(fields: Message | None, shared: Array, model: str) -> Answer:
+    """One answer that crossed for itself.
+
+    Raises:
+        ProtocolError, LookupError, TypeError, ValueError: this is no answer.
+    """
+    if fields is None:
+        return None
+    if "error" in fields:
+        return error_from(fields["error"])
+    if "again" in fields:
+        return PUT_BACK
+    return ModelResponse(_unpacked(fields["outputs"], shared, model), checked_parameters(fields["parameters"]))
+
+
+def _parameters(response: ModelResponse, model: str) -> Message:
+    """What a response has beside tensors, as JSON has it.
+
+    Raises:
+        MmeError: EXECUTION_FAILED where JSON has no form for it.
+    """
+    for name, value in response.parameters.items():
+        wrong = (_wrong_text(name) if isinstance(name, str) else f"has a name of {type(name)}") or _wrong_value(value)
+        if wrong:
+            raise MmeError(Kind.EXECUTION_FAILED, f"parameter {name!a} of a response of model '{model}' {wrong}")
+    return {
+        name: float(value) if isinstance(value, float) else value  # numpy's are no others
+        for name, value in response.parameters.items()
+    }
+
+
+def _wrong_value(value: Any) -> str:
+    """What is wrong with a parameter's value, "" for nothing."""
+    if isinstance(value, str):
+        return _wrong_text(value)
+    if isinstance(value, int):
+        return "" if _SMALLEST <= value <= _LARGEST else "is an integer of more than 64 bits"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"is {value}, expected a finite number"
+    return f"is {type(value)}, expected a string, number or boolean"
+
+
+def _wrong_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"has halves of characters: {error}"
+    return ""
+
+
+def _request(request: ModelRequest, packing: Packing) -> Message:
+    inputs = {name: packing.add(array, f"input '{name}'") for name, array in request.inputs.items()}
+    return {"inputs": inputs, "outputs": request.outputs, "more": _more(request)}
+
+
+def _more(request: ModelRequest) -> Message:
+    """What a request has beside tensors, by the names of its attributes."""
+    more: Message = {}
+    if request.id:
+        more["id"] = request.id
+    if request.parameters:
+        more["parameters"] = dict(request.parameters)
+    if request.timeout_us:
+        more["timeout_us"] = request.timeout_us
+    if request.correlation_id:
+        more["correlation_id"] = request.correlation_id
+    if request.flags:
+        more["flags"] = request.flags
+    if request.trace:
+        more["trace"] = request.trace
+    return more
+
+
+def _answer(answer: Answer, packing: Packing, model: str) -> Message | None:
+    if answer is None:
+        return None
+    if isinstance(answer, MmeError):
+        return {"error": error_fields(answer)}
+    if answer is PUT_BACK:
+        return {"again": True}
+    try:
+        return answer_fields(answer, packing, model)
+    except MmeError as error:  # what can't be sent is the fault of this request alone
+        return {"error": error_fields(error)}
+
+
+def _rows(tensors: Sequence[Mapping[str, Array]]) -> list[int] | None:
+    """How many rows each has of columns that hold them all; [] for one alone, None where there are no such columns."""
+    if len(tensors) == 1:
+        return []
+    if not tensors[0] or not all(map(_has_rows, tensors[0].values())):
+        return None
+    kinds = [(name, array.dtype, array.shape[1:]) for name, array in tensors[0].items()]
+    rows: list[int] = []
+    for each in tensors:
+        if len(each) != len(kinds):
+            return None
+        count = -1
+        for name, dtype, shape in kinds:
+            array = each.get(name)
+            if array is None or not _has_rows(array) or array.dtype != dtype:
+                return None
+            length, *rest = array.shape
+            if tuple(rest) != shape or (count >= 0 and length != count):
+                return None
+            count = length
+        rows.append(count)
+    return rows
+
+
+def _has_rows(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.ndim > 0
+
+
+def _columns(tensors: Sequence[Mapping[str, Array]], packing: Packing, what: str, of: str = "") -> Message:
+    if len(tensors) == 1:
+        return {name: packing.add(array, f"{what} '{name}'{of}") for name, array in tensors[0].items()}
+    return {name: packing.add_joined([each[name] for each in tensors], f"{what} '{name}'{of}") for name in tensors[0]}
+
+
+def _shares(fields: Message, shared: Array, model: str) -> Iterator[dict[str, Array]]:
+    """What each request has of the columns."""
+    columns, rows = _unpacked(fields["columns"], shared, model), fields["rows"]
+    if rows is None:
+        yield columns
+        return
+    if not are_sizes(rows):
+        raise ProtocolError(f"rows that are none: {str(rows)[:200]}")
+    total = sum(rows)
+    for array in columns.values():
+        if array.ndim == 0 or len(array) != total:
+            raise ProtocolError(f"columns of other lengths than {total}")
+    start = 0
+    for count in rows:
+        end = start + count
+        yield {name: array[start:end] for name, array in columns.items()}
+        start = end
+
+
+def _unpacked(places: Any, shared: Array, model: str) -> dict[str, Array]:
+    return {name: unpack(shared, place, name, model) for name, place in places.items()}
