@@ -21,7 +21,7 @@ COMPILED = {
         "worker/handler",
         "worker/process",
         "worker/requests_handler",
-        "worker/segments",
+        "worker/memory",
         "python/answers",
         "python/host",
         "python/hosted",

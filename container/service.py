@@ -29,9 +29,9 @@ from container.traces.file import FileTracer
 from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import gpus
+from model_handlers.worker.memory import SIZES
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import BusyPoll
-from model_handlers.worker.segments import SIZES
 from serve.cache.eviction import Rules
 from serve.cache.room import megabytes
 from serve.control import Control

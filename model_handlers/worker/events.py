@@ -23,7 +23,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker.channel import Frame, FrameReader
+from model_handlers.worker.memory import Frame, FrameReader
 from model_handlers.worker.wire import Packing, answer_fields, error_fields
 
 if TYPE_CHECKING:

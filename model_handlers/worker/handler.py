@@ -19,13 +19,13 @@ from model_handlers.config.convert import config_from
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from model_handlers.system.system_limits import advised
-from model_handlers.worker import memfd
+from model_handlers.worker import memory
 from model_handlers.worker.fork_client import ChildDiedError, ChildOutgrownError, forks_with
 from model_handlers.worker.load_watch import LoadWatch
+from model_handlers.worker.memory import SegmentPool
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
 from model_handlers.worker.process import Child, admit, leave
-from model_handlers.worker.segments import SegmentPool
 from model_handlers.worker.wire import Packing, ProtocolError, error_from, unpack
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.worker.fork_server import Program
-    from model_handlers.worker.segments import Segment
+    from model_handlers.worker.memory import Segment
     from model_handlers.worker.wire import Message
 
 _log = logging.getLogger("mme.isolation")
@@ -349,7 +349,7 @@ class IsolatedHandler(Handler):
             segment, fresh = self._segments.take(size)
         except OSError as error:
             sentence = f"model '{self.config.name}': {size} bytes of shared memory can't be had: {error}"
-            raise memfd.refusal(error, sentence) from error
+            raise memory.memory_refusal(error, sentence) from error
         return segment, [segment.fd] if fresh else []
 
     def _broken(self, error: Exception) -> ChildDiedError:

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from model_handlers.system.priority import usual_priority
-from model_handlers.worker.channel import FrameReader
+from model_handlers.worker.memory import FrameReader
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from model_handlers.tensor import Array
-    from model_handlers.worker.channel import Frame
+    from model_handlers.worker.memory import Frame
     from model_handlers.worker.wire import Message
 
 _log = logging.getLogger("mme.isolation")

@@ -17,7 +17,7 @@ from model_handlers.outside import Caller, ModelCall, Override
 from model_handlers.requests import ModelResponse
 from model_handlers.system.priority import usual_priority
 from model_handlers.tensor import BY_NAME
-from model_handlers.worker.channel import Frame
+from model_handlers.worker.memory import Frame
 from model_handlers.worker.wire import Packing, ProtocolError, error_fields, unpack
 
 if TYPE_CHECKING:

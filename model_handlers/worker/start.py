@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from model_handlers.config.convert import config_fields
 from model_handlers.worker.handler import IsolatedHandler
+from model_handlers.worker.memory import SIZES
 from model_handlers.worker.parameters import PLACEMENT
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.requests_handler import IsolatedRequestsHandler
-from model_handlers.worker.segments import SIZES
 
 if TYPE_CHECKING:
     from model_handlers.base import Device, Handler

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker import channel
-from model_handlers.worker.channel import INLINE, Frame, FrameReader
+from model_handlers.worker import memory
+from model_handlers.worker.memory import INLINE, Frame, FrameReader
 from model_handlers.worker.wire import MAX_MESSAGE, Packing, ProtocolError, encode_message, unpack
 
 
@@ -249,7 +249,7 @@ def test_no_memory_for_a_frame(monkeypatch):
     def refuse(_name):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(channel.memfd, "create", refuse)
+    monkeypatch.setattr(memory.memfd, "create", refuse)
     with pytest.raises(MmeError, match=f"{INLINE + 1} bytes of shared memory can't be had") as raised:
         framed(1, INLINE + 1)
 

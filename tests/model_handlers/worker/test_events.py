@@ -10,8 +10,8 @@ import pytest
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelResponse
 from model_handlers.worker import events as events_module
-from model_handlers.worker.channel import Frame, FrameReader
 from model_handlers.worker.events import Events
+from model_handlers.worker.memory import Frame, FrameReader
 from tests.model_handlers.worker.asleep import times_asleep
 from tests.waiting import PATIENCE
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from model_handlers.worker import memfd
+from model_handlers.worker import memory
 
 
 @pytest.fixture(params=["named", "unnamed"], autouse=True)
@@ -17,10 +17,10 @@ def interpreter(request, monkeypatch):
 
 def test_a_sealed_file_grows_and_never_shrinks():
     """Whoever maps it can rely on its size; nobody who executes another program inherits it."""
-    fd = memfd.create("test")
+    fd = memory.new_memfd("test")
     try:
         os.ftruncate(fd, 8192)
-        memfd.seal(fd)
+        memory.seal(fd)
         os.ftruncate(fd, 16384)
         with pytest.raises(PermissionError):
             os.ftruncate(fd, 4096)
@@ -32,7 +32,7 @@ def test_a_sealed_file_grows_and_never_shrinks():
 def test_what_the_system_refuses_is_an_error():
     """With its number, as of any other call."""
     with pytest.raises(OSError, match="Invalid argument") as raised:
-        memfd.create("x" * 300)
+        memory.new_memfd("x" * 300)
 
     assert raised.value.errno == errno.EINVAL
 
@@ -40,17 +40,17 @@ def test_what_the_system_refuses_is_an_error():
 def test_a_file_of_another_kind_is_no_such_file(tmp_path):
     """A descriptor that comes from a child may be anything."""
     with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="Invalid argument"):
-        memfd.is_frozen(file.fileno())
+        memory.is_frozen(file.fileno())
 
 
 def test_a_frozen_file_stays_as_it_is():
     """Nobody can write it, shrink it or make it longer; one that is only sealed is not frozen."""
-    fd = memfd.create("test")
+    fd = memory.new_memfd("test")
     try:
         os.pwrite(fd, b"contents", 0)
-        assert not memfd.is_frozen(fd)
-        memfd.freeze(fd)
-        assert memfd.is_frozen(fd)
+        assert not memory.is_frozen(fd)
+        memory.freeze(fd)
+        assert memory.is_frozen(fd)
         for size in (0, 8192):
             with pytest.raises(PermissionError):
                 os.ftruncate(fd, size)
@@ -63,11 +63,11 @@ def test_a_frozen_file_stays_as_it_is():
 
 def test_a_sealed_file_is_not_frozen():
     """It may still be written."""
-    fd = memfd.create("test")
+    fd = memory.new_memfd("test")
     try:
-        memfd.seal(fd)
-        assert not memfd.is_frozen(fd)
+        memory.seal(fd)
+        assert not memory.is_frozen(fd)
         with pytest.raises(PermissionError):
-            memfd.freeze(fd)
+            memory.freeze(fd)
     finally:
         os.close(fd)

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from model_handlers.worker import segments
-from model_handlers.worker.segments import Segment, SegmentPool
+from model_handlers.worker import memory
+from model_handlers.worker.memory import Segment, SegmentPool
 
 MIB = 1 << 20
 
@@ -101,8 +101,8 @@ def test_growth_doubles(pool):
 
 def test_sizes_can_be_asked_for(monkeypatch):
     """A new segment has at least the smallest size, and grows by at least the growth."""
-    monkeypatch.setattr(segments.SIZES, "smallest", 1 << 20)
-    monkeypatch.setattr(segments.SIZES, "growth", 4 << 20)
+    monkeypatch.setattr(memory.SIZES, "smallest", 1 << 20)
+    monkeypatch.setattr(memory.SIZES, "growth", 4 << 20)
     pool = SegmentPool()
     segment, _ = pool.take(1)
     first = segment.size

@@ -14,7 +14,7 @@ from isolated_models import Misbehaves, RequestsMisbehave, Texts
 from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelRequest
-from model_handlers.worker.segments import Segment
+from model_handlers.worker.memory import Segment
 from tests.waiting import eventually
 
 X = np.arange(4, dtype="f4")

@@ -1,0 +1,498 @@
+"""Memory that two processes share: anonymous files (memfds), segments for batches, frames of the channel.
+
+A memfd lies in no folder, so that nothing is left to remove however its holders die, and no size of /dev/shm limits
+it. Sealed against shrinking: a process that truncated it could otherwise kill the other one by SIGBUS.
+
+A segment grows by both sides mapping it again, larger; views of the old mapping go on reading the same pages. `lend`
+gives out its bytes as an array for one batch. numpy lets every view of an array keep that array alive, so the segment
+is busy exactly as long as the lent array lives, which a weak reference tells. If the worker gives the segment up
+meanwhile, the mapping goes with the last view. Pages that a large batch touched stay until `SegmentPool.rest` makes
+holes behind what recent batches needed. Used by one thread at a time in each process; views may go on any thread.
+
+The channel is the second socket between the processes. The control socket carries batches, strictly one question and
+one answer; all else crosses on the channel at any time: responses of a model while it executes or after it, its calls
+of other models and their answers, cancellations, readiness, metrics. A frame is a message as `wire` has them, and,
+where it names tensors, the bytes in which their places lie:
+
+    +----------------+------------------------------+---------+
+    | length, 4 B LE | {…, "payload": n}            | n bytes |      up to INLINE bytes of tensors
+    +----------------+------------------------------+---------+
+    | length, 4 B LE | {…, "segment": n} + one descriptor     |      more: a memfd, written once, read in place
+    +----------------+----------------------------------------+
+
+Nothing is trusted that comes out of a worker. A memfd that could still change, under the eyes of a framework that has
+looked at its contents, or shrink, which would kill its reader, is a `ProtocolError`, as is every frame that is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import socket
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_handlers.errors import Kind, MmeError, out_of_memory
+from model_handlers.worker.wire import MessageReader, Packing, ProtocolError, encode_message
+
+if TYPE_CHECKING:
+    from model_handlers.tensor import Array
+    from model_handlers.worker.wire import Message
+
+
+_CLOEXEC, _ALLOW_SEALING = 1, 2
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_SEAL, _SHRINK, _GROW, _WRITE = 1, 2, 4, 8
+
+
+def new_memfd(name: str) -> int:
+    """The descriptor of a new file in memory, which this process's children do not inherit.
+
+    Raises:
+        OSError: the system has none for us.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, _CLOEXEC | _ALLOW_SEALING)
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "memfd_create"):
+        raise OSError(errno.ENOSYS, "the C library has no memfd_create")
+    fd: int = library.memfd_create(name.encode(), _CLOEXEC | _ALLOW_SEALING)
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return fd
+
+
+def punch_hole(fd: int, start: int, size: int) -> None:
+    """Give the pages of a part of the file back to the system: they read as zeros. Other threads run meanwhile.
+
+    Raises:
+        OSError: the system can't.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    offset = ctypes.c_int64
+    if library.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset(start), offset(size)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def memory_refusal(error: OSError, sentence: str) -> MmeError:
+    """What to raise where the system refuses us memory: it has none, or no descriptors."""
+    if error.errno in {errno.ENOMEM, errno.ENOSPC}:
+        return out_of_memory(sentence)
+    return MmeError(Kind.UNAVAILABLE, sentence)
+
+
+def seal(fd: int) -> None:
+    """Have the file never shrink again, whoever holds it."""
+    fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _SEAL)
+
+
+def freeze(fd: int) -> None:
+    """Have the file never change again, whoever holds it.
+
+    Raises:
+        OSError: somebody has it mapped, to write into it.
+    """
+    fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _GROW | _WRITE | _SEAL)
+
+
+def is_frozen(fd: int) -> bool:
+    """Whether the file can neither shrink nor be written.
+
+    Raises:
+        OSError: it is no such file.
+    """
+    return fcntl.fcntl(fd, _GET_SEALS) & (_SHRINK | _WRITE) == _SHRINK | _WRITE
+
+
+_SPARE = 2  # free segments kept beside the one that is taken
+_WINDOW = 64  # batches over which a need counts as recent
+_KEPT = 1 << 20  # a segment of this size is no burden
+_RESTING = 64 << 10  # bytes that each segment keeps while nobody uses it: a small batch finds its pages
+_BLOCK = 512  # what fstat counts in
+_EXCESS = 4  # times the recent need: growth doubles, so twice is usual
+
+
+@dataclass(slots=True)
+class Sizes:
+    """How large segments are made. One for the process, set before the first of them is made.
+
+    Attributes:
+        smallest: bytes of a new segment; pages that no tensor touches cost nothing.
+        growth: bytes by which one grows at least; it doubles where that is more.
+    """
+
+    smallest: int = 64 << 10
+    growth: int = 0
+
+
+SIZES = Sizes()
+
+
+class Segment:
+    """One piece of shared memory, mapped here.
+
+    Attributes:
+        id: what the two sides call it; never used again.
+        fd: its descriptor.
+        size: bytes mapped.
+        batch: the number of the last batch in it.
+        out: whether that is on its way.
+        resting: whether pages of it are being given back.
+    """
+
+    __deletable__ = ("_mapping",)  # which compiled classes have to say
+
+    def __init__(self, id: int, fd: int, size: int) -> None:  # noqa: A002 - the word for it
+        self.id = id
+        self.fd = fd
+        self.size = size
+        self.batch = 0
+        self.out = False
+        self.resting = False
+        self._mapping = mmap.mmap(fd, size)
+        self._lent: weakref.ref[Array] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.id}: {self.size} bytes{', busy' if self.busy else ''}>"
+
+    @classmethod
+    def create(cls, id: int, size: int) -> Segment:  # noqa: A002
+        """New shared memory of at least `size` bytes. Pages cost memory once they are touched."""
+        size = _page_rounded(max(size, SIZES.smallest))
+        fd = new_memfd("mme-segment")
+        try:
+            os.ftruncate(fd, size)
+            seal(fd)
+            return cls(id, fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def ensure(self, size: int) -> None:
+        """Grow to at least `size` bytes, at least doubling."""
+        if size > self.size:
+            size = _page_rounded(max(size, 2 * self.size, self.size + SIZES.growth))
+            os.ftruncate(self.fd, size)
+            self.follow(size)
+
+    def follow(self, size: int) -> None:
+        """Map what the other side has grown.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if size > self.size:
+            self._mapping = mmap.mmap(self.fd, size)  # refuses more than the file has
+            self.size = size
+
+    def memory(self) -> memoryview:
+        """The bytes, to write into. To be released before the segment is closed."""
+        return memoryview(self._mapping)
+
+    def lend(self, *, writable: bool = False) -> Array:
+        """The bytes as an array, read-only as a rule; until it and its views are gone the segment is busy."""
+        memory = memoryview(self._mapping)
+        array: Array = np.frombuffer(memory if writable else memory.toreadonly(), np.uint8)
+        self._lent = weakref.ref(array)
+        return array
+
+    @property
+    def taken(self) -> int:
+        """Bytes of memory that it takes, whoever touched them."""
+        return os.fstat(self.fd).st_blocks * _BLOCK
+
+    def hole(self, beyond: int) -> Hole:
+        """What gives back the pages behind its first bytes, of whole pages; until it was made nobody takes the segment.
+
+        Raises:
+            OSError: the system has no descriptor for it.
+        """
+        hole = Hole(self, os.dup(self.fd), beyond, self.size - beyond)
+        self.resting = True
+        return hole
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is on its way in it, pages are given back, or anybody still looks at what was lent."""
+        return self.out or self.resting or (self._lent is not None and self._lent() is not None)
+
+    def close(self) -> None:
+        """Give it up; views that still live keep their mapping until they go."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            del self._mapping
+
+
+class Hole:
+    """Pages of a segment that are to be given back to the system, on both sides. To be made once, on any thread.
+
+    It takes a quarter of a millisecond for each megabyte, so nobody waits for it: the descriptor is its own, and the
+    segment may be closed meanwhile.
+    """
+
+    def __init__(self, segment: Segment, fd: int, start: int, size: int) -> None:
+        self._segment = segment
+        self._fd = fd
+        self._start = start
+        self._size = size
+
+    def make(self) -> None:
+        """Give them back; they read as zeros from now on."""
+        try:
+            with contextlib.suppress(OSError):  # a system that can't do that keeps them
+                punch_hole(self._fd, self._start, self._size)
+        finally:
+            os.close(self._fd)
+            self._segment.resting = False
+
+
+class SegmentPool:
+    """The segments that the serving process shares with one child."""
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+        self._last_id = 0
+        self._need = self._recent_need = self._batches = 0
+        self.retired: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def take(self, size: int) -> tuple[Segment, bool]:
+        """A free segment of at least `size` bytes, and whether the child has yet to be given its descriptor.
+
+        Raises:
+            OSError: the system has no more memory or descriptors for us.
+        """
+        free = sorted((segment for segment in self._segments if not segment.busy), key=lambda segment: segment.size)
+        while len(free) > 1 + _SPARE:
+            self.retire(free.pop(0))
+        for segment in free:
+            if segment.size >= size:
+                return segment, False
+        if free:
+            free[-1].ensure(size)
+            return free[-1], False
+        self._last_id += 1
+        segment = Segment.create(self._last_id, size)
+        self._segments.append(segment)
+        return segment, True
+
+    def used(self, size: int) -> None:
+        """A batch took this many bytes. Now and then, segments far larger than any recent batch are given back."""
+        self._need = max(self._need, size)
+        self._batches += 1
+        if self._batches == _WINDOW:
+            enough = max(_KEPT, _EXCESS * max(self._need, self._recent_need))
+            for segment in [each for each in self._segments if each.size > enough and not each.out]:
+                self.retire(segment)
+            self._recent_need, self._need, self._batches = self._need, 0, 0
+
+    def rest(self, *, idle: bool) -> tuple[list[Hole], bool]:
+        """What gives back pages that no batch of late needed: none since the last time but one, or none if `idle`.
+
+        Returns:
+            the holes to be made, and whether every segment could be looked at: nobody used one, or held views of it.
+        """
+        enough = _page_rounded(max(_RESTING, 0 if idle else max(self._need, self._recent_need)))
+        self._recent_need, self._need, self._batches = self._need, 0, 0
+        free = [segment for segment in self._segments if not segment.busy]
+        holes: list[Hole] = []
+        with contextlib.suppress(OSError):
+            holes += (segment.hole(enough) for segment in free if segment.taken > enough)
+        return holes, len(free) == len(self._segments)
+
+    @property
+    def taken(self) -> int:
+        """Bytes of memory that all of them take."""
+        return sum([segment.taken for segment in self._segments])
+
+    def retire(self, segment: Segment) -> None:
+        """Use it no more; `retired` tells the child with the next message."""
+        self._segments.remove(segment)
+        self.retired.append(segment.id)
+        segment.close()
+
+    def give_up(self, segment: Segment) -> None:
+        """The child keeps it for itself."""
+        self._segments.remove(segment)
+        segment.close()
+
+    def close(self) -> None:
+        """Give all of them up."""
+        while self._segments:
+            self._segments.pop().close()
+
+
+def _page_rounded(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+INLINE = 64 << 10
+_CHUNK = 64 << 10
+_MAX_FDS = 16
+_NOTHING: Array = np.zeros(0, np.uint8)
+
+
+class Frame:
+    """One frame, ready to be sent.
+
+    Attributes:
+        data: its bytes, or those that are still to be sent.
+        fd: the descriptor that goes with it, -1 for none. `close` it when the frame was sent, or never will be.
+        size: bytes of the memory behind that.
+    """
+
+    def __init__(self, message: Message, packing: Packing | None = None) -> None:
+        """Raises MmeError: as `encode_message`; OUT_OF_MEMORY, or UNAVAILABLE for want of descriptors."""
+        size = packing.end if packing is not None else 0
+        self.fd, self.size = -1, 0
+        if packing is None or size == 0:
+            data = encode_message(message)
+        elif size <= INLINE:
+            payload = bytearray(size)
+            packing.write(memoryview(payload))
+            data = encode_message(message | {"payload": size}) + payload
+        else:
+            data = encode_message(message | {"segment": size})
+            self.fd, self.size = _written(packing, size), size
+        self.data = memoryview(data)
+
+    def send(self, end: socket.socket) -> int:
+        """Send what is still to be sent of it, or some of that; returns how many bytes.
+
+        Raises:
+            OSError: as the socket does; nothing was sent.
+        """
+        if self.fd >= 0:
+            sent = socket.send_fds(end, [self.data], [self.fd])
+            self.close()
+        else:
+            sent = end.send(self.data)
+        self.data = self.data[sent:]
+        return sent
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _written(packing: Packing, size: int) -> int:
+    """The descriptor of memory that holds the arrays, and never anything else."""
+    fd = -1
+    try:
+        fd = new_memfd("mme-frame")
+        os.ftruncate(fd, size)
+        for offset, contents in packing.contents():
+            _write(fd, offset, contents)
+        freeze(fd)
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        raise memory_refusal(error, f"{size} bytes of shared memory can't be had: {error}") from error
+    return fd
+
+
+def _write(fd: int, offset: int, contents: memoryview) -> None:
+    """Faster than by a mapping, whose pages would come one by one."""
+    while contents:
+        written = os.pwrite(fd, contents, offset)
+        offset, contents = offset + written, contents[written:]
+
+
+class FrameReader:
+    """Cuts what comes out of the socket into messages and the bytes in which their tensors lie.
+
+    Attributes:
+        keeps_large: whether `next` has kept back a frame that is not small.
+    """
+
+    def __init__(self) -> None:
+        self.keeps_large = False
+        self._messages = MessageReader()
+        self._fds: list[int] = []
+        self._begun: Message | None = None
+
+    def receive(self, end: socket.socket, most: int = _CHUNK) -> bool:
+        """Read what is there, so many bytes at most; False when the other side is gone.
+
+        Raises:
+            BlockingIOError: nothing is there, on a socket that does not wait.
+            ProtocolError: descriptors came that belong to no frame, or could not be taken.
+        """
+        try:
+            data, fds, flags, _ = socket.recv_fds(end, most, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            return False
+        self._fds += fds
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError("a descriptor that could not be taken: too many at once, or all of ours are used")
+        if len(self._fds) > _MAX_FDS:
+            raise ProtocolError(f"{len(self._fds)} descriptors of which no frame speaks")
+        self._messages.feed(data)
+        return bool(data)
+
+    def next(self, *, small: bool = False) -> tuple[Message, Array] | None:
+        """The next whole frame, None while there is none.
+
+        Args:
+            small: keep back one that is not: whose message or tensors take more than INLINE bytes.
+
+        Raises:
+            ProtocolError: what came is no frame.
+        """
+        self.keeps_large = small and self._begun is None and self._messages.has_over(INLINE)
+        if self.keeps_large:
+            return None
+        message, self._begun = self._begun or self._messages.next(), None
+        if message is None:
+            return None
+        if "segment" in message:
+            if small:
+                self.keeps_large, self._begun = True, message
+                return None
+            return message, self._mapped(message["segment"])
+        size = message.get("payload", 0)
+        if not isinstance(size, int) or not 0 <= size <= INLINE:
+            raise ProtocolError(f"a frame with a payload of {str(size)[:50]} bytes")
+        if size == 0:
+            return message, _NOTHING
+        payload = self._messages.take(size)
+        if payload is None:
+            self._begun = message
+            return None
+        return message, np.frombuffer(payload, np.uint8)
+
+    def close(self) -> None:
+        """Give back descriptors that belong to no frame."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _mapped(self, size: object) -> Array:
+        try:
+            fd = self._fds.pop(0)
+        except IndexError:  # or `close` took it
+            raise ProtocolError("a frame without the descriptor that it speaks of") from None
+        try:
+            if not is_frozen(fd):
+                raise ProtocolError("a frame whose memory could still change")
+            # Private: older kernels share what is frozen with nobody.
+            mapping = mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ)  # type: ignore[arg-type]  # what is none raises
+            return np.frombuffer(mapping, np.uint8)
+        except (OSError, ValueError, TypeError, OverflowError) as error:
+            raise ProtocolError(f"a frame whose memory can't be mapped: {error}") from None
+        finally:
+            os.close(fd)
