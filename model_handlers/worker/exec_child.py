@@ -21,7 +21,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: 
 
 
 def main() -> int:
-    """Serve one model as `child.main` does; returns the exit code."""
+    """Serve one model as `main.run` does; returns the exit code."""
     lane, server, *sockets = sys.argv[1:]
     del sys.argv[1:]
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # noqa: PTH123
@@ -35,9 +35,9 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     _import_package()
-    from model_handlers.worker import main  # noqa: PLC0415 - it can be imported from here on
+    from model_handlers.worker.main import run  # noqa: PLC0415 - it can be imported from here on
 
-    return main.main(*ends)
+    return run(*ends)
 
 
 def _lack(server: str) -> str:

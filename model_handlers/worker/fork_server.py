@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 from model_handlers.registry import BACKENDS
 from model_handlers.system import devices
 from model_handlers.system.priority import children, family_of, found_family, usual_priority
-from model_handlers.worker import main
+from model_handlers.worker.main import run
 from model_handlers.worker.wire import dumps, loads
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ class _ForkServer:
             _reset_process(order.name.encode(), server)
             if order.program is not None:
                 order.program.execute(sockets)
-            code = main.main(*(socket.socket(fileno=fd) for fd in sockets))
+            code = run(*(socket.socket(fileno=fd) for fd in sockets))
         except BaseException:  # noqa: BLE001 - nothing may unwind into the fork server's loop
             traceback.print_exc()
         finally:

@@ -70,7 +70,7 @@ _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _RIGHTS = socket.CMSG_SPACE(8 * array("i").itemsize)  # room for descriptors
 
 
-def main(control: socket.socket, events: socket.socket) -> int:
+def run(control: socket.socket, events: socket.socket) -> int:
     """Serve one model, or as many as are sent, until the other side closes; returns the exit code."""
     if logging.lastResort is not None:  # it writes to standard error, where levels are known by name: see `output`
         logging.lastResort.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

@@ -1,6 +1,38 @@
-"""JSON as messages carry it: by orjson, or by the standard library where a model's own environment has no orjson.
+"""What crosses between the serving process and a worker: messages, tensors beside them, batches of requests.
 
-PURE. Both write what both read: the standard library is held to what JSON has a form for.
+PURE: bytes and arrays in, bytes and arrays out; no socket, no clock, no descriptor.
+
+A stream socket carries small control messages:
+
+    +----------------+---------------------------+
+    | length, 4 B LE | one JSON object, UTF-8    |     length counts the object alone, at most MAX_MESSAGE
+    +----------------+---------------------------+
+
+Shared memory carries the tensors. One segment holds a batch, its inputs in front and its outputs behind them, each
+tensor at a multiple of 64 bytes:
+
+    0        64           128                                   at                      end         size
+    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
+    | in 0   | in 1       | pad | in 2 (BYTES: length, data …)  | out 0     | out 1     | unused    |
+    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
+      written by the serving process, read in place by the worker written by the worker, read in place
+
+A message names each tensor by `[datatype, offset, bytes, shape]`. An output that is an input, untouched, is not written
+again: its place is that of the input. BYTES tensors lie in their wire form and are taken apart by the reader.
+
+    serving process → worker       {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "rest"}   {"do": "close"}
+    worker → serving process       {"loaded": …}       {"ran": n, …}                  (nothing)        (ends)
+
+Requests that the batcher joined send the same inputs and want the same outputs. Each of their inputs crosses as one
+tensor, of which every request has its rows, and so does each output if the answers are alike:
+
+    {"columns": {"INPUT": place, …}, "rows": [1, 2, 1], "outputs": ["OUTPUT", …]}      {"columns": …, "rows": …}
+
+One request alone has its tensors whole, `rows` is null. What few requests have beside tensors is in `more`, by the
+index of the request. Requests that differ, and answers that do, cross one by one in `requests` and `answers`.
+
+Nothing that comes out of a worker is trusted: a model can write to any descriptor it finds. A message that is no
+message, or a tensor that lies outside its segment, is a `ProtocolError`, after which the worker is not spoken to again.
 """
 
 from __future__ import annotations
@@ -17,7 +49,16 @@ from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.tensor import BY_DTYPE, BY_NAME, BYTES, decode_bytes_elements, encode_bytes_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from model_handlers.tensor import Array, DataType
+
+    Message = dict[str, Any]
+    Place = list[Any]  # [datatype, offset, bytes, shape]
+    Answer = ModelResponse | MmeError | None
+
+
+# JSON: by orjson, or by the standard library where a model's own environment has no orjson. Both write what both read.
 
 
 def plain_dumps(value: Any) -> bytes:
@@ -47,14 +88,6 @@ except ImportError:
 else:
     dumps, loads = orjson.dumps, orjson.loads
 
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from model_handlers.tensor import Array, DataType
-
-    Message = dict[str, Any]
-    Place = list[Any]  # [datatype, offset, bytes, shape]
 
 MAX_MESSAGE = 16 << 20  # tensors do not travel in messages; what a client can fill is ids and parameters
 MAX_ERROR = 256 << 10  # characters of an error's sentence
@@ -330,13 +363,6 @@ def are_sizes(numbers: list[Any]) -> bool:
             return False
     return True
 
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from model_handlers.tensor import Array
-
-    Answer = ModelResponse | MmeError | None
 
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1  # integers that JSON has on both sides
 
