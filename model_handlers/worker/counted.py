@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import MmeError, invalid_argument
@@ -20,10 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from model_handlers.metrics import Metric, Metrics
-    from model_handlers.worker.events import Events
 
 
-_log = logging.getLogger("mme.metrics")
+_metrics_log = logging.getLogger("mme.metrics")
 _MOST_SHOWN = 1000  # metrics of one process
 _MOST_KNOWN = 20_000  # twice as many as a process makes
 _MOST_EARLY = 100  # tellings
@@ -100,7 +97,7 @@ class Counted:
         except MmeError as error:
             self._warnings += 1
             if self._warnings <= _MOST_WARNINGS:
-                _log.warning("a metric is not shown: %s", error, extra={"target_model": self._model})
+                _metrics_log.warning("a metric is not shown: %s", error, extra={"target_model": self._model})
             return None
 
 
@@ -124,44 +121,3 @@ def _observe(metric: Metric, _: Counted, counts: Any, total: Any) -> None:
 
 
 _DEEDS: dict[str, Callable[..., None]] = {"add": _add, "set": _set, "observe": _observe}
-
-
-_PAUSE = 0.2  # seconds
-
-
-class Reports:
-    """Tells the server of changes that no batch's answer has taken along.
-
-    Args:
-        events: the process's channel.
-    """
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._due: SimpleQueue[None] = SimpleQueue()
-        self._is_due = self._runs = False
-        self.tell()
-        METRICS.when_dirty(self._soon)
-
-    def tell(self) -> None:
-        """Tell now."""
-        changes = METRICS.changes()
-        if changes is not None:
-            self._events.send({"metrics": changes})
-
-    def _soon(self) -> None:
-        """There are changes. In the middle of anything, a collection of garbage even."""
-        if self._is_due:
-            return
-        self._is_due = True
-        self._due.put(None)
-        if not self._runs:
-            self._runs = True
-            threading.Thread(target=self._main, name="mme metrics", daemon=True).start()
-
-    def _main(self) -> None:
-        while True:
-            self._due.get()
-            time.sleep(_PAUSE)
-            self._is_due = False
-            self.tell()

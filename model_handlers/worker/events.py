@@ -21,11 +21,13 @@ import threading
 import time
 import traceback
 from collections import deque
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.metrics import METRICS
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BY_NAME
 from model_handlers.worker.memory import Frame, FrameReader
@@ -413,3 +415,44 @@ def _response_in(reply: Message, shared: Array, model: str) -> ModelResponse | M
     outputs = {name: unpack(shared, place, name, model) for name, place in reply["outputs"].items()}
     types = {name: BY_NAME[kind] for name, kind in reply["types"].items()}
     return ModelResponse(outputs, reply["parameters"], types)
+
+
+_REPORT_PAUSE = 0.2  # seconds
+
+
+class Reports:
+    """Tells the server of changes that no batch's answer has taken along.
+
+    Args:
+        events: the process's channel.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._due: SimpleQueue[None] = SimpleQueue()
+        self._is_due = self._runs = False
+        self.tell()
+        METRICS.when_dirty(self._soon)
+
+    def tell(self) -> None:
+        """Tell now."""
+        changes = METRICS.changes()
+        if changes is not None:
+            self._events.send({"metrics": changes})
+
+    def _soon(self) -> None:
+        """There are changes. In the middle of anything, a collection of garbage even."""
+        if self._is_due:
+            return
+        self._is_due = True
+        self._due.put(None)
+        if not self._runs:
+            self._runs = True
+            threading.Thread(target=self._main, name="mme metrics", daemon=True).start()
+
+    def _main(self) -> None:
+        while True:
+            self._due.get()
+            time.sleep(_REPORT_PAUSE)
+            self._is_due = False
+            self.tell()

@@ -40,8 +40,7 @@ from model_handlers.outside import offering
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import heap
 from model_handlers.system.priority import lower_priority_for_good, standing_back
-from model_handlers.worker.counted import Reports
-from model_handlers.worker.events import Events, OutsideInChild
+from model_handlers.worker.events import Events, OutsideInChild, Reports
 from model_handlers.worker.memory import SIZES, Segment
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.wire import (

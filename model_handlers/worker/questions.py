@@ -6,7 +6,6 @@ them, an event loop mostly: what takes long to write is left to a thread.
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from model_handlers.worker.listener import Channel
     from model_handlers.worker.wire import Message
 
-_log = logging.getLogger("mme.isolation")
 _LARGE = 1 << 20  # bytes: half a millisecond
 _STRING = 256  # bytes
 
