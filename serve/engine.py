@@ -23,7 +23,7 @@ from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.priority import lower_priority
 from model_handlers.system.threads import ThreadBudget
-from model_handlers.worker.listener import LISTENER
+from model_handlers.worker.channel import LISTENER
 from serve.admission import Admission
 from serve.cache import footprints
 from serve.cache.cache_events import CacheEvent, CacheTimes, Deed

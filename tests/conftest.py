@@ -21,9 +21,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from model_handlers.worker.channel import WRITER, Channel
 from model_handlers.worker.fork_client import FORKS
-from model_handlers.worker.listener import Channel
-from model_handlers.worker.questions import WRITER
 from serve.threads import ThreadPool
 from tests.event_loop import run_on_loop, with_entered
 from tests.processes import children, read, still_there

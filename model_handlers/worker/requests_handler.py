@@ -22,14 +22,12 @@ from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.metrics import METRICS
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.tensor import BYTES
-from model_handlers.worker.counted import Counted
+from model_handlers.worker.channel import Channel, Counted, DeafError, Questions
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
-from model_handlers.worker.listener import Channel, DeafError
 from model_handlers.worker.main import PROGRESS
 from model_handlers.worker.memory import INLINE, Frame
 from model_handlers.worker.policies import Pace
-from model_handlers.worker.questions import Questions
 from model_handlers.worker.wire import (
     Packing,
     ProtocolError,

@@ -8,7 +8,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import MetricKind, Metrics
-from model_handlers.worker.counted import Counted
+from model_handlers.worker.channel import Counted
 from tests.calls import calls_of
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM

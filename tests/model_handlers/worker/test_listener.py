@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from model_handlers.worker import listener
-from model_handlers.worker.listener import LISTENER, Channel, DeafError
+from model_handlers.worker.channel import LISTENER, Channel, DeafError
 from model_handlers.worker.memory import INLINE, Frame, FrameReader
 from model_handlers.worker.wire import Packing, ProtocolError, encode_message
 from tests.waiting import PATIENCE, eventually

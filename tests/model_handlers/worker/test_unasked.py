@@ -17,7 +17,7 @@ from model_handlers.metrics import METRICS
 from model_handlers.outside import Override
 from model_handlers.requests import ModelRequest, ModelResponse
 from model_handlers.tensor import FP32
-from model_handlers.worker.listener import Channel
+from model_handlers.worker.channel import Channel
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import LIMIT
 from tests.responders import Responses
