@@ -13,7 +13,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.allowance import allowed
 from model_handlers.base import Footprint, Handler
 from model_handlers.config.convert import config_from
 from model_handlers.errors import Kind, MmeError
@@ -21,7 +20,7 @@ from model_handlers.system import devices
 from model_handlers.system.system_limits import advised
 from model_handlers.worker import memory
 from model_handlers.worker.fork_client import ChildDiedError, ChildOutgrownError, forks_with
-from model_handlers.worker.load_watch import LoadWatch
+from model_handlers.worker.load_watch import LoadWatch, allowed
 from model_handlers.worker.memory import SegmentPool
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget

@@ -21,10 +21,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from model_handlers.allowance import OutgrownError
 from model_handlers.base import Footprint
 from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
+from model_handlers.worker.load_watch import OutgrownError
 from serve.cache.entry import Resident, T
 from serve.progress import Progress
 from serve.request import LoadReport

@@ -9,7 +9,6 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
 from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.cancel_token import NEVER
 from model_handlers.config.model_config import Guess
@@ -19,6 +18,7 @@ from model_handlers.outside import offering
 from model_handlers.system import devices, heap
 from model_handlers.system.gpus import uuid_of
 from model_handlers.system.threads import within
+from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
 from serve.cache.footprints import Footprints
 from serve.latencies import DEFAULT_LATENCIES
 from serve.loading.batch_verdicts import BatchVerdicts

@@ -2,9 +2,9 @@
 
 import pytest
 
-from model_handlers import allowance
-from model_handlers.allowance import Allowance, OutgrownError, allowed, allowing
 from model_handlers.errors import Kind, MmeError
+from model_handlers.worker import load_watch
+from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
 
 
 class Room:
@@ -29,8 +29,8 @@ def machine(monkeypatch):
     monkeypatch.setattr(allowance, "_OTHERS_LEAST", 0)
 
     def machine(free):
-        monkeypatch.setattr(allowance.devices, "host_memory", lambda: 1000)
-        monkeypatch.setattr(allowance.devices, "free_memory", lambda: free)
+        monkeypatch.setattr(load_watch.devices, "host_memory", lambda: 1000)
+        monkeypatch.setattr(load_watch.devices, "free_memory", lambda: free)
 
     return machine
 

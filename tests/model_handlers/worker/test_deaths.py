@@ -35,12 +35,12 @@ from isolated_models import (
     RequestsPreloadEnds,
 )
 
-from model_handlers.allowance import Allowance, allowing
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from model_handlers.worker import fork_client, process
 from model_handlers.worker.fork_client import ForkClient, forks_with
+from model_handlers.worker.load_watch import Allowance, allowing
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import LIMIT
 from model_handlers.worker.process import LEDGER
