@@ -1,4 +1,11 @@
-"""Which handler stands for a model in a process of its own, and what its process is told to load."""
+"""Processes for models: which handler stands for one, what it is told to load, and files tried where a crash hurts none.
+
+Readers written in C++ trust what they read. A damaged file has them write where they should not, read for ever, or ask
+for more memory than there is, and neither a signal nor an abort can be caught: the process that called them is gone,
+and with it every model that it served. So a file that was never loaded is loaded first in a process that may die of it,
+and then once more where it is to serve, at the full speed of the serving process. That costs a fork, and the load
+twice, once in the life of a file: see `serve/loading/proofs.py`. The process's own side is `Handler.try_load`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.config.convert import config_fields
-from model_handlers.worker.handler import IsolatedHandler
+from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.system.system_limits import advised
+from model_handlers.worker.fork_client import ChildDiedError
+from model_handlers.worker.handler import NONSENSE, IsolatedHandler
 from model_handlers.worker.memory import SIZES
-from model_handlers.worker.parameters import PLACEMENT
+from model_handlers.worker.parameters import PLACEMENT, Deadlines
 from model_handlers.worker.policies import BusyPoll
+from model_handlers.worker.process import Child
 from model_handlers.worker.requests_handler import IsolatedRequestsHandler
+from model_handlers.worker.wire import error_from
 
 if TYPE_CHECKING:
     from model_handlers.base import Device, Handler
@@ -67,3 +79,55 @@ def start_isolated(
         )
     host = f"{handler_class.backend} on {device}" if shared else ""
     return isolated(load, config, lane, uses_gpu=on_gpu, program=program, preload=preload, host=host)
+
+
+_SECONDS = 60.0  # for any file; the first waits until the fork server has imported the libraries
+_BYTES_A_SECOND = 1 << 20  # a hundredth of what the slowest reader takes in
+_REAP_SECONDS = 5.0
+
+
+def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path) -> None:
+    """Load a file by `handler_class.try_load` in a process of its own; return if that went well.
+
+    Raises:
+        MmeError: what `try_load` raised; INVALID_MODEL when the process died or hung of the file, OUT_OF_MEMORY when
+            the system ended it for want of memory, UNAVAILABLE when no process can be had, or somebody else ended it.
+    """
+    message = {
+        "do": "try",
+        "handler": f"{handler_class.__module__}:{handler_class.__qualname__}",
+        "config": config_fields(config),
+        "model_file": str(model_file),
+    }
+    try:
+        child = Child(config.name, f"{config.name} on trial", preload=handler_class.preload)
+    except OSError as error:
+        sentence = f"model '{config.name}': no process can be started to try its file in: {advised(error)}"
+        raise MmeError(Kind.UNAVAILABLE, sentence) from error
+    doing = f"while it read '{model_file.name}', which was never loaded before: the file is damaged"
+    try:
+        reply = child.call(message, (), _seconds(config, model_file), doing)
+        if "error" in reply:
+            raise _fault(error_from(reply["error"]))
+    except ChildDiedError as death:
+        if death.kind in {Kind.OUT_OF_MEMORY, Kind.UNAVAILABLE}:
+            raise
+        if child.killed or child.exit_code is None:  # whatever ended it, or its fork server, it was not this file
+            sentence = f"model '{config.name}': its file could not be tried; load it again"
+            raise MmeError(Kind.UNAVAILABLE, sentence) from death
+        raise invalid_model(death.message) from death
+    except NONSENSE as nonsense:
+        raise invalid_model(f"model '{config.name}': a process sent nonsense {doing}: {nonsense}") from nonsense
+    finally:
+        child.close(_REAP_SECONDS)
+
+
+def _fault(error: MmeError) -> MmeError:
+    """Why a file is refused; one whose reader wanted more than `restraint` allows is no reason to unload others."""
+    if error.kind is not Kind.OUT_OF_MEMORY:
+        return error
+    return invalid_model(f"{error.message}: more than a file of its size can need, so it must be damaged")
+
+
+def _seconds(config: ModelConfig, model_file: Path) -> float:
+    return min(Deadlines.of(config).load, _SECONDS + model_file.stat().st_size / _BYTES_A_SECOND)

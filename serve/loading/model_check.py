@@ -21,7 +21,7 @@ from model_handlers.config.validate import PLATFORM, check_named
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
-from model_handlers.worker.trial import try_file
+from model_handlers.worker.start import try_file
 from serve.loading.asked import asked_checks, unheard_of
 from serve.model.ensemble_check import check_circle, member_problems
 from serve.model.initial_states import initial_states

@@ -25,7 +25,7 @@ from cachetools import LRUCache
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.system.digests import file_digest, text_digest
 from model_handlers.system.disk import disk_errors, state_of
-from model_handlers.worker.trial import try_file
+from model_handlers.worker.start import try_file
 
 if TYPE_CHECKING:
     from pathlib import Path

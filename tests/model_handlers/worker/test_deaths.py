@@ -44,7 +44,7 @@ from model_handlers.worker.load_watch import Allowance, allowing
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import LIMIT
 from model_handlers.worker.process import LEDGER
-from model_handlers.worker.trial import try_file
+from model_handlers.worker.start import try_file
 from tests.cgroups import few_tasks
 from tests.processes import ends_with_all_it_started, is_over
 from tests.waiting import PATIENCE, eventually

@@ -7,7 +7,7 @@ from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker import process
 from model_handlers.worker.fork_client import ForkClient
-from model_handlers.worker.trial import try_file
+from model_handlers.worker.start import try_file
 
 
 @pytest.fixture
