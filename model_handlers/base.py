@@ -172,7 +172,7 @@ class Handler(ABC):
         placement: where instances execute when the configuration does not say.
         preload: `module:function`, called once for all processes that execute such models: it imports the framework.
         tried_first: whether a file that was never loaded here is tried in a process of its own before it is loaded into
-            the serving one: what reads it may die of a damaged one. See `try_load`, and `worker/trial.py`.
+            the serving one: what reads it may die of a damaged one. See `try_load`, and `worker/start.py`.
         shared_on_gpu: whether models of the backend on one GPU share a process, so that they share what the framework
             keeps there; it has to give back what a model took when that is closed.
         apart: whether its model lives outside the serving process: then `memory` tells what that takes.

@@ -1,6 +1,6 @@
 """Which model files were loaded here before: any other is tried in a process of its own first. Kept over restarts.
 
-Some frameworks die of a damaged file (see `worker/trial.py`), and models of theirs execute in the serving process
+Some frameworks die of a damaged file (see `worker/start.py`), and models of theirs execute in the serving process
 none the less, where they are quickest. What stands between is a proof: this content was read by that version of that
 library, with those parameters, and nobody died. A proof is by content, not by name or time, since a copy has the times
 of what it is a copy of. Without one the file is tried; that costs a load once more and a process for its time, and no

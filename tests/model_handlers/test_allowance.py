@@ -26,7 +26,7 @@ class Room:
 @pytest.fixture
 def machine(monkeypatch):
     """A machine of 1,000 bytes, of which so many are free."""
-    monkeypatch.setattr(allowance, "_OTHERS_LEAST", 0)
+    monkeypatch.setattr(load_watch, "_OTHERS_LEAST", 0)
 
     def machine(free):
         monkeypatch.setattr(load_watch.devices, "host_memory", lambda: 1000)

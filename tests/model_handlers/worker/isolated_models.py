@@ -518,6 +518,14 @@ def import_for_ever():
     time.sleep(600)
 
 
+def wait_at_the_gate():
+    """As a large framework does, until the test goes on."""
+    gate = Path(os.environ["PRELOAD_GATE"])
+    (gate / "waits").touch()
+    while not (gate / "open").exists():
+        time.sleep(0.01)
+
+
 class PreloadTakesLong(Echo):
     """What its processes are to be forked with takes long to import."""
 

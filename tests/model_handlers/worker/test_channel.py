@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker import memory
 from model_handlers.worker.memory import INLINE, Frame, FrameReader
 from model_handlers.worker.wire import MAX_MESSAGE, Packing, ProtocolError, encode_message, unpack
 
@@ -246,10 +245,10 @@ def test_what_cannot_be_a_frame():
 def test_no_memory_for_a_frame(monkeypatch):
     """Is unavailable, and says how much was wanted."""
 
-    def refuse(_name):
+    def refuse(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(memory.memfd, "create", refuse)
+    monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(MmeError, match=f"{INLINE + 1} bytes of shared memory can't be had") as raised:
         framed(1, INLINE + 1)
 

@@ -380,7 +380,7 @@ def test_what_nobody_uses_goes_at_once_where_memory_is_short():
     """It is in no model's count, and may be the rest of what the machine has."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = (
-        "import socket; from model_handlers import devices; from model_handlers.worker import fork_server; "
+        "import socket; from model_handlers.system import devices; from model_handlers.worker import fork_server; "
         "devices.free_memory = lambda: 0; "
         f"print(fork_server._ForkServer(socket.socket(fileno={theirs.fileno()}), 3600.0).run())"
     )
@@ -398,7 +398,7 @@ def test_what_nobody_uses_goes_at_once_where_memory_is_short():
 
 def test_a_load_that_is_cancelled_waits_for_no_import(start, monkeypatch):
     """Its process is not there before its framework is, which takes seconds; whoever unloads it need not wait for that."""
-    monkeypatch.setattr(leash, "_REAP_SECONDS", math.inf)  # no time for whoever waits
+    monkeypatch.setattr(fork_client, "_REAP_SECONDS", math.inf)  # no time for whoever waits
     monkeypatch.setattr(fork_client, "_STOP_SECONDS", 0.1)
     looks = iter(range(3))
 

@@ -14,7 +14,7 @@ from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker import process, start
-from model_handlers.worker.fork_client import FORKS
+from model_handlers.worker.fork_client import FORKS, forks_with
 from model_handlers.worker.handler import IsolatedHandler
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.process import LEDGER
@@ -119,35 +119,31 @@ def test_guests_execute_at_the_same_time(guest, tmp_path):
     assert not thread.is_alive()
 
 
-def test_a_host_that_starts_keeps_only_its_own_guests_waiting(guest, monkeypatch):
+def test_a_host_that_starts_keeps_only_its_own_guests_waiting(guest, tmp_path, monkeypatch):
     """Who asks for another one, or leaves another one, does not wait for it; who asks for the same one does, and shares it."""
-    begins, goes, made = threading.Event(), threading.Event(), []
-
-    class Slow(process.Host):
-        def __init__(self, name, preload):
-            if name == "slow":
-                begins.set()
-                assert goes.wait(60)
-            super().__init__(name, preload)
-
+    made, preload = [], "isolated_models:wait_at_the_gate"
+    monkeypatch.setenv("PRELOAD_GATE", str(tmp_path))
     leaves = guest()
-    monkeypatch.setattr(hosts, "Host", Slow)
-    threads = [threading.Thread(target=lambda: made.append(process.admit("slow", ""))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    assert begins.wait(60)
-    leaves.close()
-    process.leave(process.admit("other", ""))
-    assert made == []
-    goes.set()
-    for thread in threads:
-        thread.join(60)
+    threads = [threading.Thread(target=lambda: made.append(process.admit("slow", preload))) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        eventually((tmp_path / "waits").exists, "the host's preload")
+        leaves.close()
+        process.leave(process.admit("other", ""))
+        assert made == []
+        (tmp_path / "open").touch()
+        for thread in threads:
+            thread.join(60)
 
-    one, two = made
-    assert one is two
-    assert one.guests == 2
-    process.leave(one)
-    process.leave(two)
+        one, two = made
+        assert one is two
+        assert one.guests == 2
+        process.leave(one)
+        process.leave(two)
+    finally:
+        (tmp_path / "open").touch()
+        forks_with(preload).stop()
 
 
 def test_a_guest_that_can_t_be_loaded_is_nobody_else_s_business(guest):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import uvloop
 
+from model_handlers.worker import channel as channels
 from model_handlers.worker.channel import LISTENER, Channel, DeafError
 from model_handlers.worker.memory import INLINE, Frame, FrameReader
 from model_handlers.worker.wire import Packing, ProtocolError, encode_message
@@ -146,7 +147,7 @@ def test_who_posts_never_waits(owners):
 
 def test_who_reads_nothing_at_all_is_lost(owners, monkeypatch):
     """What may wait has a bound; whoever is beyond it is told of once, and its frames are given back."""
-    monkeypatch.setattr(listener, "_MAX_UNSENT", 1 << 20)
+    monkeypatch.setattr(channels, "_MAX_UNSENT", 1 << 20)
     owner = owners()
     for number in range(400):
         owner.channel.post(Frame({"n": number, "text": "x" * 10_000}))
@@ -338,8 +339,8 @@ def test_who_is_handed_more_than_is_let_go_of_waits(owners, loop, monkeypatch):
     """Large frames are taken as their owners go; whoever keeps them for good holds each up for a moment alone."""
     if loop is None:
         pytest.skip("a thread reads on")
-    monkeypatch.setattr(listener, "_MOST_ALIVE", 10)
-    monkeypatch.setattr(listener, "_HELD_SECONDS", PATIENCE)
+    monkeypatch.setattr(channels, "_MOST_ALIVE", 10)
+    monkeypatch.setattr(channels, "_HELD_SECONDS", PATIENCE)
     kept = []
     owner = owners(lambda _: (kept.append(np.zeros(1)), owner.channel.keep(kept[-1], 4)))
     for number in range(12):
@@ -351,7 +352,7 @@ def test_who_is_handed_more_than_is_let_go_of_waits(owners, loop, monkeypatch):
     eventually(lambda: len(owner.came) == 4)
     del kept[:2]
     eventually(lambda: len(owner.came) == 6)
-    monkeypatch.setattr(listener, "_HELD_SECONDS", 0)
+    monkeypatch.setattr(channels, "_HELD_SECONDS", 0)
     kept.pop(0)
     eventually(lambda: len(owner.came) == 12)
 
