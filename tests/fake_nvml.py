@@ -3,7 +3,7 @@
 Stands in where nothing real can run: the machines that the tests run on have no GPU.
 """
 
-# ruff: noqa: D102, ARG002 - the methods are NVML's
+# ruff: noqa: ARG002 - the methods are NVML's
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -5,7 +5,7 @@ that a test gives; it really reads from and writes to the addresses it is told, 
 complains of what the real one complains of: shapes beyond a profile, addresses that are not set, memory that is used
 after it was given back.
 """
-# ruff: noqa: D102, D106, ARG002, N801, N815 - names and arguments are NVIDIA's
+# ruff: noqa: D106, ARG002, N801, N815 - names and arguments are NVIDIA's
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Patience(CancelToken):
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
-    def check(self) -> None:  # noqa: D102 - see `CancelToken`
+    def check(self) -> None:
         super().check()
         if time.monotonic() > self._deadline:
             raise invalid_model(

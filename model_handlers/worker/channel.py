@@ -1,4 +1,4 @@
-"""The serving process's ends of the channels: what the workers of all models say unasked, what they ask, what they count.
+"""The serving process's ends of the channels: what workers say unasked, what they ask, what they count.
 
 The event loop reads them, once it has lent itself (`Listener.lend`): what is small goes no further before it is with
 the client, and nothing is read before the loop has done with what came before, so that a model that sends faster than

@@ -1,4 +1,4 @@
-"""Processes for models: which handler stands for one, what it is told to load, and files tried where a crash hurts none.
+"""Processes for models: which handler stands for one, what it is told to load; files tried where a crash hurts none.
 
 Readers written in C++ trust what they read. A damaged file has them write where they should not, read for ever, or ask
 for more memory than there is, and neither a signal nor an abort can be caught: the process that called them is gone,

@@ -71,19 +71,19 @@ class Prepared(Protocol):
     """
 
     @property
-    def estimate(self) -> Footprint: ...  # noqa: D102 - see the class
+    def estimate(self) -> Footprint: ...
     @property
-    def content(self) -> object: ...  # noqa: D102
+    def content(self) -> object: ...
     @property
-    def download_ns(self) -> int: ...  # noqa: D102
+    def download_ns(self) -> int: ...
     @property
-    def pinned(self) -> bool: ...  # noqa: D102
+    def pinned(self) -> bool: ...
     @property
-    def equipped(self) -> bool: ...  # noqa: D102
+    def equipped(self) -> bool: ...
     @property
-    def tried_first(self) -> bool: ...  # noqa: D102
+    def tried_first(self) -> bool: ...
     @property
-    def alone(self) -> bool: ...  # noqa: D102
+    def alone(self) -> bool: ...
 
     def release(self) -> None:
         """Its files are not needed any more: it was not loaded, or what was loaded is closed. On the event loop."""

@@ -1,6 +1,5 @@
 """Whether a GPU still answers: what the driver's library is asked, a stand-in of it, and what becomes of its answer."""
 
-# ruff: noqa: D102 - the methods are the driver's
 import inspect
 
 import numpy as np

@@ -1,6 +1,6 @@
 """A model that runs the code that its requests bring, and tells what that leaves in `told`. Loaded as a model.py."""
 
-# ruff: noqa: D102, S102, BLE001, F401 - it does as it is told
+# ruff: noqa: S102, BLE001, F401 - it does as it is told
 
 import asyncio
 import gc

@@ -16,7 +16,7 @@ class Ended:
 
     over = False
 
-    def end(self, block):  # noqa: D102  as a stream's
+    def end(self, block):
         self.block = block
 
 

@@ -169,7 +169,7 @@ class Later:
         self.exchanges = []
         self.left = []
 
-    def __call__(self, exchange) -> None:  # noqa: D102  it is the handler
+    def __call__(self, exchange) -> None:
         self.exchanges.append(exchange)
         exchange.on_disconnect = lambda: self.left.append(exchange)
 

@@ -72,7 +72,7 @@ class Speaker:
         self.left = 0
         self.sweep = None
 
-    def __call__(self, exchange) -> None:  # noqa: D102  it is the handler
+    def __call__(self, exchange) -> None:
         exchange.on_disconnect = self.leave
         said = self.answers[int(exchange.target[1:])]
         assert (exchange.method, exchange.body) == (said.method, said.body)

@@ -64,7 +64,7 @@ class Collector(RequestReader):
         super().__init__(server)
         self.exchanges, self.refusals, self.parsed, self.last = [], [], 0, last
 
-    def on_headers_complete(self):  # noqa: D102  llhttp calls it
+    def on_headers_complete(self):
         self.parsed += 1
         super().on_headers_complete()
 

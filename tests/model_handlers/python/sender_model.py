@@ -1,6 +1,6 @@
 """A model that does with each request what its id says. Read as text by the tests, and loaded as a model.py."""
 
-# ruff: noqa: BLE001, D102, D103, F401 - each is told by its name
+# ruff: noqa: BLE001, F401 - each is told by its name
 
 import asyncio
 import gc

@@ -34,7 +34,7 @@ X, Y = TensorSpec("x", FP32, (2,)), TensorSpec("y", FP32, (2,))
 class Noise(torch.nn.Module):
     """Answers with random numbers."""
 
-    def forward(self, x):  # noqa: D102 - PyTorch's
+    def forward(self, x):
         return torch.rand_like(x)
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002, ARG003, ARG005, D102, T201, PTH115, PTH208, PTH110, NPY002 - models do as models do
+# ruff: noqa: ARG002, ARG003, ARG005, T201, PTH115, PTH208, PTH110, NPY002 - models do as models do
 """Models to put into processes: each does one thing, good or bad. Imported by the children as `isolated_models`."""
 
 import ctypes

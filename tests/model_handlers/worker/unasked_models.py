@@ -1,4 +1,4 @@
-# ruff: noqa: D102, FBT002, T201 - models do as models do
+# ruff: noqa: FBT002, T201 - models do as models do
 """Models that answer of their own accord, well and badly. Imported by the children as `unasked_models`.
 
 What a request's id says is done with it, see `DEEDS`: "stream 3" calls the deed "stream" with "3".
