@@ -1,4 +1,4 @@
-"""Whom to evict. PURE: values in, values out.
+"""Which models to evict. PURE: values in, values out.
 
 A policy puts the models in memory in an order, the one to be missed least in front:
 
@@ -8,10 +8,10 @@ A policy puts the models in memory in an order, the one to be missed least in fr
           that it takes, plus the age at its last use (GreedyDual-Size-Frequency). The age is the worth of the last
           victim, so that what was precious once and is not asked for any more falls behind what is used now.
 
-Never a leased model, a pinned one, or one that has not been in memory for long enough; never anybody for a model that
-can't fit at all. Memory is the host's and each device's, a budget of its own each: who takes none of what is short
-makes no room. The plan names the shortest prefix of the candidates in that order which makes enough room, then
-spares whoever turns out not to be needed, so that a large victim does not cost a small one its place.
+Never a leased model, a pinned one, or one that has not been in memory for long enough; never any for a model that can't
+fit at all. Memory is the host's and each device's, a budget of its own each: a model that takes none of what is short
+makes no room. The plan names the shortest prefix of the candidates in that order which makes enough room, then spares
+those that turn out not to be needed, so that a large victim does not cost a small one its place.
 
 What several of them take together, as the weights of copies, comes back with the last of them.
 """
@@ -28,8 +28,6 @@ from model_handlers.base import Footprint, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from serve.cache.shared_bytes import Tally
 
 FOR_EVER = math.inf
 
@@ -59,9 +57,8 @@ class Rules:
     """What the operator decides about evictions.
 
     Attributes:
-        policy: the order.
         pins: names, or patterns of names with `*`, `?` and `[…]`, of models that are never evicted.
-        min_residency: seconds that a model stays after its load, whoever needs the room.
+        min_residency: seconds that a model stays after its load.
     """
 
     policy: Policy = Policy.LRU
@@ -77,11 +74,10 @@ DEFAULT_RULES = Rules()
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class Candidate:
     """What the plan has to know of a model in memory.
 
     Attributes:
-        name: the target model.
         footprint: bytes that it is charged for.
         last_used: any clock's reading at its last use; smaller is longer ago.
         uses: how often it was used since its load.
@@ -89,10 +85,10 @@ class Resident:
         age: the age at its last use; see the module.
         keep_until: that clock's reading before which it stays; `FOR_EVER` if it is pinned.
         leased: whether a request holds it now.
-        leaving: whether it is being unloaded already: its bytes come without anybody's doing.
+        leaving: whether it is being unloaded already, so that its bytes come back.
         shared: files that others in memory may map too, by name: bytes that come back with the last of them.
         charged: how many of those bytes are in its footprint.
-        part: how many that were if all who map them were charged alike.
+        part: how many that were if all that map them were charged alike.
     """
 
     name: str
@@ -110,7 +106,7 @@ class Resident:
 
     @property
     def own(self) -> Footprint:
-        """What of its footprint comes back when it goes, whoever stays."""
+        """What of its footprint comes back when it goes alone."""
         return self.footprint - Footprint(self.charged) if self.charged else self.footprint
 
 
@@ -121,11 +117,11 @@ class Plan:
     Attributes:
         victims: names to evict now, in the policy's order.
         fits: whether the model fits once the victims, and those already leaving, are gone.
-        possible: whether it could fit if everybody left who may. If not, there are no victims.
+        possible: whether it could fit if all left that may. If not, there are no victims.
         age: the age once the victims are gone, 0 if there are none, or if the policy knows no age.
         again_at: when it does not fit: the clock's reading at which the first resident may leave that may not yet, 0
             if time alone changes nothing.
-        short: when it does not fit: bytes that those would have to hold who may not leave yet, and then may.
+        short: when it does not fit: bytes that those would have to hold that may not leave yet, and then may.
     """
 
     victims: tuple[str, ...]
@@ -136,8 +132,46 @@ class Plan:
     short: Footprint | None = field(default=None, compare=False)
 
 
-class Residents(Protocol):
-    """Everybody in memory, as far as a plan has to look at them."""
+class Tally:
+    """What some models take together: each its own, and each file that any of them maps once.
+
+    Attributes:
+        count: models.
+        total: bytes.
+        users: file → how many of them map it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = Footprint()
+        self.users: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tally of {self.count} models, {self.total}>"
+
+    def add(self, own: Footprint, files: Mapping[str, int]) -> None:
+        """One more, that maps these files."""
+        self.count += 1
+        self.total += own
+        for file, size in files.items():
+            users = self.users.get(file, 0)
+            self.users[file] = users + 1
+            if not users:
+                self.total += Footprint(size)
+
+    def remove(self, own: Footprint, files: Mapping[str, int]) -> None:
+        """One of them leaves."""
+        self.count -= 1
+        self.total -= own
+        for file, size in files.items():
+            self.users[file] -= 1
+            if not self.users[file]:
+                del self.users[file]
+                self.total -= Footprint(size)
+
+
+class Candidates(Protocol):
+    """The models in memory, as far as a plan has to look at them."""
 
     @property
     def taken(self) -> Footprint:
@@ -151,67 +185,58 @@ class Residents(Protocol):
     def pinned(self) -> Tally:
         """Those of them that are pinned."""
 
-    def candidates(self, now: float, *, and_from_disk: bool = False) -> Iterable[Resident]:
-        """Those who may go at that reading of the clock, in the policy's order.
+    def candidates(self, now: float, *, and_from_disk: bool = False) -> Iterable[Candidate]:
+        """Those that may go at that reading of the clock, in the policy's order.
 
-        Who leaves the disk as well costs a download too when it comes back.
+        One that leaves the disk as well costs a download too when it comes back.
         """
 
     def again_at(self, now: float) -> float:
-        """When the first of those may go who may not yet, by the clock alone; 0 if there are none."""
+        """When the first of those may go that may not yet, by the clock alone; 0 if there are none."""
 
-    def named(self, name: str) -> Resident | None:
+    def named(self, name: str) -> Candidate | None:
         """The one of that name that is not leaving already."""
 
 
 def plan(
-    residents: Residents,
+    residents: Candidates,
     reserved: Footprint,
     need: Footprint,
     budget: Footprint,
     policy: Policy = Policy.LRU,
     now: float = 0.0,
 ) -> Plan:
-    """Decide who must go so that `need` fits.
+    """Decide which models must go so that `need`, a new model's estimate, fits.
 
-    Args:
-        residents: everybody in memory.
-        reserved: bytes promised to loads under way, which nobody can evict.
-        need: the new model's estimate.
-        budget: bytes for all models together.
-        policy: the order in which models go.
-        now: the reading of the clock that `last_used` and `keep_until` are of.
+    No eviction gives back what is `reserved` for loads under way. `now` is of the clock of `last_used`.
     """
     if not need.fits(budget - residents.pinned.total):
         return Plan((), fits=False, possible=False)
     free = budget - residents.staying.total - reserved
-    victims, free = _victims(residents.candidates(now), Going(residents.staying), free, need)
+    victims, free = _victims(residents.candidates(now), _Going(residents.staying), free, need)
     if victims is None:
         return Plan((), fits=False, possible=True, again_at=residents.again_at(now), short=need.beyond(free))
-    return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
+    return _evicting(victims, budget, policy)
 
 
 def regain(
-    residents: Residents,
+    residents: Candidates,
     reserved: Footprint,
-    grown: Resident | None,
+    grown: Candidate | None,
     budget: Footprint,
     policy: Policy = Policy.LRU,
     now: float = 0.0,
 ) -> Plan:
-    """Decide who must go for one that grew while it was in memory, and stays; None where what grew is `reserved`.
-
-    Other arguments are those of `plan`.
-    """
+    """Decide which must go for one that grew while it was in memory, and stays; None where what grew is `reserved`."""
     stays = Footprint() if grown is None else grown.own + Footprint(sum(grown.shared.values()))
     need, free = stays + reserved, budget - residents.staying.total + stays
     others = (each for each in residents.candidates(now) if grown is None or each.name != grown.name)
-    victims = _victims(others, Going(residents.staying), free, need)[0] or []
-    return Plan(_names(victims), fits=True, possible=True, age=_age(victims, budget, policy))
+    victims, _ = _victims(others, _Going(residents.staying), free, need)
+    return _evicting(victims or [], budget, policy)
 
 
 def relief(
-    residents: Residents,
+    residents: Candidates,
     need: Footprint | None,
     budget: Footprint,
     policy: Policy = Policy.LRU,
@@ -220,44 +245,58 @@ def relief(
     name: str = "",
     and_from_disk: bool = False,
 ) -> Plan:
-    """Decide who must go so that `need` bytes come back, whatever room the budget has.
+    """Decide which must go so that `need` bytes come back, whatever room the budget has.
 
-    It is everybody who may go and holds any of a memory of which all of them hold less than that. Where the need is
-    None one goes, whatever it holds. For model `name`, which stays; other arguments are those of `plan`.
+    It is all that may go and hold any of a memory of which all of them hold less than that. Where the need is None one
+    goes, whatever it holds. For model `name`, which stays.
     """
     candidates = [each for each in residents.candidates(now, and_from_disk=and_from_disk) if each.name != name]
     if need is None:
-        first = candidates[:1]
-        return Plan(_names(first), fits=bool(first), possible=True, age=_age(first, budget, policy))
-    everybody = Going(residents.staying)
-    there = need.within(total(everybody.frees(r) for r in candidates))
-    victims = _victims(candidates, Going(residents.staying), Footprint(), there)[0] or []
-    return Plan(_names(victims), fits=there == need, possible=True, age=_age(victims, budget, policy))
+        return _evicting(candidates[:1], budget, policy, fits=bool(candidates))
+    going = _Going(residents.staying)
+    there = need.within(total(going.frees(each) for each in candidates))
+    victims, _ = _victims(candidates, _Going(residents.staying), Footprint(), there)
+    return _evicting(victims or [], budget, policy, fits=there == need)
 
 
-def without(together: Tally, gone: Iterable[Resident]) -> Footprint:
+def without(together: Tally, gone: Iterable[Candidate]) -> Footprint:
     """Bytes of those that are together, when some of them have left."""
-    going, left = Going(together), together.total
+    going, left = _Going(together), together.total
     for each in gone:
         left -= going.frees(each)
     return left
 
 
-def beside(together: Tally, more: Iterable[Resident]) -> Footprint:
+def beside(together: Tally, more: Iterable[Candidate]) -> Footprint:
     """Bytes of those that are together and of some more."""
     there = list(more)
     files = {file: size for each in there for file, size in each.shared.items() if file not in together.users}
     return total((each.own for each in there), together.total + Footprint(sum(files.values())))
 
 
-class Going:
+def worth(resident: Candidate, budget: Footprint) -> float:
+    """What GreedyDual-Size-Frequency thinks of a model: that of least worth goes first.
+
+    Bytes of the host and of each device count by what share of their budget they are. What several take counts for each
+    in part, whichever is charged: else the first of them would seem to be the largest.
+    """
+    share = 0.0
+    for taken, whole in (
+        (resident.own.host + resident.part, budget.host),
+        *zip(resident.footprint.devices, budget.devices, strict=False),
+    ):
+        share += taken / whole if whole else 0.0
+    return resident.age + (resident.uses * resident.reload_seconds / share if share else FOR_EVER)
+
+
+class _Going:
     """Some of those that are together go, one after the other: the last that maps a file frees it."""
 
     def __init__(self, together: Tally) -> None:
         self._users = together.users
         self._gone: dict[str, int] = {}  # of each file: how many of its users
 
-    def frees(self, resident: Resident) -> Footprint:
+    def frees(self, resident: Candidate) -> Footprint:
         """It goes; what comes back."""
         alone = 0
         for file, size in resident.shared.items():
@@ -265,7 +304,7 @@ class Going:
             alone += size if gone == self._users[file] else 0
         return resident.own + Footprint(alone) if resident.shared else resident.footprint
 
-    def takes(self, resident: Resident) -> Footprint:
+    def takes(self, resident: Candidate) -> Footprint:
         """It stays after all; what that costs."""
         alone = 0
         for file, size in resident.shared.items():
@@ -275,10 +314,10 @@ class Going:
 
 
 def _victims(
-    candidates: Iterable[Resident], going: Going, free: Footprint, need: Footprint
-) -> tuple[list[Resident] | None, Footprint]:
-    """Who of those that may go, in that order, makes `need` fit, and what is free then; None where all don't."""
-    chosen: list[Resident] = []
+    candidates: Iterable[Candidate], going: _Going, free: Footprint, need: Footprint
+) -> tuple[list[Candidate] | None, Footprint]:
+    """Those that make `need` fit, and what is free then; None where all of them don't."""
+    chosen: list[Candidate] = []
     for candidate in candidates:
         if need.fits(free):
             break
@@ -296,24 +335,6 @@ def _victims(
     return chosen, free
 
 
-def _names(residents: Iterable[Resident]) -> tuple[str, ...]:
-    return tuple(resident.name for resident in residents)
-
-
-def worth(resident: Resident, budget: Footprint) -> float:
-    """What GreedyDual-Size-Frequency thinks of a resident: who is worth least goes first.
-
-    Bytes of the host and of each device count by what share of their budget they are. What several take counts for each
-    in part, whoever is charged: else the first of them would seem to be the largest.
-    """
-    share = 0.0
-    for taken, whole in (
-        (resident.own.host + resident.part, budget.host),
-        *zip(resident.footprint.devices, budget.devices, strict=False),
-    ):
-        share += taken / whole if whole else 0.0
-    return resident.age + (resident.uses * resident.reload_seconds / share if share else FOR_EVER)
-
-
-def _age(victims: list[Resident], budget: Footprint, policy: Policy) -> float:
-    return max((worth(victim, budget) for victim in victims), default=0.0) if policy is Policy.GDSF else 0.0
+def _evicting(victims: list[Candidate], budget: Footprint, policy: Policy, *, fits: bool = True) -> Plan:
+    age = max((worth(victim, budget) for victim in victims), default=0.0) if policy is Policy.GDSF else 0.0
+    return Plan(tuple(victim.name for victim in victims), fits=fits, possible=True, age=age)

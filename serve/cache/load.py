@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
-    from serve.cache.charges import Charges
     from serve.cache.entry import Entry
     from serve.cache.eviction import Rules
+    from serve.cache.residents import Residents
     from serve.cache.room import Room
 
     GiveWay = Callable[[Entry[Any]], None]
@@ -236,15 +236,15 @@ class _Reservation:
         orphaned: whether the load was given up; it ends when its thread comes back.
     """
 
-    def __init__(self, room: Room, charges: Charges, own: Footprint, files: Mapping[str, int]) -> None:
+    def __init__(self, room: Room, residents: Residents, own: Footprint, files: Mapping[str, int]) -> None:
         self.apart = sum(files.values())
         self.size = own + Footprint(self.apart)
         self.orphaned = False
         self._room = room
-        self._charges = charges
+        self._residents = residents
         self._over = False
         self._files = dict(files)
-        charges.promised(self, files)
+        residents.reserved(self, files)
 
     def relieve(self, files: Iterable[str]) -> None:
         """Other loads have reserved these by now, or other models map them."""
@@ -262,7 +262,7 @@ class _Reservation:
 
     def loaded(self) -> None:
         """What it took is known by now, its files among it."""
-        self._charges.ended(self, self._files)
+        self._residents.released(self, self._files)
 
     def end(self) -> None:
         """The bytes are free, or counted as a resident's from now on."""
@@ -287,7 +287,7 @@ class Loading(Generic[P, T]):
         self,
         loader: Loader[P, T],
         room: Room,
-        charges: Charges,
+        residents: Residents,
         rules: Rules,
         *,
         pool: Executor,
@@ -299,7 +299,7 @@ class Loading(Generic[P, T]):
     ) -> None:
         self._loader = loader
         self._room = room
-        self._charges = charges
+        self._residents = residents
         self._rules = rules
         self._pool = pool
         self._closers = closers
@@ -444,10 +444,10 @@ class Loading(Generic[P, T]):
         self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
     ) -> Footprint | None:
         """Reserve, and load within that; commit, or give all back. What it takes, where too little was reserved."""
-        own, files = Footprint(need.host, need.devices), self._charges.unpaid(need.shared)
+        own, files = Footprint(need.host, need.devices), self._residents.unpaid(need.shared)
         give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
         evicted += await self._room.reserve(entry.name, own + Footprint(sum(files.values())), give_way)
-        reservation = _Reservation(self._room, self._charges, own, files)
+        reservation = _Reservation(self._room, self._residents, own, files)
         try:
             if prepared.tried_first:
                 await self._try_files(entry, prepared, left)
@@ -455,7 +455,7 @@ class Loading(Generic[P, T]):
             try:
                 _check_wanted(entry)
                 reservation.loaded()
-                whole = self._charges.counted(footprint)
+                whole = self._residents.counted(footprint)
                 more = await self._room.extend(entry.name, reservation.size, whole)
                 if more is not None:
                     reservation.grow(whole.beyond(reservation.size))
@@ -469,7 +469,7 @@ class Loading(Generic[P, T]):
             evicted += more
             entry.resident = resident
             entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
-            self._charges.charge(entry, footprint)
+            self._residents.charge(entry, footprint)
             return None
         finally:
             if not reservation.orphaned:

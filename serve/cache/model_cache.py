@@ -1,22 +1,22 @@
-"""Who is in memory: leases, single-flight loads, reserve → commit or abort, and eviction.
+"""Which models are in memory: leases, single-flight loads, reserve → commit or abort, and eviction.
 
 Theory of operation. All state here is touched on the event loop only, so nothing is locked; whatever takes time
 (fetching, loading, closing) runs on the loader's threads while the loop goes on. The cache decides on the loop and
 acts off it:
 
     acquire ── resident ────────────────────────────────► leased
-       │ not resident: one load per name, everybody who asks meanwhile waits for that one
+       │ not resident: one load per name, all requests that come meanwhile wait for that one
        ▼
     prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
-    equip   (thread)    (room.py)   (load.py)    └─► abort:  the bytes are given back, everybody gets the error
+    equip   (thread)    (room.py)   (load.py)    └─► abort:  the bytes are given back, all of them get the error
 
-A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. Whoever waited for a load
-holds a lease before anybody else can evict the model again, so two models that fit only one at a time take turns.
+A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. A request that waited for a
+load has its lease before the model can be evicted again, so two models that fit only one at a time take turns.
 
-A model that is *loaded anew* has a successor: an entry of its own, loaded beside the one that serves. When it is ready
-it takes the name, in one step of the loop, and the other is *retiring*: nobody leases it any more, and it closes after
-the last lease. Whoever holds a lease holds it on one of the two. A successor that fails leaves everything as it was.
-Only where memory has no room for both, the old one goes first, and requests wait for the new one as for any load.
+A model that is *reloaded* has a successor: an entry of its own, loaded beside the one that serves. When it is ready it
+takes the name, in one step of the loop, and the other is *retiring*: it is leased no more, and closes after the last
+lease. A successor that fails leaves everything as it was. Only where memory has no room for both, the old one goes
+first, and requests wait for the new one as for any load.
 
 In platform-managed mode (`evicts=False`) the platform chooses victims: what does not fit is out of memory at once.
 """
@@ -35,10 +35,9 @@ from model_handlers.base import Footprint
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
 from serve.cache import eviction
 from serve.cache.cache_events import CacheEvent, CacheEvents, Deed
-from serve.cache.charges import Charges
 from serve.cache.entry import Entry, Event, Failure, State, T, transition
 from serve.cache.load import Loading, P, retry_pause, unloaded
-from serve.cache.ranking import Ranking
+from serve.cache.residents import Residents, SharedBytes
 from serve.cache.room import Room, megabytes
 from serve.request import LoadReport
 
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from serve.cache.load import Loader
-    from serve.cache.shared_bytes import SharedBytes
     from serve.stats import TargetStats
 
 _log = logging.getLogger("mme.cache")
@@ -63,12 +61,11 @@ class ModelCache(Generic[P, T]):
     Args:
         loader: fetches and loads.
         budget: bytes for all models together.
-        rules: whom to evict, and whom never.
+        rules: which models to evict, and which never.
         evicts: whether models make room for others (self-managed), or a full cache is an error (platform).
         pool: threads for the loader.
         closers: threads for closing, those of the loader if None.
-        turns: preparations at a time, equipments at a time, and loads at a time; who waits for one of them, or for
-            room, holds up no other.
+        turns: equipments at a time, and loads at a time.
         load_patience: seconds that fetching and loading may take.
         memory_patience: seconds that a load waits for leased models to become free before it gives up.
         drain_patience: seconds that an unload waits for requests under way.
@@ -92,11 +89,10 @@ class ModelCache(Generic[P, T]):
         self.events = CacheEvents()
         self._rules = rules
         self._retiring: dict[str, set[Entry[T]]] = {}  # by their names, which mean others
-        self._charges = Charges()
-        self._ranking = Ranking(self.entries, self._charges, rules, budget)
+        self.residents = Residents(self.entries, rules, budget)
         self.room = Room(
             budget,
-            self._ranking,
+            self.residents,
             self._evict,
             policy=rules.policy,
             evicts=evicts,
@@ -106,7 +102,7 @@ class ModelCache(Generic[P, T]):
         self._loading = Loading(
             loader,
             self.room,
-            self._charges,
+            self.residents,
             rules,
             pool=pool,
             closers=closers or pool,
@@ -125,7 +121,7 @@ class ModelCache(Generic[P, T]):
     @property
     def shared(self) -> SharedBytes[Entry[T]]:
         """Files that several models map."""
-        return self._charges.shared
+        return self.residents.shared
 
     @property
     def resident_count(self) -> int:
@@ -147,7 +143,7 @@ class ModelCache(Generic[P, T]):
 
     def _lease_ended(self, entry: Entry[T]) -> None:
         if self.room.is_waited_for:
-            self.room.lease_ended(self._ranking.holds(entry))
+            self.room.lease_ended(self.residents.evictable(entry))
 
     def lease(self, name: str) -> Entry[T] | None:
         """The model if it is in memory, leased; else None. The one look-up of a request for a resident model."""
@@ -163,13 +159,13 @@ class ModelCache(Generic[P, T]):
         return entry is not None and entry.resident is resident
 
     async def acquire(self, entry: Entry[T]) -> LoadReport:
-        """Lease a model, loading it first if need be; whoever asks while it loads waits for the same load.
+        """Lease a model, loading it first if need be; all callers that come while it loads wait for the same load.
 
         Returns:
             what the load cost. The caller holds a lease on `entry` and must release it.
 
         Raises:
-            MmeError: what went wrong; the same error for everybody who waits.
+            MmeError: what went wrong; the same error for all that wait.
         """
         if entry.state is State.READY:
             entry.stats.hits += 1
@@ -193,10 +189,10 @@ class ModelCache(Generic[P, T]):
         return await asyncio.shield(self._start_load(entry))
 
     async def reload(self, entry: Entry[T], source: Any, *, force: bool = False) -> LoadReport:
-        """Load a model from a source, anew if it is in memory; it serves until it is replaced. See `load`.
+        """Load a model from a source, also if it is in memory; it serves until it is replaced. See `load`.
 
         A load from that source that is under way will do; one from another is waited for. One in memory that was loaded
-        from the same content stays, unless it is to be replaced by `force`.
+        from the same content stays, but for `force`.
 
         Raises:
             MmeError: why it can't be loaded. If it was in memory it goes on as it was, but for where the new one had
@@ -244,7 +240,7 @@ class ModelCache(Generic[P, T]):
     async def unload(self, entry: Entry[T]) -> None:
         """Take a model out of memory after the requests that use it; return when its memory was given back.
 
-        A load under way is abandoned, and whoever waits for it is told.
+        A load under way is abandoned, and requests that wait for it are told.
         """
         loading = entry.successor or entry
         entry.abandoned, entry.evicted, loading.abandoned = True, False, True
@@ -261,12 +257,12 @@ class ModelCache(Generic[P, T]):
             await asyncio.shield(closing)
 
     async def relieve(self, name: str, need: Footprint | None, reason: str) -> tuple[str, ...]:
-        """Put out others that hold about so much memory, for a model that is short of what no budget here counts.
+        """Evict others that hold about so much memory, for a model that is short of what no budget here counts.
 
         Where it is short of no memory, `need` is None: one goes, whatever it holds.
 
         Returns:
-            their names, when their memory was given back; () if there is nobody who may go.
+            their names, when their memory was given back; () if none may go.
         """
         victims = self.room.relieve(name, need, reason)
         closings = [closing for name in victims if (closing := self.entries[name].closing) is not None]
@@ -275,11 +271,11 @@ class ModelCache(Generic[P, T]):
         return victims
 
     async def _relieve_devices(self, name: str, need: tuple[int, ...]) -> tuple[str, ...]:
-        """The same of devices alone, for a load: who holds none of the memory that is needed stays."""
+        """The same of devices alone, for a load."""
         return await self.relieve(name, Footprint(0, need), "load")
 
     def forget(self, entry: Entry[T]) -> None:
-        """Drop an entry that is not in memory, and that nobody has begun to load."""
+        """Drop an entry that is not in memory, nor on its way there."""
         if self.entries.get(entry.name) is entry and not entry.busy:
             del self.entries[entry.name]
 
@@ -342,14 +338,14 @@ class ModelCache(Generic[P, T]):
         return LoadReport()
 
     def _loaded(self, entry: Entry[T], report: LoadReport) -> None:
-        """Everybody who waits has a lease before anybody else can evict the model again."""
+        """All that wait have a lease before the model can be evicted again."""
         self._take_place(entry)
         entry.task = None
         entry.evicted, entry.failures = False, 0
         entry.state = transition(entry.state, Event.LOADED)
         entry.loaded_at = entry.last_used = time.monotonic()
         self._ready[entry.name] = entry
-        self._ranking.arrived(entry)
+        self.residents.arrived(entry)
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -373,7 +369,7 @@ class ModelCache(Generic[P, T]):
 
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
         """A resident takes more or less than before."""
-        self._ranking.remeasured(entry, footprint)
+        self.residents.remeasured(entry, footprint)
         self.room.settle()
 
     def _failed(self, entry: Entry[T], error: MmeError) -> None:
@@ -398,7 +394,7 @@ class ModelCache(Generic[P, T]):
         self.room.settle()
 
     def _failure(self, entry: Entry[T], error: MmeError) -> Failure:
-        """What is remembered of it. What may be otherwise the next time, through others' doing, is not waited for."""
+        """What is remembered of it. After what may be otherwise the next time, through others' doing, is no pause."""
         pause = 0.0
         passes = error.kind in _PASSING or isinstance(error, ElsewhereError)
         if not passes and (self._evicts or error.kind is not Kind.OUT_OF_MEMORY):
@@ -423,7 +419,7 @@ class ModelCache(Generic[P, T]):
     # -- leaving -------------------------------------------------------------------------------------------------
 
     def _evict(self, plan: eviction.Plan, beneficiary: str, reason: str) -> None:
-        self._ranking.grows_to(plan.age)
+        self.residents.advance(plan.age)
         for name in plan.victims:
             entry = self.entries[name]
             entry.evicted = True
@@ -448,9 +444,8 @@ class ModelCache(Generic[P, T]):
             self._start_closing(entry, f"evicted for '{beneficiary}'")
 
     def _start_closing(self, entry: Entry[T], reason: str, *, hurries: bool = True) -> None:
-        """From here on nobody gets a lease. Who does not hurry waits for all requests that it has, however long."""
-        entry.state = transition(entry.state, Event.UNLOAD)
-        self._ranking.leaves(entry)
+        """From here on it is leased no more. Without hurry it waits for all requests that it has, however long."""
+        self.residents.leaves(entry)
         if self._ready.get(entry.name) is entry:
             del self._ready[entry.name]
         entry.closing = asyncio.get_running_loop().create_task(
@@ -458,7 +453,7 @@ class ModelCache(Generic[P, T]):
         )
 
     async def _refuse_in_time(self, entry: Entry[T]) -> None:
-        """Tell those who are still queued after a while that the model goes."""
+        """Tell requests that are still queued after a while that the model goes."""
         done, _ = await asyncio.wait([entry.drained()], timeout=self._drain_patience)
         if not done and entry.resident is not None:
             entry.resident.refuse_waiting()
@@ -473,7 +468,7 @@ class ModelCache(Generic[P, T]):
         await entry.drained()
         await self._loading.close(entry, resident)
         footprint = entry.footprint
-        self._ranking.left(entry)
+        self.residents.left(entry)
         entry.reset(reason)
         if entry in (retiring := self._retiring.get(entry.name, set())):
             retiring.remove(entry)
@@ -486,7 +481,7 @@ class ModelCache(Generic[P, T]):
 
 
 def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
-    """What those who wait for a load are told about its end."""
+    """What requests that wait for a load are told about its end."""
     if entry.abandoned:
         return unloaded(entry)
     if isinstance(error, MmeError):
@@ -501,6 +496,6 @@ def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
 
 
 def _observe(task: asyncio.Task[LoadReport]) -> None:
-    """Somebody looked at the error: a load whose waiters all left must not warn about it."""
+    """A load whose waiters all left must not warn about its error."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""The memory budget: what is promised, to whom, and who has to go for it. On the event loop only.
+"""The memory budget: what is promised to which load, and what has to go for it. On the event loop only.
 
 Bytes are counted in two places that never overlap: residents (until they are closed) and reservations of loads under
 way. A load claims its bytes before it touches memory. A claim that does not fit evicts, if that makes enough room,
@@ -23,16 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-_CROWD = 32  # residents; with more of them a plan takes longer than a request may
-_SECONDS_EACH = 30e-6  # ten times what a plan takes for one resident
-
-
 class _Claim:
     """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have.
 
-    `give_way` has the model of that name leave that is in memory, if there is one and it has not been told yet.
-    `awaits_own` tells whether anybody leaves for this claim, whose bytes nobody else is to take; `short`, what those
-    must hold who may leave by the next look, for that to be of any use; None where that is not known.
+    Attributes:
+        give_way: has the model of that name leave that is in memory, if there is one and it has not been told yet.
+        awaits_own: whether models leave for this claim, whose bytes no other is to take.
+        short: what those must hold that may leave by the next look, for that to be of use; None if that is not known.
     """
 
     def __init__(
@@ -61,18 +58,17 @@ class Room:
         grown: bytes that executions took and no model is charged for.
 
     Args:
-        residents: everybody in memory.
+        residents: the models in memory.
         evict: begins to carry out a plan, for the model named second and the reason of `stats.EVICTION_REASONS` named
             third; the victims' bytes come back later.
-        policy: the order in which residents go.
-        evicts: whether anybody is put out at all, or what does not fit is out of memory at once.
+        evicts: whether models make room for others at all, or what does not fit is out of memory at once.
         patience: seconds that a claim waits.
     """
 
     def __init__(
         self,
         budget: Footprint,
-        residents: eviction.Residents,
+        residents: eviction.Candidates,
         evict: Callable[[eviction.Plan, str, str], None],
         *,
         policy: eviction.Policy = eviction.Policy.LRU,
@@ -88,9 +84,7 @@ class Room:
         self._patience = patience
         self._claims: list[_Claim] = []
         self._may_leave = Footprint()  # what those hold at most whose leases ended since the last look
-        self._crowd = 0
         self._look_again: asyncio.TimerHandle | None = None
-        self._lease_ended: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Room {megabytes(self.used())} of {megabytes(self.budget)} taken, {len(self._claims)} claims waiting>"
@@ -104,7 +98,7 @@ class Room:
         return self.reserved + self.grown
 
     async def reserve(self, name: str, need: Footprint, give_way: Callable[[], None] | None = None) -> list[str]:
-        """Have `need` bytes promised to model `name`, evicting whom it takes, waiting for models in use.
+        """Have `need` bytes promised to model `name`, evicting others, waiting for models in use.
 
         Args:
             name: of the model.
@@ -115,7 +109,7 @@ class Room:
             the names of those evicted.
 
         Raises:
-            MmeError: OUT_OF_MEMORY when it can never fit, or does not fit and nobody may be evicted; UNAVAILABLE when
+            MmeError: OUT_OF_MEMORY when it can never fit, or does not fit and nothing may be evicted; UNAVAILABLE when
                 models that may not leave yet did not make room in time.
         """
         return await self._reserve(_Claim(name, need, patient=True, give_way=give_way), need)
@@ -138,7 +132,7 @@ class Room:
             return None
 
     def spare(self, need: Footprint) -> bool:
-        """Have `need` bytes promised if they are free and nobody waits for them; to be given back."""
+        """Have `need` bytes promised if they are free and no load waits for them; to be given back."""
         if self._claims or not need.fits(self.budget - self.used()):
             return False
         self.reserved += need
@@ -162,10 +156,10 @@ class Room:
         return claim.evicted
 
     def relieve(self, name: str, need: Footprint | None, reason: str) -> tuple[str, ...]:
-        """Begin to put out others that hold `need` bytes together, or all who may go if they hold less.
+        """Begin to evict others that hold `need` bytes together, or all that may go if they hold less.
 
         A need of None is one of them, whatever it holds. It is for model `name`, which is short of what no budget here
-        counts. Where nobody is put out, nobody is.
+        counts.
         """
         if not self._evicts:
             return ()
@@ -208,22 +202,10 @@ class Room:
         return bool(self._claims)
 
     def lease_ended(self, holds: Footprint) -> None:
-        """A resident may leave now that holds so many bytes at most; who waits is looked at if that can be enough.
-
-        Among many, plans must not take the time of the requests that end their leases.
-        """
+        """A resident may leave now that holds so many bytes at most: claims are looked at if that can be enough."""
         self._may_leave += holds
-        if not any(claim.short is None or claim.short.fits(self._may_leave) for claim in self._claims):
-            return
-        if self._crowd <= _CROWD:
+        if any(claim.short is None or claim.short.fits(self._may_leave) for claim in self._claims):
             self.settle()
-        elif self._lease_ended is None:
-            delay = self._crowd * _SECONDS_EACH
-            self._lease_ended = asyncio.get_running_loop().call_later(delay, self._settle_crowd)
-
-    def _settle_crowd(self) -> None:
-        self._lease_ended = None
-        self.settle()
 
     def settle(self) -> None:
         """Look at every claim again, first come first: grant it, evict for it, or refuse it."""
@@ -270,7 +252,6 @@ class Room:
             claim.give_way()
             claim.give_way = None
             claim.awaits_own = True
-        self._crowd = self._residents.staying.count
         plan = eviction.plan(
             self._residents, self._apart() + set_aside, claim.need, self.budget, self._policy, time.monotonic()
         )
@@ -291,7 +272,7 @@ class Room:
     def _only_instead(self, claim: _Claim, ahead: Footprint) -> bool:
         """Whether there can be room for a model, but not while the one stays whose place it takes.
 
-        Where nobody is evicted, who waits in front of it waits for bytes that are on their way, and will have them.
+        Where nothing is evicted, claims ahead of it wait for bytes that are on their way, and will have them.
         """
         own = self._named([claim.name])
         room = self.budget if self._evicts else self.budget - ahead
@@ -299,11 +280,11 @@ class Room:
             return False
         return not claim.need.fits(room - self._kept(own, stays=True)) or self._wait_for_each_other()
 
-    def _named(self, names: Iterable[str]) -> list[eviction.Resident]:
+    def _named(self, names: Iterable[str]) -> list[eviction.Candidate]:
         return [each for name in names if (each := self._residents.named(name)) is not None]
 
-    def _kept(self, own: list[eviction.Resident], *, stays: bool) -> Footprint:
-        """Bytes that nobody gives back, whoever waits for them, with or without the claimant's own."""
+    def _kept(self, own: list[eviction.Candidate], *, stays: bool) -> Footprint:
+        """Bytes that no eviction gives back, with or without the claimant's own."""
         if not self._evicts:
             staying = self._residents.staying
             return self._apart() + (staying.total if stays else eviction.without(staying, own))
@@ -313,14 +294,14 @@ class Room:
         return eviction.without(self._residents.pinned, pinned)
 
     def _wait_for_each_other(self) -> bool:
-        """Whether nobody who is to take a place has room beside those that stay until their places are taken."""
+        """Whether no model that is to take a place has room beside those that stay until their places are taken."""
         waiting = {claim.name: claim for claim in self._claims if claim.give_way and not claim.granted.done()}
         stay = [each for each in self._named(waiting) if each.keep_until != eviction.FOR_EVER]
         free = self.budget - eviction.beside(self._residents.pinned, stay)
         return not any(claim.need.fits(free) for claim in waiting.values())
 
     def _withdraw(self, claim: _Claim) -> None:
-        """The claimant left: what was granted in that very moment, or set aside, is for the next."""
+        """Of a load that left: what was granted in that very moment, or set aside, is for the next."""
         granted = claim.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             self.give_back(claim.need)
@@ -363,7 +344,7 @@ def _setting(need: Footprint, room: Footprint) -> str:
 
 
 def megabytes(footprint: Footprint, of: Footprint | None = None) -> str:
-    """A footprint for people; of devices, those alone that `of` takes any of, which is itself if it is not given."""
+    """A footprint as text; of devices, those alone that `of`, by default itself, takes any of."""
     sizes = dict(enumerate(footprint.devices))
     on = [
         f"{sizes.get(number, 0) / 1e6:.1f} MB on GPU {number}"

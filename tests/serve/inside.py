@@ -101,13 +101,13 @@ def evict(cache, name):
 
 
 def books_of(cache):
-    """What it keeps of those in memory for eviction plans, as `eviction.Residents`."""
-    return cache._ranking
+    """What it keeps of those in memory for eviction plans, as `eviction.Candidates`."""
+    return cache.residents
 
 
 def residents_of(cache):
     """Those in memory, one by one."""
-    return [cache._ranking._resident(entry) for entry in cache._charges.charged]
+    return [cache.residents.candidate(entry) for entry in cache.residents.own]
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """Those in memory as a list, for plans: everything that the cache keeps of them is summed up and sorted here each time."""
 
 from model_handlers.base import Footprint, total
-from serve.cache.eviction import FOR_EVER, Policy, worth
-from serve.cache.shared_bytes import Tally
+from serve.cache.eviction import FOR_EVER, Policy, Tally, worth
 
 
 class Listed:
-    """See `eviction.Residents`.
+    """See `eviction.Candidates`.
 
     Attributes:
         looks: how often all of them were looked at for an order.

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
 from serve.cache import eviction
-from serve.cache.eviction import FOR_EVER, Plan, Policy, Resident, Rules, worth
+from serve.cache.eviction import FOR_EVER, Candidate, Plan, Policy, Rules, worth
 from tests.serve.cache.listed import Listed, bytes_of
 
 NOTHING = Footprint()
@@ -14,7 +14,7 @@ NOTHING = Footprint()
 
 def host(name, size, used, **state):
     """A resident of so many bytes on the host."""
-    return Resident(name, Footprint(size), used, **state)
+    return Candidate(name, Footprint(size), used, **state)
 
 
 def plan(residents, reserved, need, budget, policy=Policy.LRU, now=0.0):
@@ -125,9 +125,9 @@ def test_reserved_bytes_cannot_be_evicted():
 def test_both_kinds_of_memory_count():
     """A model needs room on the host and on the device; whoever holds neither kind that is short stays."""
     residents = [
-        Resident("on the host", Footprint(40, ()), 1),
-        Resident("on the device", Footprint(10, (60,)), 2),
-        Resident("on both", Footprint(20, (30,)), 3),
+        Candidate("on the host", Footprint(40, ()), 1),
+        Candidate("on the device", Footprint(10, (60,)), 2),
+        Candidate("on both", Footprint(20, (30,)), 3),
     ]
     budget = Footprint(100, (100,))
 
@@ -175,7 +175,7 @@ def test_use_decides(policy, order):
 def test_each_thing_that_makes_a_model_precious_to_gdsf(better):
     """Of two models that differ in one thing, the one that is worth less goes, whichever is named first."""
     base = {"name": "base", "footprint": Footprint(50), "last_used": 1.0, "uses": 2, "reload_seconds": 2.0, "age": 1.0}
-    worse, dearer = Resident(**base), Resident(**{**base, "name": "better", **better})
+    worse, dearer = Candidate(**base), Candidate(**{**base, "name": "better", **better})
 
     for residents in ([worse, dearer], [dearer, worse]):
         assert evict(*residents, need=50, policy=Policy.GDSF).victims == ("base",)
@@ -198,12 +198,15 @@ def test_the_age_is_what_the_dearest_victim_was_worth():
 def test_bytes_of_a_device_count_by_their_share_of_its_memory():
     """Half of a small GPU weighs as much as half of a large host; a model that takes nothing is never worth going."""
     budget = Footprint(1000, (10,))
-    on_host, on_device = Resident("h", Footprint(500, ()), 1.0, 1, 1.0), Resident("d", Footprint(0, (5,)), 1.0, 1, 1.0)
+    on_host, on_device = (
+        Candidate("h", Footprint(500, ()), 1.0, 1, 1.0),
+        Candidate("d", Footprint(0, (5,)), 1.0, 1, 1.0),
+    )
 
     assert worth(on_host, budget) == worth(on_device, budget) == 2.0
-    assert worth(Resident("both", Footprint(500, (5,)), 1.0, 1, 1.0), budget) == 1.0
-    assert worth(Resident("empty", Footprint(), 1.0, 1, 1.0), budget) == FOR_EVER
-    assert worth(Resident("no GPU", Footprint(500), 1.0, 1, 1.0), Footprint(1000)) == 2.0
+    assert worth(Candidate("both", Footprint(500, (5,)), 1.0, 1, 1.0), budget) == 1.0
+    assert worth(Candidate("empty", Footprint(), 1.0, 1, 1.0), budget) == FOR_EVER
+    assert worth(Candidate("no GPU", Footprint(500), 1.0, 1, 1.0), Footprint(1000)) == 2.0
 
 
 # -- those who stay ----------------------------------------------------------------------------------------------------
@@ -264,7 +267,7 @@ def test_relief_counts_what_comes_back_and_not_what_is_free(need, names, fits):
 @pytest.mark.parametrize("policy", Policy)
 def test_one_goes_whatever_it_holds(policy):
     """Where it is no memory that is short: a model that takes none of the host leaves the disk as well as any."""
-    on_gpu = [Resident(name, Footprint(0, (30,)), used) for name, used in (("b", 2), ("a", 1))]
+    on_gpu = [Candidate(name, Footprint(0, (30,)), used) for name, used in (("b", 2), ("a", 1))]
 
     assert relief(on_gpu, None, BUDGET, policy) == Plan(("a",), fits=True, possible=True)
     assert relief([host("pinned", 5, 1, keep_until=FOR_EVER)], None, BUDGET, policy) == Plan((), False, True)
@@ -273,10 +276,10 @@ def test_one_goes_whatever_it_holds(policy):
 def test_each_gpu_is_relieved_of_what_it_can_give():
     """Where those on one hold less than is needed there, all of them go, and on another no more than it takes."""
     residents = [
-        Resident("none", Footprint(50), 1),
-        Resident("a", Footprint(1, (30,)), 2),
-        Resident("b", Footprint(1, (0, 30)), 3),
-        Resident("c", Footprint(1, (0, 30)), 4),
+        Candidate("none", Footprint(50), 1),
+        Candidate("a", Footprint(1, (30,)), 2),
+        Candidate("b", Footprint(1, (0, 30)), 3),
+        Candidate("c", Footprint(1, (0, 30)), 4),
     ]
 
     assert relief(residents, Footprint(0, (40, 40)), BUDGET).victims == ("a", "b", "c")
@@ -312,7 +315,7 @@ def sharing(name, before, own, used, uses, seconds, keep, leased, left, pieces):
     charged = sum(piece for piece in pieces if not any(piece in row[-1] for row in before))
     state = {"age": used / 2, "keep_until": keep, "leased": leased, "leaving": left}
     shared = {piece: piece for piece in pieces}
-    return Resident(name, own + Footprint(charged), used, uses, seconds, **state, shared=shared, charged=charged)
+    return Candidate(name, own + Footprint(charged), used, uses, seconds, **state, shared=shared, charged=charged)
 
 
 on_gpus = st.sampled_from([(), (), (20,), (50,), (0, 20), (0, 50), (20, 20)])

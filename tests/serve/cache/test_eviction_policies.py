@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from model_handlers.base import Footprint
-from serve.cache.eviction import Policy, Resident, plan
+from serve.cache.eviction import Candidate, Policy, plan
 from tests.serve.cache.listed import Listed
 
 NOBODY = Footprint()
@@ -46,7 +46,7 @@ class Simulation:
         if resident is None:
             self.seconds += seconds * counts
             self._make_room(Footprint(size))
-            resident = Resident(name, Footprint(size), 0.0, reload_seconds=seconds)
+            resident = Candidate(name, Footprint(size), 0.0, reload_seconds=seconds)
         else:
             self.hits += counts
         self.residents[name] = replace(resident, last_used=self.now, uses=resident.uses + 1, age=self.age)

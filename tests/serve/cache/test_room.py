@@ -8,7 +8,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.cache.eviction import FOR_EVER, Policy, Resident
+from serve.cache.eviction import FOR_EVER, Candidate, Policy
 from serve.cache.room import Room, megabytes
 from tests.serve.cache.listed import Listed
 
@@ -28,7 +28,7 @@ class House:
 
     def __init__(self, *sizes, evicts=True, patience=60.0, budget=None, policy=Policy.LRU):
         self.residents = {
-            f"r{index}": Resident(f"r{index}", mb(size), float(index)) for index, size in enumerate(sizes)
+            f"r{index}": Candidate(f"r{index}", mb(size), float(index)) for index, size in enumerate(sizes)
         }
         self.evicted = []
         self.reasons = []
@@ -61,7 +61,7 @@ class House:
 
     def moves_in(self, name, footprint, reserved, **facts):
         """A load is committed: the resident's bytes in place of the reservation."""
-        self.residents[name] = Resident(name, footprint, 100.0, **facts)
+        self.residents[name] = Candidate(name, footprint, 100.0, **facts)
         self.room.give_back(reserved)
         self.room.settle()
 
@@ -160,25 +160,6 @@ async def test_patience_with_models_that_must_stay_ends(idle):
     with pytest.raises(MmeError, match="too recently to leave"):
         await task
     assert failure(task) is Kind.UNAVAILABLE
-
-
-async def test_among_many_residents_ends_of_leases_are_looked_at_together(idle):
-    """A plan for hundreds takes longer than a request may: leases that end add up to one look, which does come."""
-    house = House(*[2] * 50)
-    for name in house.residents:
-        house.change(name, leased=True)
-    task = await claim(house, "new", mb(2), idle)
-    house.change("r7", leased=False)
-    for _ in range(5):
-        house.room.lease_ended(mb(2))
-    assert house.evicted == []
-    await house.told.wait()
-    house.gone("r7")
-    assert await task == ["r7"]
-    house.change("r8", leased=False)
-    again = await claim(house, "newer", mb(2), idle)
-    house.gone("r8")
-    assert await again == ["r8"]
 
 
 @pytest.mark.parametrize("number", [10, 50])

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
-from serve.cache.shared_bytes import SharedBytes, Tally
+from serve.cache.eviction import Tally
+from serve.cache.residents import SharedBytes
 
 BACKBONE = {"b1": 100, "b2": 50}
 HEAD = {"h": 7}

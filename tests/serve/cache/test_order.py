@@ -5,7 +5,7 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.cache.ranking import Order
+from serve.cache.residents import Order
 
 DEEDS = st.sampled_from(["comes", "grows", "grows", "shrinks", "leaves", "walk"])
 

@@ -1,0 +1,365 @@
+"""The models in memory: what each takes, what all take, and in which order they go. On the event loop only.
+
+Bytes of a model's own are its own; a file that several models map is charged once, to the first that maps it. When that
+one goes, the charge goes to the next, and the file's bytes are free when the last one goes. So all charges together are
+never less than what is taken, and a model that comes to files which are there already costs only what is its own.
+
+Nothing is noted when a model is used but what its lease and its statistics note. The order is a heap by what was known
+of each model at the last look. Use only moves a model to the back, so the one in front, if it was used since, is put
+back by what is known now, until the one in front is where it belongs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from model_handlers.base import Footprint
+from serve.cache import eviction
+from serve.cache.entry import Event, State, transition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from serve.cache.entry import Entry
+
+K = TypeVar("K")
+
+_REPLACED_SECONDS = 1.0  # until it is looked at again whether a model that is being replaced may leave for others
+_FEW = 64
+
+
+class Order(Generic[K]):
+    """Things in the order of a key that only grows, unless `put` is told.
+
+    Attributes:
+        looks: how often the key was asked.
+    """
+
+    def __init__(self, key: Callable[[K], tuple[float, float]]) -> None:
+        self.looks = 0
+        self._key = key
+        self._numbers: dict[K, int] = {}  # of each the one that it has in the heap; others there are of no use
+        self._things: dict[int, K] = {}  # by that number: the heap itself keeps nothing that was removed
+        self._heap: list[tuple[tuple[float, float], int]] = []  # by what was known at the last look at each
+        self._passed: list[tuple[tuple[float, float], int]] = []  # in the last walk, which put them in order
+        self._number = 0
+
+    def __repr__(self) -> str:
+        return f"<Order of {len(self._numbers)}>"
+
+    def put(self, thing: K) -> None:
+        """It is there, or has another place now."""
+        self.remove(thing)
+        self._number += 1
+        self._numbers[thing] = self._number
+        self._things[self._number] = thing
+        heapq.heappush(self._heap, (self._look(thing), self._number))
+        if len(self._heap) + len(self._passed) > 2 * len(self._numbers) + _FEW:
+            self._heap = [each for each in self._heap + self._passed if each[1] in self._things]
+            self._passed = []
+            heapq.heapify(self._heap)
+
+    def remove(self, thing: K) -> None:
+        """It is not there any more."""
+        self._things.pop(self._numbers.pop(thing, 0), None)
+
+    def walk(self) -> Iterator[K]:
+        """All of them, as far as the caller goes. Nothing changes meanwhile."""
+        passed, self._passed = self._passed, []
+        self._heap = self._heap or passed  # what is in order is a heap
+        for each in passed if self._heap is not passed else ():
+            heapq.heappush(self._heap, each)
+        while self._heap:
+            key, number = self._heap[0]
+            thing = self._things.get(number)
+            if thing is None:  # it left, or has another place
+                heapq.heappop(self._heap)
+                continue
+            now = self._look(thing)
+            if now != key:
+                heapq.heapreplace(self._heap, (now, number))
+                continue
+            self._passed.append(heapq.heappop(self._heap))
+            yield thing
+
+    def _look(self, thing: K) -> tuple[float, float]:
+        self.looks += 1
+        return self._key(thing)
+
+
+class SharedBytes(Generic[K]):
+    """Files by name, their bytes, and the models that map them, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, int] = {}
+        self._users: dict[str, dict[K, None]] = {}
+        self._files: dict[K, dict[str, int]] = {}  # of each model
+
+    def __repr__(self) -> str:
+        return f"<SharedBytes {len(self._files)} models map {sum(self._bytes.values()) / 1e6:.1f} MB>"
+
+    def beyond(self, files: Mapping[str, int]) -> int:
+        """Bytes of those files that no model maps yet."""
+        return sum(size for file, size in files.items() if file not in self._users)
+
+    def map(self, model: K, files: Mapping[str, int]) -> int:
+        """A model, which maps nothing so far, maps these files; returns the bytes that it is charged for."""
+        if not files:
+            return 0
+        charge = self.beyond(files)
+        self._files[model] = {file: self._bytes.setdefault(file, size) for file, size in files.items()}
+        for file in files:
+            self._users.setdefault(file, {})[model] = None
+        return charge
+
+    def unmap(self, model: K) -> dict[K, int]:
+        """A model maps nothing any more; returns the models that are charged for more from now on, and how much."""
+        heirs: dict[K, int] = {}
+        for file, size in self._files.pop(model, {}).items():
+            users = self._users[file]
+            was_charged = next(iter(users)) == model
+            del users[model]
+            if not users:
+                del self._users[file], self._bytes[file]
+            elif was_charged:
+                heir = next(iter(users))
+                heirs[heir] = heirs.get(heir, 0) + size
+        return heirs
+
+    def files(self, model: K) -> Mapping[str, int]:
+        """What a model maps, and the bytes of each: those that the first had it with."""
+        return self._files.get(model, {})
+
+    def maps(self, model: K, files: Mapping[str, int]) -> bool:
+        """Whether a model maps these files, and no others."""
+        return list(self.files(model)) == list(files)
+
+    def charge(self, model: K) -> int:
+        """Bytes that a model is charged for now."""
+        return sum(size for file, size in self.files(model).items() if next(iter(self._users[file])) == model)
+
+    def part(self, model: K) -> int:
+        """Bytes that it would be charged for if all models that map a file paid alike."""
+        return sum(size // len(self._users[file]) for file, size in self.files(model).items())
+
+    def beside(self, model: K) -> set[K]:
+        """The models that map any of the files that a model maps, itself too."""
+        return {user for file in self.files(model) for user in self._users[file]}
+
+
+class Payer(Protocol):
+    """A load under way that has bytes for files reserved."""
+
+    def relieve(self, files: Iterable[str]) -> None:
+        """Another load has reserved these by now, or a model maps them."""
+
+
+class Residents:
+    """See `eviction.Candidates`.
+
+    Attributes:
+        own: the models in memory, and what each takes without files that others may map.
+        taken: bytes that they are charged for together.
+        staying: those that are not on their way out.
+        pinned: those of them that are never evicted.
+
+    Args:
+        entries: those that names mean.
+        budget: bytes for all models together.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry[Any]], rules: eviction.Rules, budget: Footprint) -> None:
+        self.own: dict[Entry[Any], Footprint] = {}
+        self.taken = Footprint()
+        self.staying = eviction.Tally()
+        self.pinned = eviction.Tally()
+        self.shared: SharedBytes[Entry[Any]] = SharedBytes()
+        self.order: Order[Entry[Any]] = Order(self._place)
+        self._payers: dict[str, Payer] = {}  # of files that no model maps yet
+        self._entries = entries
+        self._rules = rules
+        self._budget = budget
+        self._ages = [0.0]  # of GreedyDual-Size-Frequency, which only grow
+        self._aged_at = [0.0]  # from when on it was that age
+
+    # -- what a plan asks ------------------------------------------------------------------------------------------
+
+    def candidates(self, now: float, *, and_from_disk: bool = False) -> Iterator[eviction.Candidate]:
+        """See `eviction.Candidates`."""
+        free = (entry for entry in self.order.walk() if self._may_go(entry, now))
+        residents = (self.candidate(entry, and_from_disk=and_from_disk) for entry in free)
+        if and_from_disk and self._rules.policy is eviction.Policy.GDSF:
+            return iter(sorted(residents, key=lambda each: eviction.worth(each, self._budget)))
+        return residents
+
+    def again_at(self, now: float) -> float:
+        """See `eviction.Candidates`."""
+        staying = (entry for entry in self.own if entry.state is not State.UNLOADING)
+        until = [kept for entry in staying if now < (kept := self._keep_until(entry)) < eviction.FOR_EVER]
+        return min(until, default=0.0)
+
+    def named(self, name: str) -> eviction.Candidate | None:
+        """See `eviction.Candidates`."""
+        entry = self._entries.get(name)
+        if entry is None or entry not in self.own or entry.state is State.UNLOADING:
+            return None
+        return self.candidate(entry)
+
+    def candidate(self, entry: Entry[Any], *, and_from_disk: bool = False) -> eviction.Candidate:
+        """What a plan has to know of a model in memory."""
+        files = self.shared.files(entry)
+        return eviction.Candidate(
+            entry.name,
+            entry.footprint,
+            entry.last_used,
+            entry.uses,
+            (entry.reload_ns + (entry.download_ns if and_from_disk else 0)) / 1e9,
+            self._age_at_last_use(entry),
+            self._keep_until(entry),
+            entry.leases + entry.pins > 0,
+            entry.state is State.UNLOADING,
+            files,
+            self.shared.charge(entry) if files else 0,
+            self.shared.part(entry) if files else 0,
+        )
+
+    def evictable(self, entry: Entry[Any]) -> Footprint:
+        """What comes back at most if it leaves now; nothing if it may not."""
+        own = self.own.get(entry)
+        if own is None or entry.state is State.UNLOADING or not self._may_go(entry, time.monotonic()):
+            return Footprint()
+        return own + Footprint(sum(self.shared.files(entry).values()))
+
+    # -- loads under way -------------------------------------------------------------------------------------------
+
+    def counted(self, footprint: Footprint) -> Footprint:
+        """What a model would be charged for: files that are mapped already, or about to be, cost nothing."""
+        return Footprint(footprint.host + sum(self.unpaid(footprint.shared).values()), footprint.devices)
+
+    def unpaid(self, files: Mapping[str, int]) -> dict[str, int]:
+        """Those of them that no model maps, and no load under way has reserved."""
+        new = {file: size for file, size in files.items() if file not in self._payers}
+        return {file: size for file, size in new.items() if self.shared.beyond({file: size})}
+
+    def reserved(self, payer: Payer, files: Mapping[str, int]) -> None:
+        """A load has reserved these; it is relieved of those that are paid for by now."""
+        unpaid = self.unpaid(files)
+        self._payers |= dict.fromkeys(unpaid, payer)
+        payer.relieve(files.keys() - unpaid.keys())
+
+    def released(self, payer: Payer, files: Iterable[str]) -> None:
+        """The reservation of a load is not for these any more."""
+        for file in files:
+            if self._payers.get(file) is payer:
+                del self._payers[file]
+
+    # -- models come and go ----------------------------------------------------------------------------------------
+
+    def charge(self, entry: Entry[Any], footprint: Footprint) -> None:
+        """A model takes this from now on."""
+        for file in footprint.shared.keys() & self._payers.keys():
+            self._payers.pop(file).relieve([file])
+        self._own(entry, footprint, self.shared.map(entry, footprint.shared))
+
+    def arrived(self, entry: Entry[Any]) -> None:
+        """It is ready, and may be evicted."""
+        self.order.put(entry)
+
+    def remeasured(self, entry: Entry[Any], footprint: Footprint) -> None:
+        """It takes this instead. Charges for files stay as they are, where those are the same."""
+        beside = self._beside(entry)
+        if self.shared.maps(entry, footprint.shared):
+            self._disown(entry)
+            self._own(entry, footprint, self.shared.charge(entry))
+        else:
+            self._discharge(entry)
+            self.charge(entry, footprint)
+        self._reorder({entry, *beside})
+
+    def leaves(self, entry: Entry[Any]) -> None:
+        """It is on its way out: what it takes comes back without an eviction."""
+        self.order.remove(entry)
+        self._disown(entry)
+        entry.state = transition(entry.state, Event.UNLOAD)
+
+    def left(self, entry: Entry[Any]) -> None:
+        """It is out of memory; for files that it was charged for and others map still, these are charged."""
+        beside = self._beside(entry)
+        self._discharge(entry)
+        self._reorder(beside - {entry})
+
+    @property
+    def age(self) -> float:
+        """That of GreedyDual-Size-Frequency, now."""
+        return self._ages[-1]
+
+    def advance(self, age: float) -> None:
+        """Victims of that worth are about to go: see `eviction`."""
+        if age <= self.age:
+            return
+        if len(self._ages) > max(_FEW, len(self.own)):
+            for entry in self.own:
+                entry.age = self._age_at_last_use(entry)
+            del self._ages[:-1], self._aged_at[:-1]
+        self._ages.append(age)
+        self._aged_at.append(time.monotonic())
+
+    def _discharge(self, entry: Entry[Any]) -> None:
+        self._disown(entry)
+        self._set(entry, Footprint())
+        del self.own[entry]
+        for heir, size in self.shared.unmap(entry).items():
+            self._set(heir, heir.footprint + Footprint(size))
+
+    def _own(self, entry: Entry[Any], footprint: Footprint, charge: int) -> None:
+        own = self.own[entry] = Footprint(footprint.host, footprint.devices)
+        for tally in self._tallies(entry):
+            tally.add(own, self.shared.files(entry))
+        self._set(entry, Footprint(own.host + charge, own.devices))
+
+    def _disown(self, entry: Entry[Any]) -> None:
+        for tally in self._tallies(entry):
+            tally.remove(self.own[entry], self.shared.files(entry))
+
+    def _tallies(self, entry: Entry[Any]) -> tuple[eviction.Tally, ...]:
+        if entry.state is State.UNLOADING:
+            return ()
+        return (self.staying, self.pinned) if entry.pinned else (self.staying,)
+
+    def _set(self, entry: Entry[Any], charge: Footprint) -> None:
+        self.taken += charge - entry.footprint
+        entry.footprint = charge
+
+    # -- their order -----------------------------------------------------------------------------------------------
+
+    def _beside(self, entry: Entry[Any]) -> set[Entry[Any]]:
+        """The models that map files that it maps, where a larger part of these makes them worth less."""
+        return self.shared.beside(entry) if self._rules.policy is eviction.Policy.GDSF else set()
+
+    def _reorder(self, entries: set[Entry[Any]]) -> None:
+        for entry in entries:
+            if entry.state is State.READY:
+                self.order.put(entry)
+
+    def _place(self, entry: Entry[Any]) -> tuple[float, float]:
+        policy = self._rules.policy
+        if policy is eviction.Policy.GDSF:
+            return eviction.worth(self.candidate(entry), self._budget), entry.last_used
+        return (entry.uses if policy is eviction.Policy.LFU else 0), entry.last_used
+
+    def _age_at_last_use(self, entry: Entry[Any]) -> float:
+        reached = bisect_left(self._aged_at, entry.last_used) - 1
+        return self._ages[reached] if reached >= 0 else entry.age
+
+    def _may_go(self, entry: Entry[Any], now: float) -> bool:
+        return entry.leases + entry.pins == 0 and self._keep_until(entry) <= now
+
+    def _keep_until(self, entry: Entry[Any]) -> float:
+        if entry.pinned:
+            return eviction.FOR_EVER
+        if entry.successor is not None:  # it serves until that one does
+            return time.monotonic() + _REPLACED_SECONDS
+        return entry.loaded_at + self._rules.min_residency
