@@ -27,14 +27,14 @@ import orjson
 from container.log_pipe import LinePipe
 from container.settings import Mode
 from model_handlers.errors import Kind
-from serve.cache.cache_events import Deed
+from serve.cache.events import EventType
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from container.settings import Settings
-    from serve.cache.cache_events import CacheEvent
+    from serve.cache.events import CacheEvent
     from serve.engine import Engine
 
 _log = logging.getLogger("mme.emf")
@@ -51,9 +51,9 @@ _UNITS = {
     _FAILED: "Count",
 }
 _TIMED = {
-    Deed.WAITED: "ModelLoadingWaitTime",
-    Deed.LOADED: "ModelLoadingTime",
-    Deed.UNLOADED: "ModelUnloadingTime",
+    EventType.WAITED: "ModelLoadingWaitTime",
+    EventType.LOADED: "ModelLoadingTime",
+    EventType.UNLOADED: "ModelUnloadingTime",
 }
 
 
@@ -169,9 +169,9 @@ class EmfReporter:
         return {"_aws": {"Timestamp": timestamp, "CloudWatchMetrics": [directive]}, **dimensions, **told}
 
     def _hear(self, event: CacheEvent) -> None:
-        if event.deed is Deed.FAILED and event.kind not in self._no_failures:
+        if event.type is EventType.FAILED and event.kind not in self._no_failures:
             self._add(event.name, _FAILED, 1)
-        metric = _TIMED.get(event.deed)
+        metric = _TIMED.get(event.type)
         if metric is None:
             return
         self._add(event.name, metric, round(event.ns / 1000))

@@ -22,7 +22,7 @@ from model_handlers.config.model_config import ControlKind
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
 from model_handlers.tensor import BYTES
-from serve.cache.cache_events import CacheEvent, Deed
+from serve.cache.events import CacheEvent, EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -113,8 +113,8 @@ class SessionCalls:
 
     def _heard(self, event: CacheEvent) -> None:
         """A model that was replaced is told to be unloaded when its successor has been serving for a while."""
-        gone = event.deed is Deed.UNLOADED and not self._engine.is_resident(event.name)
-        if gone or event.deed is Deed.LOADED:
+        gone = event.type is EventType.UNLOADED and not self._engine.is_resident(event.name)
+        if gone or event.type is EventType.LOADED:
             self._sessions.end_begun(event.name)
 
     def _set_timer(self) -> None:

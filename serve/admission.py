@@ -16,8 +16,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
-from serve.cache.cache_events import CacheEvent, Deed
 from serve.cache.entry import State
+from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
 from serve.dependents import Dependents
 from serve.sources.origins import unknown
@@ -109,7 +109,7 @@ class Admission:
             self._register.note(entry)
             waited = time.perf_counter_ns() - began
             entry.stats.wait.add(waited)
-            self._cache.events.tell(CacheEvent(Deed.WAITED, name, waited))
+            self._cache.events.tell(CacheEvent(EventType.WAITED, name, waited))
         return entry, report
 
     # -- loads -----------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serve.cache.cache_events import Deed
+from serve.cache.events import EventType
 from serve.sources.source import InBucket, InRepository, origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from serve.cache.cache_events import CacheEvent
     from serve.cache.entry import Entry
+    from serve.cache.events import CacheEvent
 
 
 class Dependents:
@@ -34,7 +34,7 @@ class Dependents:
 
     def hear(self, event: CacheEvent) -> None:
         """A model may have been loaded with members."""
-        if event.deed is Deed.LOADED:
+        if event.type is EventType.LOADED:
             self.loaded(self._entries[event.name])
 
     def loaded(self, whole: Entry[Any]) -> None:

@@ -26,8 +26,8 @@ from model_handlers.system.threads import ThreadBudget
 from model_handlers.worker.channel import LISTENER
 from serve.admission import Admission
 from serve.cache import footprints
-from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
 from serve.cache.entry import State
+from serve.cache.events import CacheEvent, CacheTimes, EventType
 from serve.cache.footprints import Footprints
 from serve.cache.model_cache import ModelCache
 from serve.index import index_rows
@@ -478,7 +478,7 @@ class Engine:
         self._writes.shutdown()
 
     def _note(self, event: CacheEvent) -> None:
-        if event.deed is not Deed.LOADED:
+        if event.type is not EventType.LOADED:
             return
         self._footprints.changed()
         target = self.cache.entries[event.name].leased()

@@ -231,7 +231,7 @@ def _told(happening: Happening) -> dict[str, Any]:
         "at": event.at,
         "since": happening.since,
         "times": happening.times,
-        "deed": event.deed.value,
+        "deed": event.type.value,
         "name": event.name,
         "why": event.why[:_LONGEST_REASON],
         "host": event.footprint.host,

@@ -10,12 +10,12 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from container.dashboard.history import History, Totals
-from serve.cache.cache_events import Deed
+from serve.cache.events import EventType
 
 if TYPE_CHECKING:
     import asyncio
 
-    from serve.cache.cache_events import CacheEvent
+    from serve.cache.events import CacheEvent
     from serve.engine import Engine
 
 _INTERVAL = 1.0  # seconds
@@ -103,14 +103,14 @@ class Watcher:
         return Totals(*counted, queued, cold, resident, host, device)
 
     def _hear(self, event: CacheEvent) -> None:
-        if event.deed is Deed.WAITED:
+        if event.type is EventType.WAITED:
             return
-        if event.deed is Deed.EVICTED:
+        if event.type is EventType.EVICTED:
             self._evictions += 1
             self._leaving.add(event.name)
-        elif event.deed is Deed.LOADED:
+        elif event.type is EventType.LOADED:
             self._loads += 1
-        elif event.deed is Deed.UNLOADED and event.name in self._leaving:
+        elif event.type is EventType.UNLOADED and event.name in self._leaving:
             self._leaving.remove(event.name)  # its eviction has been told
             return
         self._remember(event)
@@ -119,8 +119,8 @@ class Watcher:
         times, since = 1, event.at
         for happening in self.happenings:
             before = happening.event
-            if event.deed is Deed.FAILED and (before.deed, before.name, before.why) == (
-                Deed.FAILED,
+            if event.type is EventType.FAILED and (before.type, before.name, before.why) == (
+                EventType.FAILED,
                 event.name,
                 event.why,
             ):

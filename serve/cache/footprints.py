@@ -1,28 +1,67 @@
 """What models took when they were measured, kept over restarts: the estimate for their next load, and for others'.
 
-A footprint is remembered by what was loaded and how, never by a name: the same bytes under another name, or in the
-next life of the server, are known. Thread-safe: load threads ask and tell, the event loop takes snapshots.
+A footprint is remembered by what was loaded and how, never by a name: the same bytes under another name are known.
+
+A handler's models take a fairly constant multiple of their files: weights are held once, and copied where a framework
+lays them out differently. The multiple differs by framework, version and machine, so it is learned. Beside it every
+model takes something that no file tells: a process, the handles of a session, CUDA's context. That hides what a small
+model's weights take, so a larger one is expected to take more by the handler's own idea alone. An estimate that is too
+small costs a second load; one that is too large costs others their place, or has a model refused that would fit.
+
+Thread-safe: load threads ask and tell, the event loop takes snapshots.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model_handlers.base import Footprint
-from serve.cache.estimates import REMEMBERED, SMALLEST, Seen, expected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from serve.state_file import Change
 
 FORM = "mme footprints 2"
+REMEMBERED = 32  # models of a handler, the latest
+SMALLEST = 1 << 20  # bytes on disk; below it what a session takes by itself hides what its weights take
 _GROWN_PART = 4
 _ARTIFACTS = 10_000  # one more forgets the one unused for longest
+_FEW = 3
+_QUANTILE = 0.9
+_BOUNDS = (0.05, 20.0)  # of bytes in memory per byte on disk
+
+
+class Seen(NamedTuple):
+    """A model that was measured: bytes of its files, which are `SMALLEST` at least, and of memory."""
+
+    on_disk: int
+    taken: int
+
+
+def expected(seen: Sequence[Seen], on_disk: int, factor: float) -> int:
+    """Bytes of memory that a model with so many bytes on disk is going to take.
+
+    While few models have been seen it is the most that they and the handler let expect; later, what nine of ten of them
+    did not exceed, so that one strange model does not make all others look large. `factor` is the handler's own idea of
+    bytes in memory per byte on disk.
+    """
+    ranked = sorted(_expected_by(one, on_disk, factor) for one in seen)
+    if len(ranked) < _FEW:
+        return int(max([factor * on_disk, *ranked]))
+    return int(ranked[math.ceil(_QUANTILE * len(ranked)) - 1])
+
+
+def _expected_by(one: Seen, on_disk: int, factor: float) -> float:
+    low, high = _BOUNDS
+    ratio = min(max(one.taken / one.on_disk, low), high)
+    alike = min(on_disk, one.on_disk)
+    return ratio * alike + min(ratio, factor) * (on_disk - alike)
 
 
 class Footprints:
@@ -124,7 +163,7 @@ class Footprints:
         self._changed["seen", identity] = None
 
     def changes(self) -> list[Change]:
-        """What has changed since this was asked last; see `Source`."""
+        """See `serve.state_file.Source`."""
         with self._lock:
             changed, self._changed = self._changed, {}
             return [(section, key, self._value(section, key)) for section, key in changed]
@@ -135,7 +174,7 @@ class Footprints:
         return _row(self._seen[key]) if key in self._seen else None
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it as a document for JSON, the artifact unused for longest first."""
+        """See `serve.state_file.Source`; the artifact unused for longest is first."""
         with self._lock:
             seen = list(self._seen.items())
             models = {key: [list(one) for one in models] for key, models in self._models.items()}
@@ -167,7 +206,7 @@ def _row(footprint: Footprint) -> dict[str, Any]:
 
 
 def _footprint(row: Any) -> Footprint | None:
-    """A footprint out of a file that a later version, or nobody we know, may have written."""
+    """A footprint out of a file that may be of a later version, or damaged."""
     if not isinstance(row, dict):
         return None
     host, devices, shared = row.get("host", 0), row.get("devices", ()), row.get("shared", {})

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any, Generic
 from model_handlers.base import Footprint
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
 from serve.cache import eviction
-from serve.cache.cache_events import CacheEvent, CacheEvents, Deed
 from serve.cache.entry import Entry, Event, Failure, State, T, transition
+from serve.cache.events import CacheEvent, CacheEvents, EventType
 from serve.cache.load import Loading, P, retry_pause, unloaded
 from serve.cache.residents import Residents, SharedBytes
 from serve.cache.room import Room, megabytes
@@ -381,7 +381,7 @@ class ModelCache(Generic[P, T]):
         if entry.state is State.LOADING:  # else it was cancelled before it began
             entry.state, entry.reason, entry.failure = transition(entry.state, Event.FAILED), failure.message, failure
         entry.stats.load_failures += 1
-        self.events.tell(CacheEvent(Deed.FAILED, entry.name, why=failure.message, kind=error.kind))
+        self.events.tell(CacheEvent(EventType.FAILED, entry.name, why=failure.message, kind=error.kind))
         level = logging.ERROR if error.kind in _BROKEN else logging.WARNING
         if error.kind is Kind.UNKNOWN_MODEL and entry.waiters:  # its client's mistake, who is told
             level = logging.DEBUG
@@ -407,7 +407,7 @@ class ModelCache(Generic[P, T]):
         entry.stats.load.add(report.load)
         if report.download:
             entry.stats.download.add(report.download)
-        self.events.tell(CacheEvent(Deed.LOADED, entry.name, report.load, report.download, entry.footprint))
+        self.events.tell(CacheEvent(EventType.LOADED, entry.name, report.load, report.download, entry.footprint))
         _log.info(
             "loaded in %.0f ms (download %.0f ms), %s",
             report.load / 1e6,
@@ -425,7 +425,7 @@ class ModelCache(Generic[P, T]):
             entry.evicted = True
             entry.stats.evictions[reason] += 1
             entry.stats.evicted += entry.footprint
-            self.events.tell(CacheEvent(Deed.EVICTED, name, footprint=entry.footprint, why=beneficiary))
+            self.events.tell(CacheEvent(EventType.EVICTED, name, footprint=entry.footprint, why=beneficiary))
             _log.info(
                 "evicted for '%s' (%s), %s, %s",
                 beneficiary,
@@ -476,7 +476,7 @@ class ModelCache(Generic[P, T]):
                 del self._retiring[entry.name]
         took = _now() - began
         entry.stats.unload.add(took)
-        self.events.tell(CacheEvent(Deed.UNLOADED, entry.name, took, footprint=footprint, why=reason))
+        self.events.tell(CacheEvent(EventType.UNLOADED, entry.name, took, footprint=footprint, why=reason))
         self.room.settle()
 
 

@@ -11,7 +11,7 @@ import pytest
 from container.emf import EmfReporter, dimension
 from container.settings import Mode
 from model_handlers.base import Footprint
-from serve.cache.cache_events import CacheEvent, Deed
+from serve.cache.events import CacheEvent, EventType
 from tests.contract import models
 from tests.waiting import eventually
 
@@ -179,7 +179,7 @@ def test_statistics_are_those_of_the_values(served):
     running = served()
     times = [7_000, 3_000, *([5_000] * 150), 9_000_400]
     for ns in times:
-        running.on_loop.call(running.engine.cache.events.tell, CacheEvent(Deed.UNLOADED, "a", ns))
+        running.on_loop.call(running.engine.cache.events.tell, CacheEvent(EventType.UNLOADED, "a", ns))
 
     [(_, metrics)] = period(running)
 
@@ -325,7 +325,7 @@ def test_a_listener_that_fails_costs_no_load(served, caplog):
     running.on_loop.call(events.listen, heard.append)
     ask(running, "a")
 
-    assert [event.deed for event in heard] == [Deed.LOADED, Deed.WAITED]
+    assert [event.type for event in heard] == [EventType.LOADED, EventType.WAITED]
     assert heard[0].footprint.host > 0
     assert heard[1].footprint == Footprint()
-    assert "nobody was told that a model loaded" in caplog.text
+    assert "a listener failed: a model loaded" in caplog.text

@@ -12,7 +12,7 @@ import pytest
 from model_handlers.config.model_config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import Override
-from serve.cache.cache_events import Deed
+from serve.cache.events import EventType
 from serve.control import Control
 from serve.dependents import Dependents
 from serve.life import life_of
@@ -182,7 +182,7 @@ async def test_an_ensemble_of_ensembles_is_loaded_anew_once(toys, tmp_path, lay_
             await engine.reload(name)
         assert await answered(engine, toys, "e") == 8
         events, loaded = engine.cache.events, []
-        events.listen(lambda event: loaded.append(event.name) if event.deed is Deed.LOADED else None)
+        events.listen(lambda event: loaded.append(event.name) if event.type is EventType.LOADED else None)
         write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
         await engine.reload("b")
         assert await answered(engine, toys, "e") == 20
@@ -207,7 +207,7 @@ async def test_an_ensemble_stays_as_a_client_loaded_it(toys, tmp_path, lay_out, 
         await engine.reload("e", Override(json.dumps(config), {}))
         assert await answered(engine, toys, "e") == 2
         write_onnx(tmp_path / "r" / "b" / "1" / "model.onnx", 5.0)
-        engine.cache.events.listen(lambda event: gone.append(event.name) if event.deed is Deed.LOADED else None)
+        engine.cache.events.listen(lambda event: gone.append(event.name) if event.type is EventType.LOADED else None)
         gone = []
         loading = asyncio.ensure_future(engine.reload("b"))
         while "b" not in gone:  # noqa: ASYNC110 - a load's doing
@@ -453,7 +453,7 @@ async def test_a_part_that_is_unloaded_while_its_ensemble_is_loaded_keeps_nobody
     unloading = []
 
     def hear(event):
-        if (event.deed, event.name) == (Deed.LOADED, "e") and not unloading:
+        if (event.type, event.name) == (EventType.LOADED, "e") and not unloading:
             unloading.append(asyncio.create_task(engine.unload(part)))
 
     async with on_request(tmp_path) as engine:

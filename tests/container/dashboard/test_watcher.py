@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from container.settings import Mode
-from serve.cache.cache_events import CacheEvent, Deed
+from serve.cache.events import CacheEvent, EventType
 from serve.request import Timings
 from serve.stats import Duration, ModelStats
 
@@ -15,7 +15,7 @@ def columns(running):
 
 def happened(running):
     """What is remembered, newest first."""
-    return [(h.event.deed, h.event.name, h.times) for h in running.service.watcher.happenings]
+    return [(h.event.type, h.event.name, h.times) for h in running.service.watcher.happenings]
 
 
 def test_a_second_holds_what_happened_in_it(served, ask, until):
@@ -80,12 +80,12 @@ def test_an_eviction_is_remembered_once(served, ask, until):
 
     until(lambda: len(happened(running)) == 4, "the unload")
     assert happened(running) == [
-        (Deed.UNLOADED, "b", 1),
-        (Deed.LOADED, "b", 1),
-        (Deed.EVICTED, "a", 1),
-        (Deed.LOADED, "a", 1),
+        (EventType.UNLOADED, "b", 1),
+        (EventType.LOADED, "b", 1),
+        (EventType.EVICTED, "a", 1),
+        (EventType.LOADED, "a", 1),
     ]
-    (evicted,) = [h.event for h in running.service.watcher.happenings if h.event.deed is Deed.EVICTED]
+    (evicted,) = [h.event for h in running.service.watcher.happenings if h.event.type is EventType.EVICTED]
     assert (evicted.why, evicted.footprint.host) == ("b", 120_000_000)
 
 
@@ -98,7 +98,11 @@ def test_a_load_that_fails_again_and_again_is_one_line(served, tmp_path, ask):
     for name in ("bad", "worse", "bad"):
         ask(running, name)
 
-    assert happened(running) == [(Deed.FAILED, "bad", 2), (Deed.FAILED, "worse", 1), (Deed.LOADED, "a", 1)]
+    assert happened(running) == [
+        (EventType.FAILED, "bad", 2),
+        (EventType.FAILED, "worse", 1),
+        (EventType.LOADED, "a", 1),
+    ]
     (bad, *_) = running.service.watcher.happenings
     assert bad.since < bad.event.at
 
@@ -118,7 +122,7 @@ def test_only_the_last_events_are_kept(served):
     """However much happens."""
     running = served({"a": 10}, "a")
     for number in range(100):
-        running.on_loop.call(running.engine.cache.events.tell, CacheEvent(Deed.LOADED, f"m{number}"))
+        running.on_loop.call(running.engine.cache.events.tell, CacheEvent(EventType.LOADED, f"m{number}"))
     assert [name for _, name, _ in happened(running)] == [f"m{number}" for number in range(99, 39, -1)]
 
 

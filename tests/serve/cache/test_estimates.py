@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.cache.estimates import REMEMBERED, SMALLEST, Seen, expected
+from serve.cache.footprints import REMEMBERED, SMALLEST, Seen, expected
 
 MB = 1_000_000
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
 from serve.cache import footprints
-from serve.cache.estimates import SMALLEST
-from serve.cache.footprints import Footprints
+from serve.cache.footprints import SMALLEST, Footprints
 from serve.state_file import StateFile
 
 MB = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from serve.cache.cache_events import CacheEvent, CacheTimes, Deed
+from serve.cache.events import CacheEvent, CacheTimes, EventType
 from tests.serve.engines import answered, ask, engine_of
 
 HEAVY = 100_000_000
@@ -43,13 +43,13 @@ async def test_a_load_that_evicts_is_told_from_both_sides(told, toys):
     for name in "aab":
         await answered(engine, toys, name)
 
-    assert [(event.deed, event.name) for event in heard[:6]] == [
-        (Deed.LOADED, "a"),
-        (Deed.WAITED, "a"),
-        (Deed.EVICTED, "a"),
-        (Deed.UNLOADED, "a"),
-        (Deed.LOADED, "b"),
-        (Deed.WAITED, "b"),
+    assert [(event.type, event.name) for event in heard[:6]] == [
+        (EventType.LOADED, "a"),
+        (EventType.WAITED, "a"),
+        (EventType.EVICTED, "a"),
+        (EventType.UNLOADED, "a"),
+        (EventType.LOADED, "b"),
+        (EventType.WAITED, "b"),
     ]
     loaded, waited, evicted, unloaded = heard[:4]
     assert loaded.footprint == evicted.footprint == unloaded.footprint == Footprint(HEAVY)
@@ -68,11 +68,11 @@ async def test_what_is_told_is_what_is_counted(told, toys):
 
     stats = engine.target_stats
     for deed, of_model, in_all in (
-        (Deed.WAITED, "wait", engine.times.wait),
-        (Deed.LOADED, "load", engine.times.load),
-        (Deed.UNLOADED, "unload", engine.times.unload),
+        (EventType.WAITED, "wait", engine.times.wait),
+        (EventType.LOADED, "load", engine.times.load),
+        (EventType.UNLOADED, "unload", engine.times.unload),
     ):
-        times = [event.ns for event in heard if event.deed is deed]
+        times = [event.ns for event in heard if event.type is deed]
         durations = [getattr(stats[name], of_model) for name in "ab"]
         assert sum(duration.ns for duration in durations) == sum(times) == in_all.total.ns
         assert sum(duration.count for duration in durations) == len(times) == in_all.total.count == sum(in_all.counts)
@@ -87,7 +87,7 @@ async def test_a_load_that_fails_is_told_with_its_reason(told, toys):
         await ask(engine, toys.Call(1), "bad")
 
     [failed] = heard
-    assert (failed.deed, failed.name) == (Deed.FAILED, "bad")
+    assert (failed.type, failed.name) == (EventType.FAILED, "bad")
     assert "can't load model 'bad'" in failed.why
 
 
@@ -107,7 +107,7 @@ async def test_a_request_for_a_model_in_memory_is_not_told(told, toys):
 def test_a_time_falls_into_the_bucket_of_its_upper_bound(ns, bucket):
     """A bound belongs to the bucket below it; what is over all bounds has one of its own."""
     times = CacheTimes()
-    times.hear(CacheEvent(Deed.LOADED, "a", ns, download_ns=ns))
+    times.hear(CacheEvent(EventType.LOADED, "a", ns, download_ns=ns))
 
     for histogram in (times.load, times.download):
         assert histogram.counts.index(1) == bucket

@@ -1,7 +1,7 @@
-"""What the cache does, told as it happens: to histograms, to CloudWatch, to whoever looks on. On the event loop only.
+"""What the cache does, told as it happens to histograms, CloudWatch and the dashboard. On the event loop only.
 
-The cache tells and does not know who listens. It tells of loads, evictions and unloads, and of requests that waited
-for one; never of a request whose model was there, so that nothing here is on the way of those.
+It tells of loads, evictions and unloads, and of requests that waited for one; never of a request whose model was
+there, so that nothing here is on the way of those.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.cache")
 
 
-class Deed(Enum):
+class EventType(Enum):
     """What happened to a target model."""
 
     WAITED = "waited"  # a request, until its model was there
@@ -40,7 +40,6 @@ class CacheEvent:
     """One thing that happened.
 
     Attributes:
-        deed: what.
         name: the target model.
         ns: nanoseconds that waiting, loading (without the download) or unloading took.
         download_ns: nanoseconds of a load's download, 0 when it was on disk.
@@ -50,7 +49,7 @@ class CacheEvent:
         at: when, in seconds since 1970.
     """
 
-    deed: Deed
+    type: EventType
     name: str
     ns: int = 0
     download_ns: int = 0
@@ -61,7 +60,7 @@ class CacheEvent:
 
 
 class CacheEvents:
-    """Tells everybody who listens."""
+    """Calls listeners."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -71,12 +70,12 @@ class CacheEvents:
         self._listeners.append(listener)
 
     def tell(self, event: CacheEvent) -> None:
-        """Call everybody."""
+        """Call every listener."""
         for listener in self._listeners:
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 - a load must not fail because somebody could not count it
-                _log.exception("nobody was told that a model %s", event.deed.value, extra={"target_model": event.name})
+            except Exception:  # noqa: BLE001 - a load must not fail because it could not be counted
+                _log.exception("a listener failed: a model %s", event.type.value, extra={"target_model": event.name})
 
 
 class CacheTimes:
@@ -90,11 +89,11 @@ class CacheTimes:
 
     def hear(self, event: CacheEvent) -> None:
         """Count one event."""
-        if event.deed is Deed.WAITED:
+        if event.type is EventType.WAITED:
             self.wait.add(event.ns)
-        elif event.deed is Deed.UNLOADED:
+        elif event.type is EventType.UNLOADED:
             self.unload.add(event.ns)
-        elif event.deed is Deed.LOADED:
+        elif event.type is EventType.LOADED:
             self.load.add(event.ns)
             if event.download_ns:
                 self.download.add(event.download_ns)
