@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from model_handlers.base import Handler
-from model_handlers.config.parameters import integer, number, warn_of_unknown
+from model_handlers.config.model_config import integer, number, warn_of_unknown
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.metrics import METRICS, MetricKind

@@ -18,7 +18,7 @@ import numpy as np
 
 from model_handlers.base import Handler
 from model_handlers.config.autocomplete import complete
-from model_handlers.config.parameters import choice, integer, switch, warn_of_unknown
+from model_handlers.config.model_config import choice, integer, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.framework_errors import OPENVINO
 from model_handlers.system.importing import import_without
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
 
@@ -256,7 +256,7 @@ def fixed_batch(config: ModelConfig, graph: Any, shaping: Shaping) -> int:
     return config.max_batch_size
 
 
-def signature(graph: Any, config: ModelConfig, batch: int) -> tuple[list[GraphTensor], list[GraphTensor]]:
+def signature(graph: Any, config: ModelConfig, batch: int) -> tuple[list[SignatureTensor], list[SignatureTensor]]:
     """The inputs and outputs of a graph; a first dimension of just `batch` is shown as one of any size."""
     inputs, outputs = (
         [_graph_tensor(port, config, batch) for port in ports] for ports in (graph.inputs, graph.outputs)
@@ -274,7 +274,7 @@ def name_of(port: Any, config: ModelConfig) -> str:
     return next(declared, names[0] if names else str(port.node.friendly_name))
 
 
-def _graph_tensor(port: Any, config: ModelConfig, batch: int) -> GraphTensor:
+def _graph_tensor(port: Any, config: ModelConfig, batch: int) -> SignatureTensor:
     name, type_name = name_of(port, config), port.element_type.get_type_name()
     if type_name not in _TYPES:
         raise MmeError(
@@ -297,7 +297,7 @@ def _dimensions(port: Any) -> tuple[int, ...]:
     return tuple(dim.get_length() if dim.is_static else -1 for dim in shape)
 
 
-def takes_text(tensors: list[GraphTensor]) -> list[str]:
+def takes_text(tensors: list[SignatureTensor]) -> list[str]:
     """The names of those that hold strings."""
     return [name for name, data_type, _ in tensors if data_type is BYTES]
 
@@ -352,7 +352,6 @@ class OpenvinoHandler(Handler):
         return cls(graph, compiled, config, pads=wanted.pads)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Infer once."""
         size = self._check_batch(inputs) if self._batch else 0
         given: dict[int, Array] = {}
         try:

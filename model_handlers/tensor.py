@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import invalid_argument, invalid_model
+from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -141,26 +141,6 @@ class TensorSpec:
 def shape_matches(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether a concrete shape fits one that may hold -1."""
     return len(shape) == len(expected) and all(want in (have, -1) for have, want in zip(shape, expected, strict=True))
-
-
-def check_rank(subject: str, dims: Sequence[int], model: str) -> None:
-    """Refuse a configured tensor of so many dimensions that no request could have it.
-
-    Raises:
-        MmeError: INVALID_MODEL.
-    """
-    if len(dims) > MAX_DIMS:
-        raise invalid_model(f"{subject} has {len(dims)} dimensions, must be at most {MAX_DIMS} for {model}")
-
-
-def check_elements(subject: str, dims: Sequence[int], model: str) -> None:
-    """Refuse a configured tensor of so many elements that no request could have it.
-
-    Raises:
-        MmeError: INVALID_MODEL.
-    """
-    if math.prod(dim for dim in dims if dim > 0) > MAX_ELEMENTS:
-        raise invalid_model(f"{subject} has more than {MAX_ELEMENTS} elements, the limit, for {model}")
 
 
 def element_count(shape: Iterable[int]) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from container.config.check import check
 from container.config.report import document, lines
-from model_handlers.config.fields import Fate, every_field
+from model_handlers.config.pbtxt import Support, every_field
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.system.bounds import every_bound
 from serve.sources.scripts import Scripts
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ANY = "any value"
 _MODEL_CONFIG = pb.DESCRIPTOR.message_types_by_name["ModelConfig"]
-_WORDS = {Fate.HONOURED: "honoured", Fate.HARMLESS: "ignored", Fate.REFUSED: "refused"}
+_WORDS = {Support.HONOURED: "honoured", Support.HARMLESS: "ignored", Support.REFUSED: "refused"}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "check":
         return _run_check(arguments)
     if arguments.action == "fields":
-        return _print_table([*_field_rows()], "", _WORDS[Fate.HONOURED], arguments.format)
+        return _print_table([*_field_rows()], "", _WORDS[Support.HONOURED], arguments.format)
     return _print_table([*_bound_rows()], "may hold", _ANY, arguments.format)
 
 
@@ -80,7 +80,7 @@ def _show(shown: Iterable[Line]) -> None:
 
 def _field_rows() -> Iterator[Row]:
     for path, rule in every_field(_MODEL_CONFIG):
-        yield path, _WORDS[rule.fate], rule.reason
+        yield path, _WORDS[rule.support], rule.reason
 
 
 def _bound_rows() -> Iterator[Row]:

@@ -40,35 +40,29 @@ def guess(names: Iterable[str]) -> Guess:
 
 
 def _spelled_alike(name: str) -> str:
-    """One spelling for batch, Batch, batch_size and bs; N and B may be the numbers of two different things."""
+    # batch, Batch, batch_size and bs are alike; N and B may be the numbers of two different things.
     return "batch" if len(name) > 1 and _BATCH.fullmatch(name) else name
 
 
 DEFAULT_MAX_BATCH_SIZE = 4  # what Triton gives a batching model whose configuration names no batch size
 
 # A tensor as the model declares it: name, type, shape with -1 for dimensions of any size.
-GraphTensor = tuple[str, DataType, tuple[int, ...]]
+SignatureTensor = tuple[str, DataType, tuple[int, ...]]
 
 
 def complete(
     config: ModelConfig,
-    inputs: list[GraphTensor],
-    outputs: list[GraphTensor],
+    inputs: list[SignatureTensor],
+    outputs: list[SignatureTensor],
     default_max_batch_size: int = 0,
     firsts: Mapping[str, str] | None = None,
 ) -> ModelConfig:
-    """The configuration with what it leaves out taken from the model.
+    """The configuration with what it leaves out taken from the model. Raises INVALID_MODEL where the two disagree.
 
-    Args:
-        config: what it says is checked. Where it names inputs and outputs, or is strict, it has to name all inputs.
-        inputs: the model's own.
-        outputs: the model's own.
-        default_max_batch_size: its batch size, where it batches and the configuration leaves that out; 0 for what the
-            server says, or Triton.
-        firsts: tensor → what the model calls its first dimension, where it has a name for that.
+    Where the configuration names inputs and outputs, or is strict, it has to name all inputs.
 
-    Raises:
-        MmeError: INVALID_MODEL, naming what disagrees with the model.
+    `inputs` and `outputs` are the model's own; `default_max_batch_size` holds where it batches and the configuration
+    leaves that out, 0 for the server's or Triton's; `firsts` has names of first dimensions by tensor.
     """
     made = {target for given in config.batch_input for target in given.target_name}
     split = {target for given in config.batch_output for target in given.target_name}
@@ -97,10 +91,8 @@ def complete(
 
 
 def _batched(config: ModelConfig, fixed: list[str], default: int | None, called: list[str]) -> ModelConfig:
-    """The configuration with its batch size; `fixed` are tensors without a batch dimension.
-
-    None for a default: nothing is completed. `called` are the names of first dimensions.
-    """
+    # `fixed` are tensors without a batch dimension, `called` the names of first dimensions. Without a default nothing
+    # is completed.
     max_batch_size, dynamic, found = config.max_batch_size, config.dynamic_batching, config.guess
     if max_batch_size > 0 and fixed:
         raise invalid_model(
@@ -116,7 +108,6 @@ def _batched(config: ModelConfig, fixed: list[str], default: int | None, called:
 
 
 def _asks_for_batches(config: ModelConfig) -> bool:
-    """Whether the configuration wants batches, though it does not say how large."""
     return bool(config.dynamic_batching or config.sequence_batching or config.batch_input or config.batch_output)
 
 
@@ -136,8 +127,8 @@ def given_to(config: ModelConfig) -> tuple[TensorSpec, ...]:
     return (*all_inputs(config), *made)
 
 
-def _check_hidden(config: ModelConfig, inputs: list[GraphTensor], outputs: list[GraphTensor]) -> None:
-    """Signals and states of sequences, which no client sends, must be in the graph as they are in the configuration."""
+def _check_hidden(config: ModelConfig, inputs: list[SignatureTensor], outputs: list[SignatureTensor]) -> None:
+    # Signals and states of sequences must be in the graph as they are in the configuration.
     batching = config.sequence_batching
     for what, specs, graph in (
         ("sequence control or state input", hidden_inputs(batching), inputs),
@@ -153,8 +144,8 @@ def _check_hidden(config: ModelConfig, inputs: list[GraphTensor], outputs: list[
             _agreed(what, spec, *by_name[spec.name], config)
 
 
-def _check_whole(config: ModelConfig, hidden: int, graph: list[GraphTensor]) -> None:
-    """A configuration that is not completed names all inputs, `hidden` ones apart, and whatever it wants of outputs."""
+def _check_whole(config: ModelConfig, hidden: int, graph: list[SignatureTensor]) -> None:
+    # It names all inputs, `hidden` ones apart, and whatever it wants of outputs.
     if not config.outputs:
         raise invalid_model(
             f"model configuration must contain at least one output, none were specified for '{config.name}'"
@@ -167,21 +158,18 @@ def _check_whole(config: ModelConfig, hidden: int, graph: list[GraphTensor]) -> 
         )
 
 
-def _without(graph: list[GraphTensor], names: Collection[str]) -> list[GraphTensor]:
+def _without(graph: list[SignatureTensor], names: Collection[str]) -> list[SignatureTensor]:
     return [tensor for tensor in graph if tensor[0] not in names]
 
 
 def _merge(
     what: str,
     declared: tuple[TensorSpec, ...],
-    graph: list[GraphTensor],
+    graph: list[SignatureTensor],
     config: ModelConfig,
     split: Collection[str] = (),
 ) -> tuple[TensorSpec, ...]:
-    """The declared specs, checked, and the graph's for those not declared. All inputs must end up declared.
-
-    The shapes of outputs that are to be `split` are not the graph's.
-    """
+    # All inputs must end up declared. The shapes of outputs that are to be `split` are not the graph's.
     by_name = {name: (data_type, shape) for name, data_type, shape in graph}
     agreed = []
     for spec in declared:
@@ -208,10 +196,7 @@ def _spec(name: str, data_type: DataType, shape: tuple[int, ...], config: ModelC
 def _agreed(
     what: str, spec: TensorSpec, data_type: DataType, shape: tuple[int, ...] | None, config: ModelConfig
 ) -> TensorSpec:
-    """The declared spec, if the graph can serve it. A dimension that the graph fixes can't be declared variable.
-
-    Without a shape it is the type alone that they have to agree on.
-    """
+    # A dimension that the graph fixes can't be declared variable. Without a shape the type alone counts.
     if spec.data_type is not data_type:
         raise invalid_model(
             f"unable to load model '{config.name}', configuration expects datatype {spec.data_type.config_name} for "
@@ -241,7 +226,7 @@ def _agreed(
 
 
 def _agreed_scalar(spec: TensorSpec, inner: tuple[int, ...], config: ModelConfig) -> TensorSpec:
-    """Triton's configurations declare a scalar as `dims: [1]`: a model without a batch dimension may not reshape it."""
+    # Triton's configurations declare a scalar as `dims: [1]`: one without a batch dimension may not reshape it.
     if any(dim != 1 for dim in inner):
         raise invalid_model(
             f"unable to load model '{config.name}', scalar tensor '{spec.name}', should only provide 1 in the model "

@@ -1,4 +1,4 @@
-"""A `ModelConfig` and the published message, each made of the other by one walk over the fields of its values.
+"""A `ModelConfig` and the published message, each made of the other by one walk over the fields of its values. PURE.
 
 A field of a value is the message's field of that name, but for what its `metadata` says:
 
@@ -10,7 +10,7 @@ A field of a value is the message's field of that name, but for what its `metada
 - `single`: its numbers have single precision. `unset`: what 0 means. `ours`: the message does not have it.
 
 Without protobuf, which a model's own environment need not have: a message is read by its `ListFields`, and written as
-JSON. That is protobuf's with every default in it, but for integers of 64 bits, which are numbers here. PURE.
+JSON. That is protobuf's with every default in it, but for integers of 64 bits, which are numbers here.
 """
 
 from __future__ import annotations
@@ -52,10 +52,7 @@ def config_json(config: ModelConfig, *, filled_in: bool = True) -> Json:
     """The configuration as `GET /v2/models/M/config` answers it, and as an author's code is told.
 
     Every scalar, list and map is there, with its default if it was not set; messages only where set; enums by name.
-
-    Args:
-        config: the configuration.
-        filled_in: with what Triton adds: `optimization`, or `model_transaction_policy` to an ensemble.
+    `filled_in` adds what Triton adds: `optimization`, or `model_transaction_policy` to an ensemble.
     """
     if filled_in and config.ensemble:
         nothing: Any = MappingProxyType({})
@@ -86,10 +83,9 @@ def config_fields(config: ModelConfig) -> Json:
 
 
 def config_from(said: Any) -> ModelConfig:
-    """The configuration that a published message or its JSON says, of whose rules nothing is checked.
+    """What a published message or its JSON says; no rule is checked.
 
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is neither.
+    Raises KeyError, TypeError, ValueError or AttributeError where it is neither.
     """
     config: ModelConfig = _made(ModelConfig, said)
     return config
@@ -118,7 +114,6 @@ def said_by(message: Any) -> Mapping[str, Any]:
 
 
 def _written(value: Any, kind: str = "", *, ours: bool = False) -> Json:
-    """The JSON of a value, as that kind of message; with fields that are `ours`, too."""
     document: Json = {}
     for field in _FIELDS[type(value)]:
         item = getattr(value, field.name)
@@ -133,8 +128,6 @@ def _written(value: Any, kind: str = "", *, ours: bool = False) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How one kind of value is read and written, and what it is where the message says nothing."""
-
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
     empty: Any = None
@@ -142,8 +135,6 @@ class _Form:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field of a value; see the top for what its metadata means."""
-
     name: str
     path: tuple[str, ...]
     form: _Form
@@ -156,7 +147,6 @@ class _Field:
     beside: tuple[tuple[str, Any], ...]
 
     def is_left_out(self, value: Any, item: Any, kind: str) -> bool:
-        """Whether the message has no such field, or does not say it."""
         if self.value_class is not None:
             return not isinstance(item, self.value_class)
         if self.how.get("only", kind) != kind:
@@ -225,7 +215,7 @@ def _form(hint: Any, how: Mapping[str, Any]) -> _Form:
 
 
 def _map_form(key: Any, value: Any, how: Mapping[str, Any]) -> _Form:
-    """Of values that are messages, sorted: protobuf has them in any order."""
+    # Of values that are messages, sorted: protobuf has them in any order.
     item, inside, ordered = _form(value, {}), how.get("each", ""), sorted if is_dataclass(value) else iter
     if inside:
         item = _Form(lambda said: said_by(said).get(inside, ""), lambda value: {inside: value})
@@ -272,7 +262,7 @@ def _as_single(value: float) -> float:
 
 
 def _shortest(value: float) -> float:
-    """The shortest number that single precision can't tell from this one, as protobuf writes them."""
+    # The shortest number that single precision can't tell from this one, as protobuf writes them.
     packed = struct.pack("f", value)
     texts = (f"{value:.{digits}g}" for digits in range(6, 10))
     return next((float(text) for text in texts if struct.pack("f", float(text)) == packed), value)

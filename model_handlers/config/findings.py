@@ -1,8 +1,8 @@
 """Everything that is wrong with a config.pbtxt, and not only the first of it. PURE.
 
-A load stops at the first rule that is broken; the author of a configuration wants all of them at once. So values
-that no enum names and the first field that does not exist are named, and the rest is judged without them. What follows
-from another problem alone may be missing until that one is mended.
+A load stops at the first rule that is broken; the author of a configuration wants all of them at once. So values that
+no enum names and the first field that does not exist are named, and the rest is judged without them. What follows from
+another problem alone may be missing until that one is fixed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
-from model_handlers.config.fields import Fate, field_error, set_fields
 from model_handlers.config.pbtxt import (
-    advice,
+    Support,
     check_escapes,
+    field_error,
     gaps,
+    hint_for,
     is_named_only,
     place_of,
     read_text,
+    set_fields,
     syntax_error,
     translated,
 )
-from model_handlers.config.validate import checks, normalise
+from model_handlers.config.validate import broken_rules, normalise
 from model_handlers.errors import MmeError
 from model_handlers.system.bounds import excesses
 from model_handlers.tensor import BY_NUMBER
@@ -46,13 +48,7 @@ _FP32 = 11
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or worth a word.
-
-    Attributes:
-        field: the path of the field, as far as it is known; "" where it is none.
-        sentence: what about it.
-        mend: what to do, where the sentence does not say.
-    """
+    """One thing that is wrong, or worth a word: the path of the field ("" for none), what is said of it, what to do."""
 
     field: str
     sentence: str
@@ -95,18 +91,14 @@ def understand(text: str, *, model: str, strict_name: bool = False) -> Understoo
 
 def config_findings(config: ModelConfig) -> Iterator[Finding]:
     """Every rule that a configuration breaks."""
-    for field, check in checks(config):
-        try:
-            check()
-        except MmeError as error:
-            yield Finding(field, error.message)
+    for field, error in broken_rules(config):
+        yield Finding(field, error.message)
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
 def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | None:
-    """The message, without what it does not know; None where it can't be read all the same."""
     try:
         check_escapes(text, model)
     except MmeError as error:
@@ -120,7 +112,7 @@ def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | 
             before, place = place, place_of(text, error)
             if place == before:  # no field of a name that does not exist
                 return None
-            problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model), advice(text, error)))
+            problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model), hint_for(text, error)))
             repaired = _with_other_value(text, place)
             skips_fields |= repaired is None
             text = repaired or text
@@ -128,7 +120,6 @@ def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | 
 
 
 def _with_other_value(text: str, place: int) -> str | None:
-    """The text with a value that its enum has, where it has not the one at that place."""
     before, value = _ENUM_VALUE.search(text, 0, place), _NAME.match(text, place)
     if before is None or value is None:
         return None
@@ -137,7 +128,7 @@ def _with_other_value(text: str, place: int) -> str | None:
 
 
 def _bare(error: MmeError, model: str) -> str:
-    """The sentence without the model and the file, which whoever shows it says himself."""
+    # Without the model and the file: where it is shown, those stand beside it.
     return error.message.removeprefix(f"model '{model}': config.pbtxt ")
 
 
@@ -153,34 +144,32 @@ def _unreadable(text: str, place: int, sentence: str, mend: str) -> Finding:
 
 
 def _take_out_excesses(message: pb.ModelConfig, problems: list[Finding]) -> None:
-    """Name what lies beyond its bound, and judge the rest without the field of the message that holds it."""
+    # What is beyond its bound; the rest is judged without the field of the message that holds it.
     for excess in tuple(excesses(message)):
         problems.append(Finding(excess.path, excess.sentence, "mme config bounds lists what each field may hold"))
         _clear(message, _top(excess.path))
 
 
 def _top(path: str) -> str:
-    """The field of the message that a path leads through first."""
     return re.split(r"[.\[]", path)[0]
 
 
 def _judge_fields(message: pb.ModelConfig, model: str, problems: list[Finding]) -> Iterator[Finding]:
-    """What is refused becomes a problem, what is harmless a note; the rest is judged without enums of no meaning."""
     unknown = []
     for path, field, value, rule in set_fields(message):
         error = field_error(path, field, value, rule, model)
         if error is not None:
-            problems.append(Finding(path, _bare(error, model), "remove it" if rule.fate is Fate.REFUSED else ""))
-            if rule.fate is not Fate.REFUSED:
+            problems.append(Finding(path, _bare(error, model), "remove it" if rule.support is Support.REFUSED else ""))
+            if rule.support is not Support.REFUSED:
                 unknown.append(path)
-        elif rule.fate is Fate.HARMLESS:
+        elif rule.support is Support.HARMLESS:
             yield Finding(path, f"is ignored: {rule.reason}")
     for path in unknown:
         _clear(message, _top(path))
 
 
 def _complete_tensors(message: pb.ModelConfig, model: str, problems: list[Finding]) -> None:
-    """Give tensors without a name or a type one, after saying so: what else is wrong with them is told as well."""
+    # Tensors without a name or a type get one, so that what else is wrong with them is told as well.
     both: list[tuple[str, Any]] = [("input", message.input), ("output", message.output)]
     for what, tensors in both:
         for index, tensor in enumerate(tensors):
@@ -194,7 +183,6 @@ def _complete_tensors(message: pb.ModelConfig, model: str, problems: list[Findin
 
 
 def _translated(message: pb.ModelConfig, model: str, problems: list[Finding]) -> ModelConfig:
-    """The configuration, without fields that can't be translated."""
     for field, error in tuple(gaps(message, model)):
         problems.append(Finding(field, error.message))
         _clear(message, field)

@@ -1,20 +1,28 @@
-"""A model's configuration as frozen values: what config.pbtxt says, defaults filled in.
+"""A model's configuration as frozen values: what config.pbtxt says, defaults filled in; and its `parameters`, typed.
 
 Names are those of the fields of the published message, Triton's ModelConfig; where a field lies elsewhere than its
-name says, `metadata` says so to `config_json`, which makes these from the message and back.
+name says, `metadata` says so to `convert`, which makes these from the message and back. A parameter that is not what
+its backend expects is an error that names it; one that no backend knows is logged once. Names that begin with MME_ are
+the operator's.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from model_handlers.errors import invalid_model
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
+    from model_handlers.errors import MmeError
     from model_handlers.tensor import DataType, TensorSpec
 
 
@@ -252,12 +260,10 @@ class ModelConfig:
     """Everything that is honoured of a model's configuration.
 
     Attributes:
-        backend: names the handler; `platform` is the older name for the same.
         inputs, outputs: without the batch dimension. Empty until completed from the model.
         optimization: field of `optimization` that changes nothing here, and is told → its value.
         optimization_level: -1 none, 1 basic, 2 extended, 0 all.
-        decoupled: whether a request may have any number of responses; None where config.pbtxt does not say, and the
-            model's code may.
+        decoupled: whether a request may have any number of responses; None where the model's code may say.
         named_inputs, named_outputs: those that the model's code is to complete.
         strict: whether nothing is taken from the model that the configuration leaves out.
         default_max_batch_size: of a model that batches where the configuration does not say; 0 for its backend's own.
@@ -323,7 +329,7 @@ class ModelConfig:
         return self.max_batch_size > 1 and (self.dynamic_batching or self.sequence_batching) is not None
 
     def own(self, name: str) -> str:
-        """The name of the model, or of an instance of it, as its author knows it, who is not told whose part it is."""
+        """The name of the model, or of an instance of it, as its author knows it: without the model it is a part of."""
         return name.removeprefix(f"{self.part_of}:") if self.part_of else name
 
     def authors(self) -> ModelConfig:
@@ -484,3 +490,86 @@ def all_outputs(config: ModelConfig) -> tuple[TensorSpec, ...]:
     declared = {spec.name for spec in config.outputs}
     hidden = hidden_outputs(config.sequence_batching)
     return (*config.outputs, *(spec for spec in hidden if spec.name not in declared))
+
+
+OURS = "MME_"
+_SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def integer(config: ModelConfig, key: str, default: int, allowed: range) -> int:
+    """A whole number within bounds. Raises INVALID_MODEL for anything else, as all of these."""
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = allowed.stop
+    if value not in allowed:
+        raise _wrong(config, key, f"an integer from {allowed.start} to {allowed[-1]}")
+    return value
+
+
+def number(
+    config: ModelConfig,
+    key: str,
+    default: float,
+    *,
+    allowed: Callable[[float], bool] = math.isfinite,
+    expected: str = "a number",
+) -> float:
+    """A number, a finite one unless something else is allowed."""
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not allowed(value):
+        raise _wrong(config, key, expected)
+    return value
+
+
+def switch(config: ModelConfig, key: str, *, default: bool) -> bool:
+    """Yes or no, in any of the ways in which backends write it."""
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    value = _SWITCH.get(text.strip().lower())
+    if value is None:
+        raise _wrong(config, key, "'true' or 'false'")
+    return value
+
+
+def choice(config: ModelConfig, key: str, default: str, allowed: Sequence[str]) -> str:
+    """One of a few words."""
+    text = config.parameters.get(key, default).strip()
+    if text not in allowed:
+        raise _wrong(config, key, f"one of {', '.join(allowed)}")
+    return text
+
+
+def warn_of_unknown(
+    config: ModelConfig, known: Collection[str], kind: str, logger: str, harmless: Mapping[str, str] | None = None
+) -> None:
+    """Log the parameters that change nothing, once a model: those that are unknown, and those with a reason."""
+    for key, reason in (harmless or {}).items():
+        if key in config.parameters:
+            warn_once(logger, f"parameter '{key}' changes nothing: {reason}", config.name)
+    reasons = harmless or {}
+    unknown = [
+        f"'{key}'" for key in config.parameters if key not in known and key not in reasons and not key.startswith(OURS)
+    ]
+    if unknown:
+        warn_once(logger, f"parameters without effect on {kind}: {', '.join(unknown)}", config.name)
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_once(logger: str, sentence: str, model: str) -> None:
+    """Log what changes nothing, once: a model is loaded several times in its life."""
+    logging.getLogger(logger).warning("%s", sentence, extra={"target_model": model})
+
+
+def _wrong(config: ModelConfig, key: str, expected: str) -> MmeError:
+    return invalid_model(f"model '{config.name}': parameter '{key}' must be {expected}, got '{config.parameters[key]}'")

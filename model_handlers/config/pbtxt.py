@@ -1,8 +1,9 @@
-"""config.pbtxt into a `ModelConfig`, and a `ModelConfig` back into text.
+"""config.pbtxt into a `ModelConfig`, and a `ModelConfig` back into text; what becomes of each of its fields.
 
 The text is read by protobuf's own parser against the published message, so that whatever Triton accepts is accepted
-here letter by letter. Which fields count is the business of `fields`, which values are
-right that of `config_checks`. Runs on load threads and in `mme pack`; holds no state.
+here letter by letter. A field that is set is honoured, harmless (logged once) or refused; none is dropped in silence.
+A message field that is honoured sends the walk inside; a row speaks for everything below its field. Fields that are
+spelled out with their default value (`decoupled: false`) count as not set, as protobuf itself has it.
 """
 
 from __future__ import annotations
@@ -10,25 +11,160 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from google.protobuf import json_format, text_format
 
 from model_handlers.config.convert import OPTIMIZATION, config_from, config_json, said_by, with_named
-from model_handlers.config.fields import check_fields, every_field
 from model_handlers.config.validate import normalise
-from model_handlers.errors import MmeError, invalid_argument, invalid_model
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.system.bounds import MAX_CONFIG_SIZE, excesses
 from model_handlers.tensor import BY_NUMBER, FP32, INT32
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.message import Message
 
     from model_handlers.config.model_config import ModelConfig
+
+
+_log = logging.getLogger("mme.config")
+
+
+class Support(Enum):
+    """What becomes of a field that is set."""
+
+    HONOURED = "honoured"
+    HARMLESS = "harmless"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row: the support, and what the reader of the log line or of the error should know about it."""
+
+    support: Support
+    reason: str = ""
+
+
+def _harmless(reason: str) -> Rule:
+    return Rule(Support.HARMLESS, reason)
+
+
+def _refused(reason: str) -> Rule:
+    return Rule(Support.REFUSED, reason)
+
+
+_HONOURED = Rule(Support.HONOURED)
+_SPEED = _harmless("it changes speed, never results")
+_SHAPES = _refused(
+    "shape tensors are only supported for TensorRT platform, and an engine is told a request's own shapes here"
+)
+_LAYOUTS = _refused("Non-linear IO format is only supported for the TensorRT platform, and tensors lie as numpy's here")
+
+# By message and field of the published message; all others are honoured.
+_NOT_HONOURED: Mapping[str, Rule] = {
+    "ModelInput.is_shape_tensor": _SHAPES,
+    "ModelInput.is_non_linear_format_io": _LAYOUTS,
+    "ModelOutput.is_shape_tensor": _SHAPES,
+    "ModelOutput.is_non_linear_format_io": _LAYOUTS,
+    "ModelOptimizationPolicy.priority": _SPEED,
+    "ModelOptimizationPolicy.input_pinned_memory": _SPEED,
+    "ModelOptimizationPolicy.output_pinned_memory": _SPEED,
+    "ModelOptimizationPolicy.gather_kernel_buffer_threshold": _SPEED,
+    "ModelOptimizationPolicy.eager_batching": _SPEED,
+    "ModelOptimizationPolicy.Cuda.graphs": _SPEED,
+    "ModelOptimizationPolicy.Cuda.busy_wait_events": _SPEED,
+    "ModelOptimizationPolicy.Cuda.graph_spec": _SPEED,
+    "ModelOptimizationPolicy.Cuda.output_copy_stream": _SPEED,
+    "ModelInstanceGroup.secondary_devices": _refused("instances run on CPUs and GPUs alone"),
+    "ModelInstanceGroup.passive": _refused("every instance takes requests"),
+    "ModelInstanceGroup.host_policy": _harmless("threads and memory are the operating system's to place"),
+}
+
+
+def rule_of(field: FieldDescriptor) -> Rule:
+    """The row of a field."""
+    return _NOT_HONOURED.get(field.full_name.removeprefix("mme."), _HONOURED)
+
+
+def every_field(message: Descriptor, prefix: str = "") -> Iterator[tuple[str, Rule]]:
+    """Path and row of each field that a message can have; what lies below one that is not honoured shares its fate."""
+    for field in message.fields:
+        inside, rule = _message_of(field), rule_of(field)
+        path = f"{prefix}{field.name}{'[]' if field.is_repeated else ''}"
+        if rule.support is Support.HONOURED and inside is not None and inside.fields:
+            yield from every_field(inside, f"{path}.")
+        else:
+            yield path, rule
+
+
+def check_fields(message: Message, model: str) -> None:
+    """Refuse or log every field of a ModelConfig message that is set and not honoured.
+
+    Raises UNSUPPORTED for a refused field, INVALID_MODEL for a number that its enum does not name, with the full path.
+    """
+    logged = set()
+    for path, field, value, rule in set_fields(message):
+        error = field_error(path, field, value, rule, model)
+        if error is not None:
+            raise error
+        if rule.support is Support.HARMLESS and field.full_name not in logged:
+            logged.add(field.full_name)
+            _log.warning("model '%s': config.pbtxt field '%s' is ignored: %s", model, path, rule.reason)
+
+
+def field_error(path: str, field: FieldDescriptor, value: Any, rule: Rule, model: str) -> MmeError | None:
+    """What is wrong with a field that is set, whatever the rest of the configuration says."""
+    if rule.support is Support.REFUSED:
+        return refusal(path, rule.reason, model)
+    # A number in the text need not be one that the enum names.
+    if field.enum_type is not None and value not in field.enum_type.values_by_number:
+        names = ", ".join(field.enum_type.values_by_name)
+        return invalid_model(f"model '{model}': config.pbtxt field '{path}' is {value}, must be one of {names}")
+    return None
+
+
+def refusal(path: str, reason: str, model: str) -> MmeError:
+    """The error that refuses a field or its value."""
+    return MmeError(
+        Kind.UNSUPPORTED,
+        f"model '{model}': config.pbtxt field '{path}' is not honoured ({reason}); "
+        "remove it or serve the model elsewhere",
+    )
+
+
+def set_fields(message: Message, prefix: str = "") -> Iterator[tuple[str, FieldDescriptor, Any, Rule]]:
+    """Path, descriptor, value and row of each set field, depth first, as far as the rows lead inside."""
+    for field, value in message.ListFields():
+        path, rule = prefix + field.name, rule_of(field)
+        yield path, field, value, rule
+        if rule.support is Support.HONOURED:
+            for member_path, member in _members(field, value, path):
+                yield from set_fields(member, f"{member_path}.")
+
+
+def _message_of(field: FieldDescriptor) -> Descriptor | None:
+    message: Descriptor | None = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        message = message.fields_by_name["value"].message_type
+    return message
+
+
+def _members(field: FieldDescriptor, value: Any, path: str) -> Iterable[tuple[str, Message]]:
+    if field.message_type is None or _message_of(field) is None:
+        return ()
+    if field.message_type.GetOptions().map_entry:
+        return [(f"{path}['{key}']", value[key]) for key in sorted(value)]
+    if field.is_repeated:
+        return [(f"{path}[{index}]", member) for index, member in enumerate(value)]
+    return [(path, value)]
 
 
 _COMMENT_OR_STRING = re.compile(r"""#.*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
@@ -37,26 +173,17 @@ _ESCAPES = frozenset("abfnrtv\\'\"01234567xuU")
 
 
 def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelConfig:
-    """Read a config.pbtxt.
+    """Read a config.pbtxt; inputs, outputs, backend and batch size may still be missing.
 
-    Args:
-        text: the file's contents.
-        model: the name that the model is served under; errors name it, and the result carries it.
-        strict_name: refuse a `name` in the text that differs from `model`, as a repository on disk does. Otherwise
-            `name` is only what the author called the model.
-
-    Returns:
-        the configuration with defaults filled in; inputs, outputs, backend and batch size may still be missing.
-
-    Raises:
-        MmeError: INVALID_MODEL for text that is no ModelConfig (with line and field) or breaks a rule; UNSUPPORTED for
-            a field that is not honoured here, by its full path.
+    The result has the name `model`, under which it is served. With `strict_name` a `name` in the text has to be the
+    same, as in a repository on disk; otherwise it is only what the author called the model. Raises INVALID_MODEL for
+    text that is no ModelConfig (with line and field) or breaks a rule, UNSUPPORTED for a field that is not honoured.
     """
     return config_of(_parse_text(text, model), model=model, strict_name=strict_name)
 
 
 def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False) -> ModelConfig:
-    """What the message says. Arguments, result and errors are those of `parse_config`."""
+    """What the message says. Arguments and errors are those of `parse_config`."""
     for excess in excesses(message):
         raise excess.error(model)
     check_fields(message, model)
@@ -83,16 +210,14 @@ def _parse_text(text: str, model: str) -> pb.ModelConfig:
     try:
         return read_text(text)
     except text_format.ParseError as error:
-        refused, hint = syntax_error(error, model), advice(text, error)
+        refused, hint = syntax_error(error, model), hint_for(text, error)
         raise (invalid_model(f"{refused.message.removesuffix('.')}; {hint}") if hint else refused) from None
 
 
 def read_text(text: str, *, allow_unknown_field: bool = False) -> pb.ModelConfig:
-    """Return the message that the text is, maybe without fields that the message does not have.
+    """The message that the text is, maybe without fields that the message does not have.
 
-    Raises:
-        text_format.ParseError: it is none. The parser lets any number pass for an enum, and the message refuses one of
-            more than 32 bits without a word of where it stands.
+    Raises ParseError, also of numbers beyond 32 bits in an enum, which the message refuses without saying where.
     """
     try:
         return text_format.Parse(text, pb.ModelConfig(), allow_unknown_field=allow_unknown_field)
@@ -103,7 +228,7 @@ def read_text(text: str, *, allow_unknown_field: bool = False) -> pb.ModelConfig
 
 
 def syntax_error(error: text_format.ParseError, model: str) -> MmeError:
-    """What the parser says, with line and column; `advice` knows what to do about it."""
+    """What the parser says, with line and column; `hint_for` knows what to do about it."""
     line, column = error.GetLine(), error.GetColumn()
     # The parser quotes the line, which may be the whole file and may hold what no response can carry.
     what = str(error).removeprefix(f"{line}:{column} : ").replace('"mme.', '"')[:300]
@@ -125,15 +250,9 @@ def check_escapes(text: str, model: str) -> None:
 
 # -- the message -------------------------------------------------------------------------------------------------------
 
-_log = logging.getLogger("mme.config")
-
 
 def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
-    """The message as a configuration, whose rules nobody has looked at yet.
-
-    Raises:
-        MmeError: INVALID_MODEL for what a configuration has no place for.
-    """
+    """The message as a configuration, whose rules are not checked yet."""
     for _, error in gaps(message, model):
         raise error
     said = {**said_by(message), "name": model}
@@ -152,7 +271,6 @@ def translated(message: pb.ModelConfig, model: str) -> ModelConfig:
 
 
 def _optimization(message: pb.ModelOptimizationPolicy) -> dict[str, object]:
-    """As JSON, without what is the default."""
     document = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -214,8 +332,6 @@ _SCALAR = re.compile(r"""["']?([^\s"'\]},;]*)""")
 
 
 class _Stop(NamedTuple):
-    """Where the parser stopped: the text before it and from there on, and the groups of what it said."""
-
     before: str
     rest: str
     said: tuple[str, ...]
@@ -227,8 +343,8 @@ def place_of(text: str, error: text_format.ParseError) -> int:
     return sum(len(line) + 1 for line in lines) + (error.GetColumn() or 1) - 1
 
 
-def advice(text: str, error: text_format.ParseError) -> str:
-    """What to write instead, a clause; "" where nobody knows."""
+def hint_for(text: str, error: text_format.ParseError) -> str:
+    """What to write instead, a clause; "" where that is unknown."""
     place = place_of(text, error)
     for pattern, clause in _CLAUSES:
         found = re.search(pattern, str(error))
@@ -268,7 +384,6 @@ def _enums() -> Iterator[Any]:
 
 
 def _no_group(stop: _Stop) -> str:
-    """A value where fields in braces should be."""
     field, value = _FIELD_AT_END.search(stop.before), _SCALAR.match(stop.rest)
     if field is None or value is None:
         return ""
@@ -314,11 +429,7 @@ _SHOWN = 300  # characters of the parser's sentence, which may quote the documen
 
 
 def parse_config_json(text: str, *, model: str, strict_name: bool = False) -> ModelConfig:
-    """Read a configuration. Arguments and result are those of `pbtxt.parse_config`.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for text that is no ModelConfig; else as `parse_config`.
-    """
+    """As `parse_config`, of JSON; raises INVALID_ARGUMENT for text that is no ModelConfig."""
     if len(text) > MAX_CONFIG_SIZE:
         raise _no_config(model, f"it has {len(text)} characters, at most {MAX_CONFIG_SIZE}")
     try:
@@ -335,14 +446,13 @@ def parse_config_json(text: str, *, model: str, strict_name: bool = False) -> Mo
 
 
 def _no_config(model: str, what: str) -> MmeError:
-    """An error that begins as Triton's, which its clients look for."""
+    # It begins as Triton's does, which its clients look for.
     return invalid_argument(
         f"failed to load '{model}', failed to poll from model repository: Invalid config override: {what}"
     )
 
 
 def _known_enums(document: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
-    """The document with names of enums as the message has them."""
     fields = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
     return {name: _known(value, fields[name]) if name in fields else value for name, value in document.items()}
 

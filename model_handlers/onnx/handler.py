@@ -83,7 +83,6 @@ class OnnxHandler(MappedHandler):
 
     @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models
-        """Import the framework."""
         onnx_runtime()
 
     @classmethod
@@ -93,7 +92,6 @@ class OnnxHandler(MappedHandler):
 
     @classmethod
     def trim(cls) -> None:
-        """Shrink that arena."""
         trim_arena()
 
     @classmethod
@@ -133,27 +131,22 @@ class OnnxHandler(MappedHandler):
 
     @classmethod
     def refinement(cls, config: ModelConfig) -> str:
-        """See `MappedHandler`."""
         return weights.refinement(config)
 
     @classmethod
     def write_form(cls, config: ModelConfig, model_file: Path, draft: Draft) -> bytes:  # noqa: ARG003 - of the model alone
-        """See `MappedHandler`."""
         return take_weights_out(_onnx_path(model_file), draft)
 
     @classmethod
     def refine_form(cls, config: ModelConfig, form: Path, draft: Draft) -> bytes:
-        """See `MappedHandler`."""
         return weights.refine(config, form, draft)
 
     @classmethod
     def try_form(cls, config: ModelConfig, form: Path) -> Trial:
-        """See `MappedHandler`."""
         return weights.try_out(config, form)
 
     @classmethod
     def load_form(cls, config: ModelConfig, form: Path, *, refined: bool, packed: bool) -> OnnxHandler:
-        """See `MappedHandler`."""
         threads = session_threads(config, processors())
         try:
             return cls(weights.load(config, form, threads.count, refined=refined, packed=packed), config, threads)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.config.parameters import integer, warn_of_unknown
+from model_handlers.config.model_config import integer, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.framework_errors import ONNX_RUNTIME
 from model_handlers.system.system_limits import prove_room
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from model_handlers.base import Device
-    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import Accelerator, ModelConfig
     from model_handlers.system.threads import Threads
 
@@ -421,7 +421,7 @@ _TYPES = {
 }
 
 
-def signature(session: Any, model: str) -> tuple[list[GraphTensor], list[GraphTensor]]:
+def signature(session: Any, model: str) -> tuple[list[SignatureTensor], list[SignatureTensor]]:
     """The inputs and outputs of a session. ONNX Runtime shows a tensor of unknown rank like a scalar."""
     return (
         [_graph_tensor(node, model) for node in session.get_inputs()],
@@ -435,7 +435,7 @@ def firsts(session: Any) -> dict[str, str]:
     return {node.name: node.shape[0] for node in nodes if node.shape and isinstance(node.shape[0], str)}
 
 
-def _graph_tensor(node: Any, model: str) -> GraphTensor:
+def _graph_tensor(node: Any, model: str) -> SignatureTensor:
     type_name = _TYPES.get(node.type)
     if type_name is None:
         raise MmeError(

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.base import Handler, Placement
 from model_handlers.config.autocomplete import complete, given_to
-from model_handlers.config.model_config import all_outputs
-from model_handlers.config.parameters import integer, switch, warn_of_unknown
+from model_handlers.config.model_config import all_outputs, integer, switch, warn_of_unknown
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.pytorch.programs import (
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.pytorch.programs import Program, Slot
     from model_handlers.tensor import Array, TensorSpec
@@ -72,8 +71,8 @@ def completed(config: ModelConfig, program: Program) -> ModelConfig:
 
 
 def _as_declared(
-    what: str, specs: Sequence[TensorSpec], slots: Sequence[Slot], tensors: list[GraphTensor], model: str
-) -> list[GraphTensor]:
+    what: str, specs: Sequence[TensorSpec], slots: Sequence[Slot], tensors: list[SignatureTensor], model: str
+) -> list[SignatureTensor]:
     names = {place: spec.name for place, spec in zip(bound(what, specs, slots, model), specs, strict=True)}
     return [(names.get(place, name), kind, shape) for place, (name, kind, shape) in enumerate(tensors)]
 
@@ -253,7 +252,6 @@ class TorchHandler(Handler):
 
     @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models
-        """Import the framework."""
         pytorch()
 
     @classmethod

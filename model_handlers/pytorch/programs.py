@@ -27,7 +27,7 @@ from model_handlers.system.disk import identity_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import TensorSpec
 
@@ -55,7 +55,6 @@ class Slot:
 
     @property
     def names(self) -> set[str]:
-        """All its names."""
         return {self.name, *self.aliases}
 
 
@@ -136,14 +135,12 @@ class Code:
             raise
 
     def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
-        """See `Program`."""
         result = self._module(*values.values())
         if isinstance(result, dict):
             return {str(name): value for name, value in result.items()}
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
     def forget(self) -> None:
-        """Forget the code."""
         self._imported.forget()
 
 
@@ -272,7 +269,7 @@ class Program(Protocol):
 
     arguments: Sequence[Slot] | None
     results: Sequence[Slot] | None
-    tensors: tuple[list[GraphTensor], list[GraphTensor]] | None
+    tensors: tuple[list[SignatureTensor], list[SignatureTensor]] | None
 
     def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
         """Execute it on tensors and lists of strings by argument: its results in order, or by name."""
@@ -327,7 +324,6 @@ class Script:
         return [slot for slot in self.arguments or () if slot.given or slot.name in values]
 
     def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
-        """See `Program`."""
         if self._dictionary:
             result = self._module(**{self._dictionary: values})
         else:
@@ -409,7 +405,6 @@ class Exported:
         self._module = program.module()
 
     def call(self, values: dict[str, Any]) -> list[Any]:
-        """See `Program`."""
         return _spread(self._tree, self._in, self.arguments, self._module, values)
 
 
@@ -435,7 +430,6 @@ class Compiled:
         self.results = _named_results(self._tree, spec_out)
 
     def call(self, values: dict[str, Any]) -> list[Any]:
-        """See `Program`."""
         return _spread(self._tree, self._in, self.arguments, self._module, values)
 
 
@@ -473,7 +467,7 @@ def _brackets(steps: Sequence[int | str]) -> str:
     return "".join(f"[{step}]" for step in steps)
 
 
-def _facts(slots: Sequence[Slot], values: Sequence[Any], model: str) -> list[GraphTensor]:
+def _facts(slots: Sequence[Slot], values: Sequence[Any], model: str) -> list[SignatureTensor]:
     facts = []
     for slot, value in zip(slots, values, strict=True):
         kind = data_type(value.dtype) if value is not None and hasattr(value, "dtype") else None

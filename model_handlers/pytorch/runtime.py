@@ -105,7 +105,7 @@ def pytorch() -> Any:
             "PyTorch models need PyTorch, which is not installed; run `pip install 'mme[torch]'`",
         ) from error
     # Inputs lie in memory that numpy may not write to. Models that write into their inputs write into their own copy
-    # of a request, which nobody reads again.
+    # of a request, which is not read again.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     return torch
 

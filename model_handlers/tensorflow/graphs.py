@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.config.autocomplete import given_to
-from model_handlers.config.model_config import all_outputs
-from model_handlers.config.parameters import integer, warn_of_unknown, warn_once
+from model_handlers.config.model_config import all_outputs, integer, warn_of_unknown, warn_once
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.framework_errors import TENSORFLOW
 from model_handlers.system.importing import import_without
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from model_handlers.base import Device
-    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
 
@@ -231,7 +230,7 @@ def _options(feeds: list[str], fetches: list[str]) -> Any:
 
 
 _TYPES = {**BY_DTYPE_NAME, "half": FP16, "string": BYTES}
-_INTERNAL = "__saved_model"  # a signature whose name begins so is nobody's to call
+_INTERNAL = "__saved_model"  # a signature whose name begins so is not for clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,18 +242,18 @@ class Graph:
         feeds, fetches: the names of these tensors in the graph.
     """
 
-    inputs: list[GraphTensor]
-    outputs: list[GraphTensor]
+    inputs: list[SignatureTensor]
+    outputs: list[SignatureTensor]
     feeds: dict[str, str]
     fetches: dict[str, str]
 
 
-def saved_signature(config: ModelConfig, folder: Path) -> tuple[list[GraphTensor], list[GraphTensor]]:
+def saved_signature(config: ModelConfig, folder: Path) -> tuple[list[SignatureTensor], list[SignatureTensor]]:
     """The inputs and outputs of a SavedModel's signature, told from its description alone."""
     signature = _described(config, folder)
     dtypes = tensorflow().dtypes
 
-    def tensors(described: Any) -> list[GraphTensor]:
+    def tensors(described: Any) -> list[SignatureTensor]:
         return [
             _tensor(config, name, dtypes.as_dtype(info.dtype).name, _dims(info.tensor_shape))
             for name, info in sorted(described.items())
@@ -264,7 +263,7 @@ def saved_signature(config: ModelConfig, folder: Path) -> tuple[list[GraphTensor
 
 
 def _described(config: ModelConfig, folder: Path) -> Any:
-    tensorflow()  # who looks at a model without the framework is told so
+    tensorflow()  # it says so where it is missing
     from tensorflow.core.protobuf import saved_model_pb2  # noqa: PLC0415 - a part of the framework
 
     name, file = config.name, folder / "saved_model.pb"
@@ -348,7 +347,7 @@ def _node(graph: Any, what: str, spec: TensorSpec, config: ModelConfig) -> Any:
         ) from None
 
 
-def _facts(config: ModelConfig, tensors: Mapping[str, Any]) -> list[GraphTensor]:
+def _facts(config: ModelConfig, tensors: Mapping[str, Any]) -> list[SignatureTensor]:
     return [
         _tensor(
             config, name, tensor.dtype.base_dtype.name, None if tensor.shape.rank is None else tensor.shape.as_list()
@@ -361,7 +360,9 @@ def _dims(shape: Any) -> list[int] | None:
     return None if shape.unknown_rank else [dim.size for dim in shape.dim]
 
 
-def _tensor(config: ModelConfig, name: str, type_name: str, dims: list[int | None] | list[int] | None) -> GraphTensor:
+def _tensor(
+    config: ModelConfig, name: str, type_name: str, dims: list[int | None] | list[int] | None
+) -> SignatureTensor:
     # The shape of one whose rank is unknown is what the configuration says.
     if type_name not in _TYPES:
         raise MmeError(

@@ -136,12 +136,10 @@ class SavedModelHandler(TensorflowHandler):
 
     @classmethod
     def described(cls, config: ModelConfig, model_file: Path) -> tuple[list[Any], list[Any]]:
-        """See `TensorflowHandler`."""
         return saved_signature(config, model_file)
 
     @classmethod
     def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
-        """See `TensorflowHandler`."""
         return load_saved(config, model_file, session)
 
 
@@ -153,13 +151,11 @@ class GraphdefHandler(TensorflowHandler):
 
     @classmethod
     def described(cls, config: ModelConfig, model_file: Path) -> tuple[list[Any], list[Any]]:
-        """See `TensorflowHandler`."""
         graph = load_frozen(config, model_file, tensorflow().Graph())
         return graph.inputs, graph.outputs
 
     @classmethod
     def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
-        """See `TensorflowHandler`."""
         return load_frozen(config, model_file, session.graph)
 
 

@@ -143,12 +143,10 @@ class Stream:
         self.number = int(self.handle)  # which is how TensorRT wants it
 
     def to_device(self, device: DeviceMemory, host: HostMemory, size: int) -> None:
-        """Have bytes copied."""
         kind = cuda().cudaMemcpyKind.cudaMemcpyHostToDevice
         call("cudaMemcpyAsync", device.address, host.address, size, kind, self.handle)
 
     def to_host(self, host: HostMemory, device: DeviceMemory, size: int) -> None:
-        """Have bytes copied."""
         kind = cuda().cudaMemcpyKind.cudaMemcpyDeviceToHost
         call("cudaMemcpyAsync", host.address, device.address, size, kind, self.handle)
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler
 from model_handlers.config.autocomplete import complete
-from model_handlers.config.model_config import DynamicBatching, Guess, InstanceKind
-from model_handlers.config.parameters import choice, switch, warn_of_unknown
+from model_handlers.config.model_config import DynamicBatching, Guess, InstanceKind, choice, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.lost import lost
 from model_handlers.tensorrt.engine import (
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.tensorrt.engine import Context, Profile
@@ -150,5 +149,5 @@ def _complete(config: ModelConfig, engine: Engine, profiles: Sequence[Profile]) 
     return replace(complete(config, inputs, outputs, largest), guess=guess)
 
 
-def _batches(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> bool:
+def _batches(inputs: Sequence[SignatureTensor], outputs: Sequence[SignatureTensor]) -> bool:
     return all(shape[:1] == (-1,) for _, _, shape in (*inputs, *outputs))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from model_handlers.config.parameters import choice, integer, switch
+from model_handlers.config.model_config import choice, integer, switch
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.system.importing import import_without, is_installed
 from model_handlers.system.threads import Threads, default_threads, take_threads
@@ -280,12 +280,10 @@ class XgboostForest:
         self.columns = self.scores(np.zeros((1, self.features), np.float32)).shape[1]
 
     def scores(self, rows: Array) -> Array:
-        """See `Forest`."""
         scores: Array = self._booster.inplace_predict(rows, validate_features=False, strict_shape=True)
         return scores.reshape(len(rows), -1)
 
     def contributions(self, rows: Array) -> Array:
-        """See `Forest`."""
         matrix = self._matrix(rows, nthread=1)
         found: Array = self._booster.predict(matrix, pred_contribs=True, validate_features=False)
         return found.reshape(len(rows), -1)
@@ -313,12 +311,10 @@ class LightgbmForest:
         self.columns = self.scores(np.zeros((1, self.features), np.float32)).shape[1]
 
     def scores(self, rows: Array) -> Array:
-        """See `Forest`."""
         scores: Array = self._booster.predict(rows, num_threads=1)
         return scores.reshape(len(rows), -1)
 
     def contributions(self, rows: Array) -> Array:
-        """See `Forest`."""
         found: Array = self._booster.predict(rows, pred_contrib=True, num_threads=1)
         return found.reshape(len(rows), -1)
 
@@ -342,12 +338,10 @@ class TreeliteForest:
         self.binary = self.binary and self.columns == 1
 
     def scores(self, rows: Array) -> Array:
-        """See `Forest`."""
         scores: Array = self._predict(self._model, rows, nthread=1)
         return scores.reshape(len(rows), -1)
 
     def contributions(self, rows: Array) -> Array:
-        """GTIL has none."""
         raise NotImplementedError
 
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from model_handlers.base import Handler
 from model_handlers.config.autocomplete import complete
-from model_handlers.config.model_config import Guess
-from model_handlers.config.parameters import number, switch, warn_of_unknown
+from model_handlers.config.model_config import Guess, number, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.system.priority import usual_priority
 from model_handlers.system.system_limits import start_thread
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config.autocomplete import GraphTensor
+    from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.trees.forests import Forest
@@ -283,7 +282,7 @@ def _complete(config: ModelConfig, forest: Forest, columns: int) -> ModelConfig:
             f"model '{config.name}': its trees take {forest.features} features, but config.pbtxt declares input "
             f"'{INPUT}' with dims {list(declared.dims)}; write dims: [ {forest.features} ]"
         )
-    outputs: list[GraphTensor] = [(OUTPUT, FP32, (-1, columns))]
+    outputs: list[SignatureTensor] = [(OUTPUT, FP32, (-1, columns))]
     if config.output(CONTRIBUTIONS) is not None:
         if not forest.explains:
             raise invalid_model(

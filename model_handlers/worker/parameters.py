@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Placement
-from model_handlers.config.parameters import number
+from model_handlers.config.model_config import number
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import difflib
 from functools import partial
 from typing import TYPE_CHECKING
 
-from model_handlers.config.fields import refusal
-from model_handlers.config.parameters import OURS
+from model_handlers.config.model_config import OURS
+from model_handlers.config.pbtxt import refusal
 from model_handlers.errors import invalid_model
 from model_handlers.worker.parameters import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT, Deadlines, placement_of
 from serve.sources.layout import ENTRY

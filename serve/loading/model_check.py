@@ -15,8 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from model_handlers.config.findings import Finding, Understood, understand
-from model_handlers.config.model_config import Guess, ModelConfig
-from model_handlers.config.parameters import warn_once
+from model_handlers.config.model_config import Guess, ModelConfig, warn_once
 from model_handlers.config.validate import PLATFORM, check_named
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import CPU, Footprint, Handler, Placement
-from model_handlers.config.model_config import InstanceGroup
-from model_handlers.config.parameters import warn_once
+from model_handlers.config.model_config import InstanceGroup, warn_once
 from model_handlers.mapped import MappedHandler
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.system import devices

@@ -5,8 +5,7 @@ import logging
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from model_handlers.config.fields import _NOT_HONOURED, Fate, check_fields, rule_of
-from model_handlers.config.pbtxt import parse_config
+from model_handlers.config.pbtxt import _NOT_HONOURED, Support, check_fields, parse_config, rule_of
 from model_handlers.errors import Kind, MmeError
 from model_handlers.proto import model_config_pb2 as pb
 
@@ -54,7 +53,7 @@ def reachable(make=pb.ModelConfig, prefix=""):
         rule = rule_of(field)
         step, held = touch(descend(message, prefix), field)
         yield prefix + field.name, rule, message
-        if held is not None and rule.fate is Fate.HONOURED:
+        if held is not None and rule.support is Support.HONOURED:
             yield from reachable(lambda message=message: clone(message), f"{prefix}{step}.")
 
 
@@ -83,7 +82,7 @@ def of_fate(fate):
     """Run a test for every field whose row says so."""
     return pytest.mark.parametrize(
         ("path", "message"),
-        [pytest.param(path, message, id=path) for path, rule, message in CASES if rule.fate is fate],
+        [pytest.param(path, message, id=path) for path, rule, message in CASES if rule.support is fate],
     )
 
 
@@ -99,11 +98,11 @@ def test_every_row_is_of_a_field_and_says_why():
             fields[field.full_name.removeprefix("mme.")] = rule_of(field)
 
     assert fields.keys() >= _NOT_HONOURED.keys()
-    assert all(bool(rule.reason) == (rule.fate is not Fate.HONOURED) for rule in fields.values())
-    assert [rule.fate for rule in fields.values()].count(Fate.HONOURED) == 148
+    assert all(bool(rule.reason) == (rule.support is not Support.HONOURED) for rule in fields.values())
+    assert [rule.support for rule in fields.values()].count(Support.HONOURED) == 148
 
 
-@of_fate(Fate.REFUSED)
+@of_fate(Support.REFUSED)
 def test_a_refused_field_is_named_by_its_full_path(path, message):
     """A field that we can't honour stops the load and says which one it is, wherever it is nested."""
     with pytest.raises(MmeError) as caught:
@@ -114,7 +113,7 @@ def test_a_refused_field_is_named_by_its_full_path(path, message):
     assert caught.value.message.endswith("; remove it or serve the model elsewhere")
 
 
-@of_fate(Fate.HARMLESS)
+@of_fate(Support.HARMLESS)
 def test_a_harmless_field_is_logged_once(path, message, caplog):
     """A field that changes no result is ignored with one warning that names it."""
     with caplog.at_level(logging.WARNING, "mme.config"):
@@ -124,7 +123,7 @@ def test_a_harmless_field_is_logged_once(path, message, caplog):
     assert f"model 'bert-0': config.pbtxt field '{path}' is ignored: " in caplog.text
 
 
-@of_fate(Fate.HONOURED)
+@of_fate(Support.HONOURED)
 def test_an_honoured_field_passes_in_silence(path, message, caplog):
     """A field that we honour is neither refused nor logged."""
     with caplog.at_level(logging.DEBUG, "mme.config"):
