@@ -27,7 +27,7 @@ from benchmarks import load
 from benchmarks.sequence_steps import measure_sequences
 from benchmarks.servers import mme
 from model_handlers.config.model_config import DynamicBatching
-from serve.model.batch_queue import BatchQueue
+from serve.model.batcher import BatchQueue
 from serve.request import InferenceRequest, Layout
 
 if TYPE_CHECKING:

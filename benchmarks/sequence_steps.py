@@ -28,7 +28,7 @@ from model_handlers.requests import FLAG_SEQUENCE_START
 from model_handlers.tensor import FP32, TensorSpec
 from serve.model.model import Model
 from serve.request import InferenceRequest, Layout
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from model_handlers.outside import Override
     from model_handlers.tensor import TensorSpec
     from serve.engine import Engine
-    from serve.stats import ModelStats
+    from serve.statistics import ModelStats
 
 # Of Triton's extensions, by Triton's names, those that are served.
 EXTENSIONS = (

@@ -23,7 +23,7 @@ from container.machine_metrics import write_machine
 from model_handlers.base import total
 from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.system.gpus import gpu_uuids
-from serve.stats import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
+from serve.statistics import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from container.views import View
     from model_handlers.base import Footprint
     from model_handlers.metrics import Family, Reading
+    from serve.control import Latencies
     from serve.engine import Engine
-    from serve.latencies import Latencies, Summary
     from serve.loading.target import Target
-    from serve.stats import ModelStats, TargetStats
+    from serve.statistics import ModelStats, Summary, TargetStats
 
 _TOTAL = "_total"
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -40,8 +40,7 @@ from serve.engine_options import EngineOptions
 from serve.life import began
 from serve.sources.credentials import read_credentials
 from serve.sources.polling import Poller
-from serve.threads import on_daemon
-from serve.under_way import UnderWay
+from serve.threads import UnderWay, on_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -316,7 +316,7 @@ class _Front:
 
     def _call(self, exchange: Exchange, pending: Pending | None) -> None:
         """Have a thread make the answer, from the beginning or where it waited."""
-        self._poll.hold()
+        self._poll.disarm()
         answer = self._pool.submit(call_application, self._app, exchange, pending)
         answer.add_done_callback(lambda done: self._bring_back(exchange, done))
 

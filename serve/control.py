@@ -1,7 +1,8 @@
-"""Which models of a repository are served, and what is guessed of them: the operator's choices. PURE."""
+"""The operator's choices: which models of a repository are served, what is guessed of them, what is measured. PURE."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from model_handlers.errors import Kind, MmeError
@@ -40,3 +41,31 @@ class Control(Enum):
         """
         if self.loads_all:
             raise MmeError(Kind.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled")
+
+
+DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """What of latencies is kept and shown.
+
+    Attributes:
+        counters: whether their sums are among the metrics.
+        summaries: whether quantiles are kept.
+        histograms: whether the time to a first response is kept of models whose configuration does not ask for it.
+        quantiles: which.
+    """
+
+    counters: bool = True
+    summaries: bool = False
+    histograms: bool = False
+    quantiles: tuple[float, ...] = DEFAULT_QUANTILES
+
+    def __str__(self) -> str:
+        switches = {"counter": self.counters, "summary": self.summaries, "histogram": self.histograms}
+        said = [f"{name}_latencies={str(on).lower()}" for name, on in switches.items()]
+        return ",".join((*said, "summary_quantiles=" + ",".join(f"{quantile}:0" for quantile in self.quantiles)))
+
+
+DEFAULT_LATENCIES = Latencies()

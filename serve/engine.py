@@ -41,11 +41,11 @@ from serve.loading.prepared import PreparedTarget
 from serve.loading.proofs import Proofs
 from serve.loading.target_loader import ModelLoader
 from serve.loading.upkeep import Upkeep
-from serve.model.limited_lanes import Limits
-from serve.model.loop_poll import LoopPoll
-from serve.model.rescue import Rescue
+from serve.model.dispatch import LoopPoller
+from serve.model.rate_limiter import ResourcePool
+from serve.model.replies import OomRetry
 from serve.model.response_cache import ResponseCache
-from serve.outside import EngineOutside
+from serve.model_calls import ModelCalls
 from serve.register import Register
 from serve.request import LoadReport
 from serve.sources.origins import Origins, unknown
@@ -67,10 +67,10 @@ if TYPE_CHECKING:
     from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions
     from serve.loading.target import AnyModel, Target
-    from serve.model.labels import Labels
+    from serve.model.warmup import Labels
     from serve.request import InferenceRequest, InferenceResponse
     from serve.sources.disk_room import DiskRoom
-    from serve.stats import ModelStats
+    from serve.statistics import ModelStats
 
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
 _LAST_UNLOADS = 256  # at a time, when all go
@@ -112,7 +112,7 @@ class Engine:
         self._script = SharedScript(options.scripts, options.cache_directory)
         self._origins = Origins(options, self._script.scripts, self._store, self._let_go)
         self._loads = ThreadPool("load", lower_priority, idle_seconds=0, patience=LOAD_PATIENCE_SECONDS)
-        self.poll = LoopPoll(loop, self._loads.works)
+        self.poll = LoopPoller(loop, self._loads.works)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
         self._unloads = ThreadPool("unload", lower_priority, most=options.load_threads + _SPARE, keeps_one=True)
         # Of one thread: what a stuck load would keep from being written.
@@ -161,15 +161,15 @@ class Engine:
             verdicts=self._batch_verdicts(),
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
-            outside=functools.partial(EngineOutside, self, self._loop, LoadWaits()),
+            outside=functools.partial(ModelCalls, self, self._loop, LoadWaits()),
             scripts=self._script.scripts,
-            rescue=Rescue(self._relieve) if options.evicts else None,
+            retry=OomRetry(self._relieve) if options.evicts else None,
             environments=Environments(options.cache_directory / "environments"),
             store=self._store,
             weights=options.weights,
             responses=self.responses,
             latencies=options.latencies,
-            limits=Limits(self._loop, options.resources),
+            limits=ResourcePool(self._loop, options.resources),
             poll=self.poll,
             started=self._begins_to_serve,
             under_way=options.under_way,

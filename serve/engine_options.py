@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from serve.cache.eviction import DEFAULT_RULES, Rules
-from serve.control import BatchGuess, Control
-from serve.latencies import DEFAULT_LATENCIES, Latencies
+from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
-from serve.under_way import UnderWay
+from serve.threads import UnderWay
 from serve.weights.mode import Weights
 
 if TYPE_CHECKING:

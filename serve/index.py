@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from serve.cache.entry import Entry
     from serve.loading.target import Target
-    from serve.stats import TargetStats
+    from serve.statistics import TargetStats
 
 DOWN = "a process of it died too often; a load begins anew"
 _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time

@@ -14,7 +14,7 @@ from model_handlers.errors import MmeError, invalid_argument
 from serve.journal import Row, clock
 from serve.sources.origins import Origins, unavailable, unknown
 from serve.sources.source import Archived, InBucket, Overridden, Source, Unpacked, origin, source_of
-from serve.stats import TargetStats
+from serve.statistics import TargetStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

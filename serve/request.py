@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from model_handlers.errors import MmeError
+from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -302,3 +302,43 @@ class LoadReport:
     download: int = 0
     load: int = 0
     evicted: tuple[str, ...] = field(default=())
+
+
+class DecoupledError(MmeError):
+    """Somebody who takes one response asks a model that sends any number of them.
+
+    Args:
+        subject: the model.
+    """
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(
+            Kind.INVALID_ARGUMENT,
+            f"{subject} sends any number of responses to a request (decoupled transaction policy), which this route "
+            "can't carry; use generate_stream, or /invocations",
+        )
+
+
+class Bounded(dict[Any, Any]):
+    """A dict that forgets everything rather than grow beyond its bounds: what is asked for again comes back.
+
+    Args:
+        most: entries.
+        most_bytes: what all of them may weigh.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        super().__init__()
+        self._most = most
+        self._most_bytes = most_bytes
+        self._weight = 0
+
+    def keep(self, key: Any, value: Any, weight: int) -> None:
+        """Remember it, unless it alone is too heavy."""
+        if weight > self._most_bytes:
+            return
+        if len(self) >= self._most or self._weight + weight > self._most_bytes:
+            self.clear()
+            self._weight = 0
+        self[key] = value
+        self._weight += weight

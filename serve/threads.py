@@ -1,4 +1,4 @@
-"""Pools of threads that grow with the work there is at the moment, and threads started for the event loop.
+"""Pools of threads that grow with the work there is, and what the threads of loads and the event loop tell each other.
 
 `Thread.start` waits until the new thread runs, which takes milliseconds where the processors are busy: nothing for an
 event loop. So pools leave that to a thread which does nothing else.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import logging
 import math
 import sys
@@ -15,15 +16,19 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
+from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import MmeError
 from model_handlers.system.system_limits import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from _typeshed import WriteableBuffer
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -307,3 +312,91 @@ _STARTER = _Starter()
 async def on_daemon(name: str, function: Callable[[], R]) -> R:
     """Return what a function returns that may hang; its thread keeps neither the loop nor the process from ending."""
     return await asyncio.wrap_future(ThreadPool(name, idle_seconds=0).submit(function))
+
+
+class Progress(CancelToken):
+    """A token that can be cancelled by itself, and knows when bytes came last.
+
+    Args:
+        subject: see `CancelToken`.
+        cancelled: see `CancelToken`.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, subject: str, cancelled: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(subject, lambda: self._stopped or cancelled())
+        self._clock = clock
+        self._moved = clock()
+        self._stopped = False
+
+    def cancel(self) -> None:
+        """Have the threads stop."""
+        self._stopped = True
+
+    def moved(self) -> None:
+        """Note that bytes came."""
+        self._moved = self._clock()
+
+    @property
+    def idle(self) -> float:
+        """Seconds since bytes came, or since the beginning."""
+        return self._clock() - self._moved
+
+
+class _Watched(io.RawIOBase):
+    def __init__(self, stream: BinaryIO, progress: Progress) -> None:
+        super().__init__()
+        self._stream = stream
+        self._progress = progress
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        size: int = self._stream.readinto(buffer)  # type: ignore[attr-defined]
+        self._progress.moved()
+        return size
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def watched(stream: BinaryIO, token: CancelToken) -> BinaryIO:
+    """The stream, whose bytes are told to a `Progress`; as it is where nothing watches."""
+    return cast("BinaryIO", _Watched(stream, token)) if isinstance(token, Progress) else stream
+
+
+def _unheard(_: Iterable[str]) -> None:
+    """Nothing outlives this process."""
+
+
+class UnderWay:
+    """Loads on threads.
+
+    Args:
+        tell: told the names of all at each change.
+    """
+
+    def __init__(self, tell: Callable[[Iterable[str]], None] = _unheard) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._names: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<UnderWay: {', '.join(self._names)}>"
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """While a model of that name is loaded."""
+        with self._lock:
+            self._names.append(name)
+            self._tell(self._names)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._names.remove(name)
+                self._tell(self._names)

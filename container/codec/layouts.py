@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serve.bounded import Bounded
-from serve.request import Layout
+from serve.request import Bounded, Layout
 
 if TYPE_CHECKING:
     from model_handlers.tensor import DataType

@@ -28,8 +28,7 @@ from container.grpc.messages import values
 from container.shared_memory import AT_ONCE, Place, Regions
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, element_count
-from serve.bounded import Bounded
-from serve.request import InferenceRequest, Layout
+from serve.request import Bounded, InferenceRequest, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

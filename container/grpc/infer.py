@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from container.traced import Following, Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
-    from serve.model.labels import Labels
+    from serve.model.warmup import Labels
     from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
 
     Headers = Callable[[], dict[str, str]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from container.http1.limits import KIB
-from serve.bounded import Bounded
+from serve.request import Bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import Any
 
 from container.restrictions import CATEGORIES, Restriction
 from container.settings.values import boolean
-from serve.latencies import DEFAULT_LATENCIES, DEFAULT_QUANTILES, Latencies
+from serve.control import DEFAULT_LATENCIES, DEFAULT_QUANTILES, Latencies
 
 _RESTRICTIONS = f"CATEGORY[,CATEGORY]:HEADER=VALUE, several of them between commas, of {', '.join(CATEGORIES)}"
 # Names of settings → those of `http2.keepalive.Keepalive`, and how many of them are a unit there.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from serve.cache.load import Prepared
     from serve.request import LoadReport
-    from serve.stats import TargetStats
+    from serve.statistics import TargetStats
 
 
 class State(Enum):
@@ -107,7 +107,7 @@ class Entry(Generic[T]):
         loaded_at, last_used, loading_since: on the monotonic clock; the last load was asked for at `loading_since`.
         reload_ns, download_ns: what its last load took without waiting, and its last download.
         pinned: whether it is never evicted.
-        age: see `serve/cache/ranking.py`.
+        age: see `serve/cache/residents.py`.
         successor, predecessor: the entry that is being loaded to take its place; the one whose place it is to take.
         force: whether a successor takes that place even if it is loaded from the very same content.
         task, waiters: the load under way, and the requests that get a lease when it is done.

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
-from serve.stats import Histogram
+from serve.statistics import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,8 +26,8 @@ from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.load_watch import OutgrownError
 from serve.cache.entry import Resident, T
-from serve.progress import Progress
 from serve.request import LoadReport
+from serve.threads import Progress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping

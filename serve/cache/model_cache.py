@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from serve.cache.load import Loader
-    from serve.stats import TargetStats
+    from serve.statistics import TargetStats
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns

@@ -22,9 +22,8 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.worker.start import try_file
 from serve.loading.asked import asked_checks, unheard_of
-from serve.model.ensemble_check import check_circle, member_problems
-from serve.model.initial_states import initial_states
-from serve.model.warmup_samples import Warmup
+from serve.model.ensemble_plan import check_circle, member_problems
+from serve.model.warmup import Warmup, initial_states
 from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, misnamed_config, versions_in
 from serve.sources.repository import (
     ModelDirectory,

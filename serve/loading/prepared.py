@@ -10,8 +10,8 @@ from model_handlers.base import CPU, Footprint, Handler, Placement
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from model_handlers.worker.start import start_isolated
-from serve.model.ensemble_check import check_circle
-from serve.model.warm_up import warm_up
+from serve.model.ensemble_plan import check_circle
+from serve.model.warmup import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,7 +14,7 @@ from serve.model.model import Model
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from serve.model.labels import Labels
+    from serve.model.warmup import Labels
     from serve.weights.forms import TargetForms
 
 AnyModel = Model | EnsembleModel

@@ -20,25 +20,23 @@ from model_handlers.system.gpus import uuid_of
 from model_handlers.system.threads import within
 from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
 from serve.cache.footprints import Footprints
-from serve.latencies import DEFAULT_LATENCIES
+from serve.control import DEFAULT_LATENCIES
 from serve.loading.batch_verdicts import BatchVerdicts
 from serve.loading.measuring import Scales
 from serve.loading.prepared import PreparedTarget, in_order, still_there
 from serve.loading.preparer import Preparer
 from serve.loading.proofs import Proofs
 from serve.loading.target import Target
-from serve.model.dispatches import Dispatches
+from serve.model.dispatch import DispatchQueue
 from serve.model.ensemble import EnsembleModel
-from serve.model.ensemble_check import check_members
-from serve.model.initial_states import initial_states
-from serve.model.labels import ensemble_labels, read_labels
-from serve.model.limited_lanes import Limits
+from serve.model.ensemble_plan import check_members
 from serve.model.model import Model
-from serve.model.warmup_samples import Warmup
+from serve.model.rate_limiter import ResourcePool
+from serve.model.warmup import Warmup, ensemble_labels, initial_states, read_labels
 from serve.sources.repository import ModelDirectory, made_of_parts
 from serve.sources.scripts import Scripts
-from serve.stats import new_stats
-from serve.under_way import UnderWay
+from serve.statistics import new_stats
+from serve.threads import UnderWay
 from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
@@ -51,17 +49,17 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
     from model_handlers.system.threads import ThreadBudget
-    from serve.latencies import Latencies
+    from serve.control import Latencies
     from serve.loading.measuring import Others
     from serve.loading.target import AnyModel
     from serve.model.batch_proof import BatchProof
-    from serve.model.labels import Labels
-    from serve.model.loop_poll import LoopPoll
-    from serve.model.rescue import RescueRequest
+    from serve.model.dispatch import LoopPoller
+    from serve.model.replies import RetryRequest
     from serve.model.response_cache import ResponseCache
-    from serve.outside import EngineOutside
+    from serve.model.warmup import Labels
+    from serve.model_calls import ModelCalls
     from serve.request import InferenceResponse
-    from serve.stats import ModelStats
+    from serve.statistics import ModelStats
     from serve.threads import ThreadPool
     from serve.weights.store import WeightStore
 
@@ -78,7 +76,7 @@ class ModelLoader:
         inline_ns: see `Model`.
         require_gpu, scripts, environments, store, weights: see `Preparer`.
         outside: what a target's models may ask of the server, by its name.
-        rescue: see `Model`.
+        retry: see `Model`.
         responses: see `Model`.
         latencies: which are kept of models.
         limits: the resources that instances share.
@@ -102,16 +100,16 @@ class ModelLoader:
         verdicts: BatchVerdicts | None = None,
         inline_ns: int = 0,
         require_gpu: bool = False,
-        outside: Callable[[str], EngineOutside] | None = None,
-        rescue: RescueRequest | None = None,
+        outside: Callable[[str], ModelCalls] | None = None,
+        retry: RetryRequest | None = None,
         scripts: Callable[[], Scripts] = Scripts,
         environments: Environments | None = None,
         store: WeightStore | None = None,
         weights: Weights = Weights.AUTO,
         responses: ResponseCache[InferenceResponse] | None = None,
         latencies: Latencies = DEFAULT_LATENCIES,
-        limits: Limits | None = None,
-        poll: LoopPoll | None = None,
+        limits: ResourcePool | None = None,
+        poll: LoopPoller | None = None,
         started: Callable[[Target], None] | None = None,
         under_way: UnderWay | None = None,
         host: int = 0,
@@ -139,11 +137,11 @@ class ModelLoader:
         self._verdicts = verdicts or BatchVerdicts()
         self._inline_ns = inline_ns
         self._outside = outside
-        self._rescue = rescue
+        self._retry = retry
         self._responses = responses
         self._latencies = latencies
-        self._limits = limits or Limits(loop, None)
-        self._dispatches = Dispatches(loop)
+        self._limits = limits or ResourcePool(loop, None)
+        self._dispatches = DispatchQueue(loop)
         self._poll = poll
         self._started = started
         self._larger = larger
@@ -348,10 +346,10 @@ class ModelLoader:
                 stats,
                 self._loop,
                 self._inline_ns,
-                self._rescue,
+                self._retry,
                 self._responses,
                 initial_states(config, directory.path),
-                self._limits.lanes(directory.name, config.instance_group, prepared.lanes),
+                self._limits.instances(directory.name, config.instance_group, prepared.lanes),
                 self._dispatches,
                 self._poll,
                 self._proof_of(prepared, version, config),

@@ -1,1 +1,1 @@
-"""One model in memory: its queue and lanes, what executes, and what it has beside its file."""
+"""One model in memory: its queue and instances, what executes, and what it has beside its file."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.errors import MmeError
     from model_handlers.tensor import Array, DataType
-    from serve.model.signature import Batch
+    from serve.model.tensors import Batch
     from serve.request import InferenceRequest, InferenceResponse
 
     Contents = frozenset[bytes]  # digests of the requests of a batch

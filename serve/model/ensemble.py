@@ -1,34 +1,47 @@
 """One version of an ensemble in memory: requests that go through the models of its steps. On the event loop.
 
-To the engine it is a model like any other; it has no lanes, for its steps run on those of their models, each of which
-batches what comes from wherever it comes. Each request's way is a `Journey`.
+To the engine it is a model like any other; it has no instances, for its steps run on those of their models, each of
+which batches its requests wherever they come from. There is as little as possible to do between two steps: tensors pass
+by reference, and what can be known before a request comes is known. Which step runs when is `ensemble_plan`'s to say.
+
+`max_inflight_requests`: a step's request waits until another one of that step is over. One that is over keeps its slot
+until those that follow from it have theirs: else a fast step would run ahead of a slow one without end, and all that it
+made would wait between the two. A request of which nothing follows, or whose followers have slots, gives its own up at
+once; tensors go in no circle, so that one always does. That holds within one request of the ensemble: another one sent
+because of its answer follows from none of its steps, and would close the circle if it did.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.decoupled_error import DecoupledError
-from serve.model.cached_responses import cached_responses
-from serve.model.ensemble_plan import Graph, Plan
-from serve.model.journey import Journey, Route
-from serve.model.layout_check import KNOWN_LAYOUTS, CheckedLayouts
+from serve.model.ensemble_plan import ABSENT, Absent, Graph, Plan, ResponseScope, belonging, overridden
+from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts
 from serve.model.readiness import JointReadiness
-from serve.model.turnstile import Turnstile, Turnstiles
+from serve.model.replies import failure
+from serve.model.response_cache import cached_responses
+from serve.request import DecoupledError, InferenceRequest, InferenceResponse, Step, Timings, layout_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from model_handlers.base import Handler
     from model_handlers.config.model_config import EnsembleStep, ModelConfig
+    from model_handlers.tensor import Array, DataType, TensorSpec
+    from serve.model.ensemble_plan import Belongs, PlannedStep
     from serve.model.model import Model
     from serve.model.response_cache import ResponseCache
-    from serve.request import InferenceRequest, InferenceResponse
-    from serve.stats import ModelStats
+    from serve.request import Completion, Layout
+    from serve.statistics import ModelStats
+
+    Tensor = tuple[str, DataType, Array]  # as a response has it
+
 
 _now = time.perf_counter_ns
 
@@ -69,15 +82,15 @@ class EnsembleModel:
         decoupled = [bool(member.config.decoupled) for member in members]
         self.graph = Graph(config.own(name), config.ensemble, decoupled)
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
-        self._turnstiles = Turnstiles(config.max_inflight_requests) if config.max_inflight_requests else None
+        self._turnstiles = InflightLimiters(config.max_inflight_requests) if config.max_inflight_requests else None
         if self._turnstiles is not None:
             for part in self.parts:
-                part.submit = Turnstile(self._turnstiles, part.model).submit
+                part.submit = InflightLimiter(self._turnstiles, part.model).submit
         self.batches = config.max_batch_size > 0
         self.kinds = {spec.name: spec.data_type for spec in config.outputs}
         self.version_text = str(version)
-        self._routes: dict[tuple[str, ...], Route] = {}
-        self._checked = CheckedLayouts(config, stats)
+        self._routes: dict[tuple[str, ...], EnsembleRoute] = {}
+        self._checked = ValidatedLayouts(config, stats)
         stats.keep_first_responses(config)
         self._cached = cached_responses(config, responses, stats, loop, reads_parameters=True)
 
@@ -89,7 +102,7 @@ class EnsembleModel:
         """Requests of its steps that may not be asked yet; all others wait with the models of the steps."""
         return 0 if self._turnstiles is None else self._turnstiles.waiting
 
-    def route(self, outputs: tuple[str, ...]) -> Route:
+    def route(self, outputs: tuple[str, ...]) -> EnsembleRoute:
         """The way to these outputs, () for all."""
         route = self._routes.get(outputs)
         if route is None:
@@ -97,7 +110,7 @@ class EnsembleModel:
             plan = Plan(self.graph, [spec.name for spec in self.config.inputs], wanted)
             if len(self._routes) >= KNOWN_LAYOUTS:
                 self._routes.clear()
-            route = self._routes[outputs] = Route(plan, self.parts, self.config)
+            route = self._routes[outputs] = EnsembleRoute(plan, self.parts, self.config)
         return route
 
     def submit(self, request: InferenceRequest) -> None:
@@ -123,7 +136,7 @@ class EnsembleModel:
         self._begin(request)
 
     def _begin(self, request: InferenceRequest) -> None:
-        journey = Journey(self, request)
+        journey = EnsembleRun(self, request)
         if self._turnstiles is None:
             journey.begin()
         else:
@@ -190,3 +203,426 @@ class Part:
         self.submit = model.submit
         everything = step.output_map.keys() >= {spec.name for spec in model.config.outputs}
         self.outputs = () if everything else tuple(step.output_map)
+
+
+class EnsembleRoute:
+    """A plan, and the form of its tensors.
+
+    Attributes:
+        plan: what runs.
+        batched: for each place, whether the first dimension of its tensor is the batch's.
+    """
+
+    def __init__(self, plan: Plan, parts: Sequence[Part], config: ModelConfig) -> None:
+        self.plan = plan
+        self.batched = [config.max_batch_size > 0] * len(plan.places)
+        for part in parts:
+            for tensor in part.step.output_map.values():
+                if tensor in plan.places:
+                    self.batched[plan.places[tensor]] = part.batches
+        self._layouts: dict[tuple[int, tuple[tuple[int, ...], ...]], Layout] = {}
+        self._usual: dict[int, tuple[tuple[int, ...], Layout]] = {}  # of steps with one input: its last shape
+
+    def layout(self, step: PlannedStep, part: Part, held: Sequence[Tensor | Absent], arrays: list[Array]) -> Layout:
+        """The layout of a request of a step; the same for the same shapes, where no input is absent."""
+        usual = self._usual.get(step.index)
+        if usual is not None and arrays and usual[0] == arrays[0].shape:
+            return usual[1]
+        shapes = tuple([array.shape for array in arrays])
+        layout = self._layouts.get((step.index, shapes))
+        if layout is None:
+            there = [(name, held[place]) for name, place in step.inputs]
+            kinds = [(name, tensor[1]) for name, tensor in there if not isinstance(tensor, Absent)]
+            layout = layout_of(
+                tuple((name, kind, shape) for (name, kind), shape in zip(kinds, shapes, strict=True)), part.outputs
+            )
+            if len(arrays) == len(step.inputs):
+                if len(self._layouts) >= KNOWN_LAYOUTS:
+                    self._layouts.clear()
+                self._layouts[step.index, shapes] = layout
+        if len(arrays) == len(step.inputs) == 1:
+            self._usual[step.index] = shapes[0], layout
+        return layout
+
+
+class EnsembleRun:
+    """One request. See `ensemble`."""
+
+    def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
+        self._ensemble = ensemble
+        self._request = request
+        self._callers = (*request.callers, ensemble.name)
+        self._running: set[InferenceRequest] = set()
+        self._error: MmeError | None = None
+        self._timings = Timings.of_steps(request.arrival_ns)
+        self._waited = 0
+        self._belongs: Belongs = request.correlation_id, request.flags
+        self._has_answered = False
+        self._route = ensemble.route(request.layout.outputs)
+        self._root: ResponseScope[Tensor] = ResponseScope(
+            self._route.plan,
+            [
+                ABSENT if position < 0 else (spec.name, spec.data_type, request.inputs[position])
+                for spec, position in zip(ensemble.config.inputs, request.order, strict=True)
+            ],
+        )
+
+    def begin(self) -> None:
+        """Run the first steps."""
+        self._request.on_cancel = self._cancel
+        for step in self._route.plan.first:
+            if self._error is None:
+                self._submit(self._root, step)
+        if not self._running and not self._request.answered:
+            self._finish()
+
+    def _submit(self, scope: ResponseScope[Tensor], step: PlannedStep) -> None:
+        part = self._ensemble.parts[step.index]
+        sent: InferenceRequest | None = None
+        try:
+            sent = self._made(scope, step, part)
+            self._running.add(sent)
+            part.submit(sent)
+        except Exception as error:  # noqa: BLE001 - whoever takes the answer of a step that is none must say so himself
+            if sent is not None:
+                self._running.discard(sent)
+            self._fail(failure(part.model.name, error))
+
+    def _made(self, scope: ResponseScope[Tensor], step: PlannedStep, part: Part) -> InferenceRequest:
+        """The request of a step whose tensors are there."""
+        request = self._request
+        held, batched = scope.tensors, self._route.batched
+        arrays = []
+        for name, place in step.inputs:
+            tensor = held[place]
+            if not isinstance(tensor, Absent):
+                array = tensor[2]
+                if batched[place] is not part.batches:
+                    array = fitted(part.config.input(name), array, batches=part.batches)
+                arrays.append(array)
+        sent = InferenceRequest(
+            self._route.layout(step, part, held, arrays),
+            arrays,
+            functools.partial(self._complete, scope, step),
+            request.id,
+            request.parameters,
+            request.timeout_us,
+        )
+        sent.priority = request.priority
+        sent.correlation_id, sent.flags = self._belonging(scope, step) if scope.overrides else self._belongs
+        sent.callers, sent.trace, sent.watch = self._callers, request.trace, request.watch
+        if step.decoupled:
+            sent.on_response = functools.partial(self._came, scope, step)
+        return sent
+
+    def _complete(
+        self,
+        scope: ResponseScope[Tensor],
+        step: PlannedStep,
+        sent: InferenceRequest,
+        result: InferenceResponse | MmeError | None,
+    ) -> None:
+        self._running.discard(sent)
+        if isinstance(result, InferenceResponse):
+            self._came(scope, step, sent, result)
+        elif result is not None:
+            self._fail(result)
+        if scope.outer is not None:
+            scope.ended()
+        if not self._running and not self._request.answered:
+            self._finish()
+
+    def _came(
+        self, scope: ResponseScope[Tensor], step: PlannedStep, sent: InferenceRequest, response: InferenceResponse
+    ) -> None:
+        """A step has answered."""
+        if response.timings is not None:
+            watch, model = self._request.watch, self._ensemble.parts[step.index].step.model_name
+            seen = None if watch is None else watch(sent, response)
+            told = Step(model, response.model_version, sent.arrival_ns, response.timings, seen)
+            self._waited += self._timings.add(told)
+        if self._error is not None:
+            return
+        scopes = scope.descendants(step)
+        if response.parameters or scope.overrides:
+            self._note_sequence(scopes, step, sent, response)
+        responses = []
+        for each in scopes:
+            for ready in each.deliver(step, response.outputs):
+                if ready.responds:
+                    responses.append((each, ready.inputs))
+                elif self._error is None:
+                    self._submit(each, ready)
+        for due in responses:
+            self._respond(self._response(*due), final=not self._running and due is responses[-1])
+            due[0].ended()
+
+    def _note_sequence(
+        self,
+        scopes: list[ResponseScope[Tensor]],
+        step: PlannedStep,
+        sent: InferenceRequest,
+        response: InferenceResponse,
+    ) -> None:
+        """What the steps behind one belong to, if not to the request's own sequence."""
+        try:
+            belongs = overridden((sent.correlation_id, sent.flags), response.parameters)
+        except MmeError as error:
+            self._fail(error)
+            return
+        if belongs != self._belongs:
+            for scope in scopes:
+                scope.overrides |= dict.fromkeys((place for place, _ in step.outputs.values()), belongs)
+
+    def _belonging(self, scope: ResponseScope[Tensor], step: PlannedStep) -> Belongs:
+        own = self._belongs
+        there = (place for _, place in step.inputs if not isinstance(scope.tensors[place], Absent))
+        return belonging(own, (scope.overrides.get(place, own) for place in there))
+
+    def _response(
+        self, scope: ResponseScope[Tensor], wanted: Sequence[tuple[str, int]]
+    ) -> InferenceResponse | MmeError:
+        ensemble, tensors, batched = self._ensemble, scope.tensors, self._route.batched
+        outputs = []
+        try:
+            for name, place in wanted:
+                tensor = tensors[place]
+                if not isinstance(tensor, Absent):
+                    array = tensor[2]
+                    if batched[place] is not ensemble.batches:
+                        array = fitted(ensemble.config.output(name), array, batches=ensemble.batches)
+                    outputs.append((name, ensemble.kinds[name], array))
+        except Exception as error:  # noqa: BLE001 - as in `_submit`
+            return failure(ensemble.name, error)
+        return InferenceResponse(ensemble.name, ensemble.version_text, outputs, self._request.id, self._timings)
+
+    def _respond(self, response: InferenceResponse | MmeError, *, final: bool) -> None:
+        """One response of several."""
+        if self._error is not None:
+            return
+        if isinstance(response, MmeError):
+            self._fail(response)
+            return
+        if not self._has_answered:
+            self._has_answered = True
+            self._ensemble.stats.began_to_answer(_now() - self._request.arrival_ns)
+        response.final = final
+        self._request.respond(response)
+
+    def _fail(self, error: MmeError) -> None:
+        """The first error is the request's; what runs is not waited for longer than it takes to notice."""
+        if self._error is None:
+            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.graph.name}', {error.message}")
+            self._cancel()
+
+    def _cancel(self) -> None:
+        for sent in list(self._running):
+            sent.cancel()
+
+    def _finish(self) -> None:
+        """Count the request, and give it its last answer, None where it has had all of them."""
+        ensemble, request = self._ensemble, self._request
+        result: InferenceResponse | MmeError | None = self._error
+        if result is None and self._route.plan.responds_once:
+            result = self._response(self._root, self._route.plan.wanted)
+            if ensemble.config.decoupled:
+                self._respond(result, final=True)
+                result = self._error
+        ensemble.outstanding -= 1
+        total = _now() - request.arrival_ns
+        if isinstance(result, MmeError):
+            ensemble.stats.failed(result.kind, total)
+            request.came_to = self._timings if self._timings.steps else None
+        else:
+            ensemble.stats.executed(request.batch_size, self._timings)
+            ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
+            if result is not None:
+                ensemble.stats.began_to_answer(total)
+        request.resolve(result)
+
+
+def fitted(spec: TensorSpec | None, array: Array, *, batches: bool) -> Array:
+    """A tensor as its reader takes it, who knows it as `spec`, and `batches` or does not: a batch of 1 comes or goes.
+
+    A model without batching may as well read or write what is a batch to another one: of a tensor that has as many
+    dimensions as its reader takes, the first is the batch.
+    One that the reader does not know, or that fits neither way, is left as it is: its reader tells what is wrong.
+    """
+    if spec is None:
+        return array
+    dims = len(spec.dims)
+    if batches and array.ndim == dims:
+        return array[None]
+    if not batches and array.ndim == dims + 1 and array.shape[0] == 1:
+        row: Array = array[0]
+        return row
+    return array
+
+
+T = TypeVar("T")
+
+
+class _Slot:
+    """That of one request at its step; kept while `followers` of it wait for theirs."""
+
+    def __init__(self, turnstile: InflightLimiter) -> None:
+        self.turnstile = turnstile
+        self.followers = 0
+        self.is_over = False
+
+    def end(self) -> None:
+        """Its request is over."""
+        self.is_over = True
+        self.give_up_if_unused()
+
+    def give_up_if_unused(self) -> None:
+        """Let the next one in."""
+        if self.is_over and not self.followers:
+            self.turnstile.leave()
+
+
+class InflightLimiters:
+    """Those of the steps of one ensemble.
+
+    Attributes:
+        most: requests under way at each step.
+        steps: one turnstile each.
+        answering: the slot of the request whose answer is being told: what is submitted meanwhile follows from it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.steps: list[InflightLimiter] = []
+        self.answering: _Slot | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait, at all steps together."""
+        return sum(step.waiting for step in self.steps)
+
+    def begin(self, first_steps: Callable[[], None]) -> None:
+        """Submit the first steps of a request of the ensemble: they follow from none whose answer is told now."""
+        outer, self.answering = self.answering, None
+        try:
+            first_steps()
+        finally:
+            self.answering = outer
+
+    def refuse_waiting(self, error: MmeError) -> None:
+        """Tell those who wait that their turn will not come."""
+        for step in self.steps:
+            step.refuse_waiting(error)
+
+
+class InflightLimiter:
+    """That of one step.
+
+    Args:
+        all_of_them: the ensemble's.
+        model: who executes the step.
+    """
+
+    def __init__(self, all_of_them: InflightLimiters, model: Model | EnsembleModel) -> None:
+        self._all = all_of_them
+        self._model = model
+        self._under_way = 0
+        self._waiting: deque[tuple[InferenceRequest, _Slot | None]] = deque()
+        self._is_letting_in = False
+        all_of_them.steps.append(self)
+
+    def __repr__(self) -> str:
+        return f"<InflightLimiter {self._under_way} of {self._all.most}, {self.waiting} waiting>"
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Submit a request, now or when it is its turn; what the model refuses by then is its answer.
+
+        Raises:
+            MmeError: what the model raises now.
+        """
+        if self._under_way < self._all.most and not self._waiting:
+            self._enter(request)
+            return
+        before = self._all.answering
+        if before is not None:
+            before.followers += 1
+        waits = request, before
+        self._waiting.append(waits)
+        request.on_cancel = functools.partial(self._leave_the_queue, waits)
+
+    def leave(self) -> None:
+        """A slot is free."""
+        self._under_way -= 1
+        if self._is_letting_in:
+            return  # the loop below is already at it
+        self._is_letting_in = True
+        while self._waiting and self._under_way < self._all.most:
+            request, before = self._waiting.popleft()
+            request.on_cancel = None
+            try:
+                self._enter(request)
+            except Exception as error:  # noqa: BLE001 - who submitted it is long gone
+                request.resolve(failure(self._model.name, error))
+            _follower_entered(before)
+        self._is_letting_in = False
+
+    def _enter(self, request: InferenceRequest) -> None:
+        slot = _Slot(self)
+        on_complete, on_response = request.on_complete, request.on_response
+        request.on_complete = functools.partial(self._complete, slot, on_complete)
+        if on_response is not None:
+            request.on_response = functools.partial(self._tell, slot, on_response)
+        self._under_way += 1
+        try:
+            self._model.submit(request)
+        except BaseException:
+            request.on_complete, request.on_response = on_complete, on_response
+            slot.end()
+            raise
+
+    def _complete(
+        self,
+        slot: _Slot,
+        on_complete: Completion,
+        request: InferenceRequest,
+        result: InferenceResponse | MmeError | None,
+    ) -> None:
+        try:
+            self._tell(slot, on_complete, request, result)
+        finally:
+            slot.end()
+
+    def _tell(
+        self, slot: _Slot, who: Callable[[InferenceRequest, T], None], request: InferenceRequest, what: T
+    ) -> None:
+        outer, self._all.answering = self._all.answering, slot
+        try:
+            who(request, what)
+        finally:
+            self._all.answering = outer
+
+    def refuse_waiting(self, error: MmeError) -> None:
+        """Tell those who wait that their turn will not come."""
+        while self._waiting:
+            self._turn_away(self._waiting.popleft(), error)
+
+    def _leave_the_queue(self, waits: tuple[InferenceRequest, _Slot | None]) -> None:
+        """A client left, or its request failed elsewhere."""
+        self._waiting.remove(waits)
+        self._turn_away(waits, MmeError(Kind.CANCELLED, f"the client of model '{self._model.name}' left"))
+
+    def _turn_away(self, waits: tuple[InferenceRequest, _Slot | None], error: MmeError) -> None:
+        request, before = waits
+        request.resolve(error)
+        _follower_entered(before)
+
+
+def _follower_entered(before: _Slot | None) -> None:
+    """One follower less waits."""
+    if before is not None:
+        before.followers -= 1
+        before.give_up_if_unused()

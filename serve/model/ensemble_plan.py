@@ -1,38 +1,37 @@
-"""The graph of an ensemble, and one request's way through it. PURE: tensors in, steps to run and responses out.
+"""The graph of an ensemble, one request's way through it, and whether its members fit. PURE.
 
-Theory of operation. A tensor of the ensemble comes with the request or from one step. A step runs as soon as all its
-tensors exist, once. That is all, but for decoupled steps, which answer any number of times: each response begins a
-*scope* of its own, in which the steps behind it run anew, seeing its tensors and all of the scopes around it:
+A tensor of the ensemble comes with the request or from one step. A step runs once, as soon as all its tensors exist.
+Decoupled steps answer any number of times: each response begins a *scope* of its own, in which the steps behind it run
+again, seeing its tensors and all of the scopes around it:
 
     root: IN, b ──────────────┬─────────────────────┐        a is decoupled and answered twice:
                               │ a's 1st response    │ 2nd    c, which needs a's tensor and b's, runs in each scope
                               ▼                     ▼
                          scope: x, c's y       scope: x, c's y
 
-Which scope a step runs in is told by its *lineage*, the decoupled steps above it: one behind the other, since a step
-behind two that know nothing of one another is refused. A response of the ensemble is due whenever a scope has all
-outputs of its lineage; a request is over when nothing runs and no decoupled step will answer again.
+Which scope a step runs in is told by its *ancestry*, the decoupled steps above it: one behind the other, since a step
+behind two unrelated ones is refused. A response of the ensemble is due whenever a scope has all outputs of its
+ancestry; a request is over when nothing runs and no decoupled step will answer again. What a step did not return is
+*absent*: an optional input may be, then the step runs without it.
 
-What a step did not return is *absent*: an optional input may be, then the step runs without it.
-
-What runs after what is known before a request comes: a *plan* for each set of wanted outputs, made once, in which
-tensors are places in a list. What is left for a request is to fill the list of each scope, and to count for each step
-how many tensors of other steps it still lacks there. A scope begins with what the one around it has, and gets what
-comes there later.
+A *plan* for each set of wanted outputs is made once; in it tensors are places in a list. What is left for a request is
+to fill the list of each scope, and to count for each step how many tensors of other steps it still lacks there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from model_handlers.config.model_config import EnsembleStep
+    from model_handlers.config.model_config import EnsembleStep, ModelConfig
+    from model_handlers.tensor import DataType, TensorSpec
 
     Belongs = tuple[int | str, int]  # the correlation id, and where in the sequence: its flags
 
@@ -72,7 +71,7 @@ def _wrong(name: str, expected: str, value: object) -> MmeError:
 
 
 T = TypeVar("T", bound="tuple[Any, ...]")
-Lineage = tuple[int, ...]
+Ancestry = tuple[int, ...]
 Placed = tuple[str, int]  # a tensor's name, and its place
 
 
@@ -102,16 +101,16 @@ class Graph:
         self.producers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
         self._needed: dict[frozenset[str], frozenset[int]] = {}
         order = self._order()
-        self.lineages: list[Lineage] = [()] * len(steps)
+        self.ancestries: list[Ancestry] = [()] * len(steps)
         for index in order:
-            self.lineages[index] = self._lineage(index)
+            self.ancestries[index] = self._ancestry(index)
 
-    def lineage_of(self, tensor: str) -> Lineage:
+    def ancestry_of(self, tensor: str) -> Ancestry:
         """The decoupled steps that a tensor comes from, the outermost first."""
         index = self.producers.get(tensor)
         if index is None:
             return ()
-        return (*self.lineages[index], index) if self.decoupled[index] else self.lineages[index]
+        return (*self.ancestries[index], index) if self.decoupled[index] else self.ancestries[index]
 
     def needed(self, outputs: Iterable[str]) -> frozenset[int]:
         """The steps that these tensors come from; the others need not run."""
@@ -149,11 +148,11 @@ class Graph:
                 del left[index]
         return order
 
-    def _lineage(self, index: int) -> Lineage:
-        longest: Lineage = ()
+    def _ancestry(self, index: int) -> Ancestry:
+        longest: Ancestry = ()
         for tensor in self.steps[index].input_map.values():
-            lineage = self.lineage_of(tensor)
-            shorter, longer = sorted((longest, lineage), key=len)
+            ancestry = self.ancestry_of(tensor)
+            shorter, longer = sorted((longest, ancestry), key=len)
             if longer[: len(shorter)] != shorter:
                 raise invalid_model(
                     f"in ensemble '{self.name}', step of model '{self.steps[index].model_name}' receives inputs "
@@ -197,7 +196,7 @@ class Plan:
         wanted: the outputs, and their places.
         first: the steps that wait for no other.
         lacking: for each step and each response, how many tensors of other steps it waits for.
-        within: lineage → how many steps and responses each scope of it sees.
+        within: ancestry → how many steps and responses each scope of it sees.
         responds_once: whether no wanted output is behind a decoupled step: the one response is due once nothing runs.
     """
 
@@ -206,18 +205,20 @@ class Plan:
         made = [tensor for index in needed for tensor in graph.steps[index].output_map.values()]
         self.places = {tensor: place for place, tensor in enumerate(dict.fromkeys((*inputs, *made)))}
         self.wanted = tuple((name, self.places[name]) for name in wanted)
-        lineages = {name: graph.lineage_of(name) for name in wanted}
-        ends = {one for one in lineages.values() if not any(_is_prefix(one, other) for other in lineages.values())}
+        ancestries = {name: graph.ancestry_of(name) for name in wanted}
+        ends = {one for one in ancestries.values() if not any(_is_prefix(one, other) for other in ancestries.values())}
         self.responds_once = ends == {()}
         steps = []
         for index in needed:
             placed = tuple((name, self.places[tensor]) for name, tensor in graph.steps[index].input_map.items())
-            steps.append(PlannedStep(index, len(graph.lineages[index]), placed, decoupled=graph.decoupled[index]))
+            steps.append(PlannedStep(index, len(graph.ancestries[index]), placed, decoupled=graph.decoupled[index]))
         responses: list[PlannedStep] = []
         for end in () if self.responds_once else ends:
-            seen = tuple((name, place) for name, place in self.wanted if end[: len(lineages[name])] == lineages[name])
+            seen = tuple(
+                (name, place) for name, place in self.wanted if end[: len(ancestries[name])] == ancestries[name]
+            )
             responses.append(PlannedStep(len(graph.steps) + len(responses), len(end), seen, responds=True))
-        self.within = Counter([*(graph.lineages[index] for index in needed), *ends])
+        self.within = Counter([*(graph.ancestries[index] for index in needed), *ends])
         self.lacking = [0] * (len(graph.steps) + len(responses))
         for step in steps:
             for name, tensor in graph.steps[step.index].output_map.items():
@@ -229,7 +230,7 @@ class Plan:
         self.first = [step for step in steps if not self.lacking[step.index]]
 
 
-class Scope(Generic[T]):
+class ResponseScope(Generic[T]):
     """The tensors of one response of a decoupled step, or of the request: see above.
 
     Attributes:
@@ -240,28 +241,28 @@ class Scope(Generic[T]):
     Args:
         plan: the way.
         tensors: those that came with the request, in the order of the plan's inputs, or all of the scope around it.
-        lineage: the decoupled steps above it.
+        ancestry: the decoupled steps above it.
         outer: the scope around it.
     """
 
     def __init__(
-        self, plan: Plan, tensors: Sequence[T | Absent], lineage: Lineage = (), outer: Scope[T] | None = None
+        self, plan: Plan, tensors: Sequence[T | Absent], ancestry: Ancestry = (), outer: ResponseScope[T] | None = None
     ) -> None:
         self.tensors: list[T | Absent] = [*tensors, *[ABSENT] * (len(plan.places) - len(tensors))]
-        self.told: dict[int, Belongs] = {} if outer is None else outer.told.copy()
+        self.overrides: dict[int, Belongs] = {} if outer is None else outer.overrides.copy()
         self._plan = plan
         self._lacking: list[int] = (plan.lacking if outer is None else outer._lacking).copy()  # noqa: SLF001 - of its class
-        self._lineage = lineage
-        self._depth = len(lineage)
+        self._ancestry = ancestry
+        self._depth = len(ancestry)
         self.outer = outer
-        self.inner: list[Scope[T]] = []
-        self._left = plan.within[lineage]  # steps and responses that are not due yet,
+        self.inner: list[ResponseScope[T]] = []
+        self._left = plan.within[ancestry]  # steps and responses that are not due yet,
         self._running = 0  # and those that are, and not over
 
-    def reached(self, step: PlannedStep) -> list[Scope[T]]:
+    def descendants(self, step: PlannedStep) -> list[ResponseScope[T]]:
         """Where a response of one of its steps belongs: in a new scope, or in it and in those inside."""
         if step.decoupled:
-            self.inner.append(Scope(self._plan, self.tensors, (*self._lineage, step.index), self))
+            self.inner.append(ResponseScope(self._plan, self.tensors, (*self._ancestry, step.index), self))
             return self.inner[-1:]
         if not self.inner:
             return [self]
@@ -270,7 +271,7 @@ class Scope(Generic[T]):
             found += scope.inner
         return found
 
-    def came(self, step: PlannedStep, outputs: Sequence[T]) -> list[PlannedStep]:
+    def deliver(self, step: PlannedStep, outputs: Sequence[T]) -> list[PlannedStep]:
         """A step has answered: the steps that can run now, without what it did not return, and responses that are due.
 
         Each output begins with the name that its model has for it.
@@ -301,5 +302,137 @@ class Scope(Generic[T]):
             scope = scope.outer
 
 
-def _is_prefix(one: Lineage, other: Lineage) -> bool:
+def _is_prefix(one: Ancestry, other: Ancestry) -> bool:
     return len(one) < len(other) and other[: len(one)] == one
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What one model, or the ensemble itself, takes a tensor for."""
+
+    model: str
+    data_type: DataType
+    dims: tuple[int, ...]
+    batches: bool
+
+
+def check_members(config: ModelConfig, members: Sequence[ModelConfig]) -> None:
+    """Check every mapping against the model of its step, and every tensor against all who read and write it.
+
+    Args:
+        config: the ensemble's.
+        members: the configuration of each step's model, completed.
+
+    Raises:
+        MmeError: INVALID_MODEL, naming ensemble, tensor and models.
+    """
+    for _, error in member_problems(config, members):
+        raise error
+
+
+def member_problems(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Iterator[tuple[str, MmeError]]:
+    """All that such a check finds: the field of the ensemble's configuration, and the error.
+
+    Arguments are those of `check_members`; of a step whose model is None nothing is known.
+    """
+    tensors: dict[str, _Side] = {}
+    for spec in (*config.inputs, *config.outputs):
+        tensors[spec.name] = _side(config.name, config, spec)
+    for index, (step, member) in enumerate(zip(config.ensemble, members, strict=True)):
+        if member is not None:
+            for field, error in _step_problems(config, step, member, tensors):
+                yield f"ensemble_scheduling.step[{index}]{field}", error
+
+
+def _step_problems(
+    config: ModelConfig, step: EnsembleStep, member: ModelConfig, tensors: dict[str, _Side]
+) -> Iterator[tuple[str, MmeError]]:
+    if config.max_batch_size > member.max_batch_size > 0:
+        sentence = (
+            f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
+            f"{step.model_name} which only allows maximum batch size to be {member.max_batch_size}"
+        )
+        yield "", invalid_model(sentence)
+    for spec in member.inputs:
+        if spec.name not in step.input_map and not spec.optional:
+            sentence = (
+                f"in ensemble {config.name}, input {spec.name} in model {step.model_name} is not mapped to any "
+                "ensemble tensors"
+            )
+            yield ".input_map", invalid_model(sentence)
+    for field, name, tensor, found in _mapped(step, member):
+        if found is None:
+            way = "mapping to non-existing input" if field == ".input_map" else "mapped from non-existing output"
+            sentence = f"in ensemble {config.name}, ensemble tensor {tensor} is {way} {name} in model {step.model_name}"
+            yield field, invalid_model(sentence)
+            continue
+        side = _side(step.model_name, member, found)
+        error = _difference(config.name, tensor, tensors.setdefault(tensor, side), side)
+        if error is not None:
+            yield field, error
+
+
+def _mapped(step: EnsembleStep, member: ModelConfig) -> Iterator[tuple[str, str, str, TensorSpec | None]]:
+    """The map, the tensor of the model by its name there, that of the ensemble, and what the model has."""
+    for name, tensor in step.input_map.items():
+        yield ".input_map", name, tensor, member.input(name)
+    for name, tensor in step.output_map.items():
+        yield ".output_map", name, tensor, member.output(name)
+
+
+def _side(model: str, config: ModelConfig, spec: TensorSpec) -> _Side:
+    return _Side(model, spec.data_type, spec.dims, config.max_batch_size > 0)
+
+
+def _difference(ensemble: str, tensor: str, one: _Side, other: _Side) -> MmeError | None:
+    """What two models disagree about, if they do."""
+    if one.data_type is not other.data_type:
+        return invalid_model(
+            f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent data type: {one.data_type.config_name} is "
+            f"inferred from model {one.model} while {other.data_type.config_name} is inferred from model {other.model}"
+        )
+    if not _same_shape(one, other):
+        return invalid_model(
+            f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent shape: {_shape(one)} is inferred from "
+            f"model {one.model} while {_shape(other)} is inferred from model {other.model}"
+        )
+    return None
+
+
+def _same_shape(one: _Side, other: _Side) -> bool:
+    """Whether both can mean one tensor, whose batch dimension may come and go where only one of them batches."""
+    forms = [(one.dims, other.dims)]
+    if one.batches != other.batches:
+        batched, plain = (one, other) if one.batches else (other, one)
+        forms = [((-1, *batched.dims), plain.dims), (batched.dims, plain.dims)]
+    return any(_fit(a, b) for a, b in forms)
+
+
+def _fit(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def _shape(side: _Side) -> str:
+    return "[" + ",".join(map(str, (-1, *side.dims) if side.batches else side.dims)) + "]"
+
+
+def check_circle(start: str, steps: Mapping[str, Sequence[str]]) -> None:
+    """Refuse an ensemble that is a step of its own steps, however far behind.
+
+    Args:
+        start: its name.
+        steps: of each model beside it, itself too, the models of its steps.
+
+    Raises:
+        MmeError: INVALID_MODEL, with the way back to it.
+    """
+    waiting = [[start]]
+    seen: set[str] = set()
+    while waiting:
+        way = waiting.pop()
+        for step in steps.get(way[-1], ()):
+            if step == start:
+                raise invalid_model(f"circular dependency between ensembles: {' -> '.join([*way, start])}")
+            if step not in seen:
+                seen.add(step)
+                waiting.append([*way, step])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from model_handlers.config.model_config import Guess
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.tensor import shape_matches
-from serve.bounded import Bounded
+from serve.request import Bounded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import TensorSpec
     from serve.request import Layout
-    from serve.stats import ModelStats
+    from serve.statistics import ModelStats
 
 KNOWN_LAYOUTS = 1024  # remembered per model; a client that sends ever new shapes must not grow us
 KNOWN_BYTES = 1 << 20  # that they may take: a client may ask for an output many times
@@ -47,7 +47,7 @@ class Checked:
     signature: Hashable
 
 
-class CheckedLayouts(Bounded):
+class ValidatedLayouts(Bounded):
     """The layouts that fit one model; what is looked up and not there is checked.
 
     Args:

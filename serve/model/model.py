@@ -1,16 +1,13 @@
-"""One version of one model in memory: its queue, its lanes, its statistics.
+"""One version of one model in memory: its queue, its instances, its statistics.
 
-Theory of operation. `submit` runs on the event loop: it checks the request's layout (once a layout), queues it and
-asks for one `_dispatch` at the end of this turn of the loop, by which time every socket that had data has been read
-and requests that arrived together lie in the queue together. `_dispatch` gives a batch to each idle lane. A lane that
-has finished pulls its next batch itself, without the loop, and reports with one wake-up a batch. A lane whose model is
-in another process is sent its batches by the loop, which hears its answers (`remote_lanes`), and gives those whom it
-answers a moment to come again (`rejoining`).
+`submit` runs on the event loop: it checks the request's layout (once a layout), queues it and asks for one `_dispatch`
+at the end of this turn of the loop, by which time every socket that had data has been read and requests that arrived
+together lie in the queue together. `_dispatch` gives a batch to each idle instance. A finished instance pulls its next
+batch itself, without the loop, and reports with one wake-up a batch. A worker process is sent its batches by the loop,
+which receives its answers (`RemoteInstances`), and gives the answered clients a moment to come again (`BatchLinger`).
 
-A batch that will be done sooner than a thread hand-off pays for is executed on the loop: how long the last executions
-of that size took decides, so a model earns it by being quick and loses it by being slow once.
-
-The queue and the list of idle lanes are the only things that both the loop and the lanes touch; `_lock` guards them.
+A batch that will be done sooner than a thread hand-off pays for is executed on the loop: see `InlinePolicy`. The queue
+and the list of idle instances are all that both the loop and the threads of instances touch; `_lock` guards them.
 """
 
 from __future__ import annotations
@@ -26,23 +23,17 @@ from model_handlers.base import Footprint
 from model_handlers.config.model_config import Guess
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.parameters import EXECUTION_TIMEOUT, Deadlines
-from serve.decoupled_error import DecoupledError
-from serve.model.answers import Answers
 from serve.model.batch_proof import BatchProof
-from serve.model.batch_queue import BatchQueue
-from serve.model.cached_responses import cached_responses
-from serve.model.costs import Costs, input_bytes
-from serve.model.dispatches import Dispatches
-from serve.model.instance import Instance, Retired, close_all
-from serve.model.layout_check import CheckedLayouts
-from serve.model.loop_poll import LoopPoll
-from serve.model.ordering import InOrder
-from serve.model.overruns import Overruns
-from serve.model.queues import keeps_order, queue_for
+from serve.model.batcher import BatchLinger, BatchQueue, InOrder
+from serve.model.dispatch import DispatchQueue, InlinePolicy, LoopPoller, OverrunWatch, input_bytes
+from serve.model.instance import Instance, RemoteInstances, RetiredHandlers, close_all
+from serve.model.layout_check import ValidatedLayouts
 from serve.model.readiness import Readiness
-from serve.model.rejoining import Rejoining
-from serve.model.remote_lanes import RemoteLanes
-from serve.model.sequence_tensors import signature_for
+from serve.model.replies import Replies
+from serve.model.response_cache import cached_responses
+from serve.model.sequence_batcher import keeps_order, queue_for
+from serve.model.tensors import tensor_map_for
+from serve.request import DecoupledError
 from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -53,15 +44,15 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from serve.model.batch_proof import Batching
-    from serve.model.batch_queue import Take
-    from serve.model.execution import Execution
-    from serve.model.limited_lanes import LimitedLanes
-    from serve.model.queues import Queue
-    from serve.model.rescue import RescueRequest
+    from serve.model.batcher import BatchDecision
+    from serve.model.instance import Execution
+    from serve.model.rate_limiter import LimitedInstances
+    from serve.model.replies import RetryRequest
     from serve.model.response_cache import ResponseCache
-    from serve.model.signature import Batch
+    from serve.model.sequence_batcher import Queue
+    from serve.model.tensors import Batch
     from serve.request import InferenceRequest, InferenceResponse
-    from serve.stats import ModelStats
+    from serve.statistics import ModelStats
 
 _now = time.perf_counter_ns
 
@@ -70,27 +61,18 @@ class Model:
     """One version of a model, ready to execute.
 
     Attributes:
-        config: the configuration, completed.
         stats: what happened so far.
         readiness: whether its instances are ready.
         input_bytes: bytes of all inputs that were executed.
 
     Args:
-        name: the name it is served under, which responses carry.
-        version: its number.
-        handlers: (lane name, handler) of each lane; lanes on one device may share a handler.
-        stats: where to count.
-        loop: the event loop that calls `submit` and is told of results.
+        handlers: (instance name, handler); instances on one device may share a handler.
         inline_ns: executions expected to take at most this long run on the loop; 0 for none.
-        rescue: asked on the loop about a request that ran out of memory; True takes it back. See `Rescue`.
-        responses: where responses are kept, if the configuration asks for that; None for nowhere.
-        initial_states: state input → what a sequence begins with, for a model that has states.
-        limits: its lanes, where they share resources with others; None where each executes as soon as it is free.
-        dispatches: gives it its turn to hand out batches, among the models of the loop.
-        poll: keeps the loop awake where something is likely to come at once.
+        retry: asked on the loop about a request that ran out of memory; True takes it back. See `OomRetry`.
+        initial_states: state input → what a sequence begins with.
+        limits: its instances, where they share resources with others.
         proof: what is known of its batch dimension, where that is guessed; None for nothing yet.
-        threads: on which the instances of all models execute; None for a thread for each piece of work.
-        turns: whether free lanes take turns, as on several devices; else the one that was busy last goes on, whose
+        turns: whether free instances take turns, as on several devices; else the one that was busy last goes on, whose
             memory is warm.
         larger: told of each batch with more input bytes than any before.
     """
@@ -103,12 +85,12 @@ class Model:
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
         inline_ns: int = 0,
-        rescue: RescueRequest | None = None,
+        retry: RetryRequest | None = None,
         responses: ResponseCache[InferenceResponse] | None = None,
         initial_states: Mapping[str, Array] | None = None,
-        limits: LimitedLanes | None = None,
-        dispatches: Dispatches | None = None,
-        poll: LoopPoll | None = None,
+        limits: LimitedInstances | None = None,
+        dispatches: DispatchQueue | None = None,
+        poll: LoopPoller | None = None,
         proof: BatchProof | None = None,
         threads: ThreadPool | None = None,
         *,
@@ -123,7 +105,7 @@ class Model:
         self._loop = loop
         self._handlers = {id(handler): handler for _, handler in handlers}
         self.readiness = Readiness(name, lambda: list(self._handlers.values()), loop)
-        signature = signature_for(name, version, self.config, initial_states or {})
+        signature = tensor_map_for(name, version, self.config, initial_states or {})
         if self.config.guess is not Guess.NONE:
             signature.proof = proof or BatchProof(self.config)
         self._proof = signature.proof
@@ -131,56 +113,56 @@ class Model:
         self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
         unasked = any(handler.sees_requests for _, handler in handlers)
         self._decoupled = bool(self.config.decoupled)
-        self._answers = Answers(
+        self._replies = Replies(
             signature,
             stats,
             loop,
-            self._queue.expiry,
+            self._queue.timeout_message,
             functools.partial(self._queue_late, first=True),
             # one that changes what comes after it is not executed again
-            functools.partial(rescue, self) if rescue is not None and self._order is None else None,
+            functools.partial(retry, self) if retry is not None and self._order is None else None,
             decoupled=self._decoupled,
             unasked=unasked,
         )
         self._threads = threads = threads or ThreadPool(name, idle_seconds=0)
-        self._lanes = [
+        self._instances = [
             Instance(
-                lane,
+                instance,
                 handler,
                 signature,
                 self._pull,
                 self._pull_ahead,
                 self._report,
                 threads,
-                self._answers.post,
+                self._replies.post,
                 number,
             )
-            for number, (lane, handler) in enumerate(handlers)
+            for number, (instance, handler) in enumerate(handlers)
         ]
         self._limits = limits
         self._turns = turns
-        self._idle = list(range(len(self._lanes))) if limits is None else []
+        self._idle = list(range(len(self._instances))) if limits is None else []
         if limits is not None:
-            limits.wake = self._ask_for_dispatch
-        self._dispatches = dispatches or Dispatches(loop)
-        self._poll = poll or LoopPoll(loop, lambda: False)
-        self._remote = RemoteLanes(
-            [lane for lane in self._lanes if lane.handler.patience], loop, self._received, threads
+            limits.on_grant = self._ask_for_dispatch
+        self._dispatches = dispatches or DispatchQueue(loop)
+        self._poll = poll or LoopPoller(loop, lambda: False)
+        self._remote = RemoteInstances(
+            [instance for instance in self._instances if instance.handler.patience], loop, self._received, threads
         )
-        self._overruns: Overruns | None = None
+        self._overruns: OverrunWatch | None = None
         if EXECUTION_TIMEOUT in self.config.parameters and not all(handler.apart for _, handler in handlers):
-            self._overruns = Overruns(Deadlines.of(self.config).execution, loop, self._overran)
+            self._overruns = OverrunWatch(Deadlines.of(self.config).execution, loop, self._overran)
         # several requests may be sent to a process of the model's own together; with limits others may be in turn
         self._together = signature.one_by_one and limits is None and any(handler.patience for _, handler in handlers)
-        self._rejoining = Rejoining(joins=self.config.joins)
+        self._linger = BatchLinger(joins=self.config.joins)
         self._executed: list[Execution] = []
         self._lock = threading.Lock()
-        self._checked = CheckedLayouts(self.config, stats)
+        self._checked = ValidatedLayouts(self.config, stats)
         self._dispatch_asked = self._looks_up = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0
         self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
-        self._costs = Costs(self._inline_ns)
+        self._inlining = InlinePolicy(self._inline_ns)
         self._tickets: dict[int, int] = {}
         self._ticket = itertools.count()
         stats.keep_first_responses(self.config)
@@ -195,17 +177,15 @@ class Model:
     def __repr__(self) -> str:
         return (
             f"<Model {self.name}/{self.version}: {len(self._queue)} queued of {self.outstanding} accepted, "
-            f"{len(self._idle)} of {len(self._lanes)} lanes idle>"
+            f"{len(self._idle)} of {len(self._instances)} instances idle>"
         )
 
     @property
     def outstanding(self) -> int:
-        """Requests accepted and not answered yet."""
-        return self._answers.outstanding
+        return self._replies.outstanding
 
     @property
     def queued(self) -> int:
-        """Requests waiting for a lane."""
         return len(self._queue)
 
     def submit(self, request: InferenceRequest) -> None:
@@ -223,14 +203,14 @@ class Model:
         request.arrival_ns = _now()
         if self._cached is not None and (self._overtakes or not self.outstanding):
             if self._cached.takes_long(request):
-                self._answers.outstanding += 1
+                self._replies.outstanding += 1
                 self._looks_up = True
                 self._cached.look_up(request, self._looked_up)
                 return
             if self._cached.answered(request):
                 return
         elif self._looks_up:  # which nobody overtakes here
-            self._answers.outstanding += 1
+            self._replies.outstanding += 1
             self._behind.append(request)
             return
         try:
@@ -239,49 +219,45 @@ class Model:
         except MmeError as error:
             self.stats.failed(error.kind, 0)
             raise
-        self._answers.outstanding += 1
-        if self._queue.hears:
+        self._replies.outstanding += 1
+        if self._queue.wants_cancellations:
             request.on_cancel = functools.partial(self._client_left, request)
         self._ask_for_dispatch()
 
     def _looked_up(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
-        """An accepted request was looked up among the responses that are kept."""
         behind, self._behind = self._behind, []
         self._looks_up = False
         if response is None:
             self._queue_late(request)
         else:
-            self._answers.outstanding -= 1
+            self._replies.outstanding -= 1
             request.resolve(response)
         for later in behind:
             self._queue_late(later)
 
     def _queue_late(self, request: InferenceRequest, *, first: bool = False) -> None:
-        """Queue a request that was accepted before, or put it back in front."""
         try:
-            if self._answers.is_going:
-                raise self._answers.going()
+            if self._replies.is_unloading:
+                raise self._replies.unloading_error()
             with self._lock:
                 self._queue.push(request, first=first)
         except MmeError as error:
-            self._answers.refuse(request, error)
+            self._replies.refuse(request, error)
             return
-        if self._queue.hears:
+        if self._queue.wants_cancellations:
             request.on_cancel = functools.partial(self._client_left, request)
             if request.cancelled:
                 self._client_left(request)
         self._ask_for_dispatch()
 
     def _client_left(self, request: InferenceRequest) -> None:
-        """Of a request that may wait for long."""
         with self._lock:
             self._queue.cancel(request)
             take = self._queue.take_expired(_now())
-        self._answers.drop(take)
+        self._replies.drop(take)
         self._ask_for_dispatch()
 
     def _learnt(self, _state: Batching) -> None:
-        """More is known of its batch dimension. On any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._note_batching)
 
@@ -295,11 +271,11 @@ class Model:
     def _ask_for_dispatch(self) -> None:
         if not self._dispatch_asked:
             self._dispatch_asked = True
-            self._dispatches.ask(self._dispatch)
+            self._dispatches.schedule(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Give a batch to every idle lane while there are both, then answer those that are done. On the loop."""
-        if self._rejoining.turns and not self._executed and self._rejoining.waits(len(self._queue), _now()):
+        """Give a batch to every idle instance, then answer the batches that are done."""
+        if self._linger.turns and not self._executed and self._linger.should_wait(len(self._queue), _now()):
             self._loop.call_soon(self._dispatch)  # `_dispatches` would call it before the loop looks at its sockets
             return
         self._dispatch_asked = False
@@ -313,24 +289,22 @@ class Model:
         for execution in executed:
             self._hand_over(execution)
 
-    def _give_out_in_turn(self, limits: LimitedLanes) -> int:
-        """Give a batch to every free lane whose turn it is; others are told when it is theirs."""
+    def _give_out_in_turn(self, limits: LimitedInstances) -> int:
         wakes_at = []
         for number in limits.free():
             if not len(self._queue):
                 break
-            if limits.take(number):
+            if limits.acquire(number):
                 self._free(number)
                 wakes_at.append(self._give_out())
                 if number in self._idle:
                     self._idle.remove(number)
                     limits.give_back(number)
         if not len(self._queue):
-            limits.rest()
+            limits.release_idle()
         return min(filter(None, wakes_at), default=0)
 
     def _give_out(self) -> int:
-        """Give a batch to every idle lane while there are both; when to ask again."""
         wake_at = 0
         while len(self._queue):
             take = self._next()
@@ -340,79 +314,74 @@ class Model:
                 break
             wake_at = take.wake_at
             if take.expired or take.cancelled:
-                self._answers.drop(take)
+                self._replies.drop(take)
             if take.batch:
-                self._start(self._lanes[take.lane], take.batch)
+                self._start(self._instances[take.instance], take.batch)
             elif not take.cancelled:
                 break
         return wake_at
 
-    def _next(self) -> Take[InferenceRequest] | None:
-        """What the queue lets go now, its lane not idle any more; None while no lane is idle."""
+    def _next(self) -> BatchDecision[InferenceRequest] | None:
         with self._lock:
             if not self._idle:
                 return None
             take = self._queue.take(_now(), self._idle, self._most() if self._together else 1)
             if take.batch:
-                self._idle.remove(take.lane)
+                self._idle.remove(take.instance)
                 self._ticket_for(take.batch)
             return take
 
     def _most(self) -> int:
-        """How many requests that are executed one by one the next lane gets at once: no more than its share."""
         waiting = len(self._queue)
         if waiting < 2:
             return 1
-        return min(self._lanes[self._idle[-1]].handler.together(), -(-waiting // len(self._lanes)))
+        return min(self._instances[self._idle[-1]].handler.together(), -(-waiting // len(self._instances)))
 
-    def _start(self, lane: Instance, batch: Batch) -> None:
-        if self._inline_ns and self._costs.quick(size := input_bytes(batch)):
-            execution = lane.execute(batch)
-            self._rest(lane)
-            self._costs.learn(size, execution.processor_ns)
+    def _start(self, instance: Instance, batch: Batch) -> None:
+        if self._inline_ns and self._inlining.should_inline(size := input_bytes(batch)):
+            execution = instance.execute(batch)
+            self._rest(instance)
+            self._inlining.observe(size, execution.processor_ns)
             self._executed_bytes(size)
             self._hand_over(execution)
-        elif self._remote.send(lane, batch):
-            self._poll.expect()
+        elif self._remote.send(instance, batch):
+            self._poll.arm()
         else:
-            self._poll.hold()
+            self._poll.disarm()
             if self._overruns is not None:
-                self._overruns.watch(lane.number, batch)
-            lane.run(batch)
+                self._overruns.watch(instance.number, batch)
+            instance.run(batch)
 
     def _free(self, number: int) -> None:
-        """A lane is idle, and the queue gives batches to the last in the list."""
         self._idle.insert(0 if self._turns else len(self._idle), number)
 
-    def _rest(self, lane: Instance) -> None:
-        """A lane has nothing to do until it is given a batch."""
+    def _rest(self, instance: Instance) -> None:
         with self._lock:
-            self._queue.returned(lane.number, _now())
+            self._queue.release(instance.number, _now())
             if self._limits is None:
-                self._free(lane.number)
+                self._free(instance.number)
         if self._limits is not None:
-            self._limits.done(lane.number, again=len(self._queue) > 0)
+            self._limits.done(instance.number, again=len(self._queue) > 0)
             self._ask_for_dispatch()
 
-    def _received(self, lane: Instance, execution: Execution) -> None:
-        """A process has answered. On the loop."""
-        self._rest(lane)
+    def _received(self, instance: Instance, execution: Execution) -> None:
+        self._rest(instance)
         size = len(execution.batch)
-        if self._rejoining.goes_first(len(self._queue), size):
+        if self._linger.skips(len(self._queue), size):
             self._executed.append(execution)
         else:
             self._hand_over(execution)
-            self._rejoining.answered(size, _now())
+            self._linger.batch_done(size, _now())
         self._ask_for_dispatch()
 
-    def _pull_ahead(self, lane: Instance) -> Batch:
-        """A batch for a lane that executes another one; only one that would grow no more by waiting. On its thread."""
+    def _pull_ahead(self, instance: Instance) -> Batch:
+        """A batch for an instance that executes another one; only one that would not grow by waiting. On its thread."""
         if self._limits is not None:
             return []
         with self._lock:
-            if self._idle or not self._queue.whole():  # who is idle executes it at once
+            if self._idle or not self._queue.is_full():  # who is idle executes it at once
                 return []
-            take = self._queue.take(_now(), (lane.number,))
+            take = self._queue.take(_now(), (instance.number,))
             if take.batch:
                 self._ticket_for(take.batch)
         if take.expired or take.cancelled or take.wake_at:
@@ -420,59 +389,55 @@ class Model:
         return take.batch
 
     def _overran(self, batch: Batch) -> None:
-        """A batch executes in this process for too long."""
         limit = f"{Deadlines.of(self.config).execution:g} s ({EXECUTION_TIMEOUT})"
         late = f"model '{self.name}': its execution takes longer than {limit}; it goes on, and what it makes is dropped"
-        self._answers.give_up(batch, MmeError(Kind.TIMED_OUT, late))
+        self._replies.give_up(batch, MmeError(Kind.TIMED_OUT, late))
 
-    def _pull(self, lane: Instance) -> Batch:
-        """The lane's next batch; [] makes it idle. On a thread."""
+    def _pull(self, instance: Instance) -> Batch:
+        """The instance's next batch; [] makes it idle. On a thread."""
         if self._overruns is None:
-            return self._pulled_batch(lane)
-        self._overruns.begun(lane.number, [])  # before the lane is idle: the loop may give it a batch at once
-        if batch := self._pulled_batch(lane):
-            self._overruns.begun(lane.number, batch)
+            return self._pulled_batch(instance)
+        self._overruns.begun(instance.number, [])  # before the instance is idle: the loop may give it a batch at once
+        if batch := self._pulled_batch(instance):
+            self._overruns.begun(instance.number, batch)
         return batch
 
-    def _pulled_batch(self, lane: Instance) -> Batch:
-        """See `_pull`; dropped requests are left to the loop."""
+    def _pulled_batch(self, instance: Instance) -> Batch:
         if self._limits is not None:  # others may be in turn
-            self._loop.call_soon_threadsafe(self._rest, lane)
+            self._loop.call_soon_threadsafe(self._rest, instance)
             return []
-        if lane.handler.patience:  # the loop sends it its next batch
-            self._rest(lane)
+        if instance.handler.patience:  # the loop sends it its next batch
+            self._rest(instance)
             self._loop.call_soon_threadsafe(self._dispatch)
             return []
         with self._lock:
             now = _now()
-            self._queue.returned(lane.number, now)
-            take = self._queue.take(now, (lane.number,))
+            self._queue.release(instance.number, now)
+            take = self._queue.take(now, (instance.number,))
             if take.batch:
                 self._ticket_for(take.batch)
             else:
-                self._free(lane.number)
+                self._free(instance.number)
         if take.expired or take.cancelled or take.wake_at:
             self._loop.call_soon_threadsafe(self._pulled, take)
         return take.batch
 
-    def _pulled(self, take: Take[InferenceRequest]) -> None:
-        self._answers.drop(take)
+    def _pulled(self, take: BatchDecision[InferenceRequest]) -> None:
+        self._replies.drop(take)
         self._dispatch()
 
     def _report(self, execution: Execution) -> None:
-        """A lane finished. On its thread: one wake-up of the loop for the whole batch."""
-        self._poll.hold()
+        self._poll.disarm()
         self._loop.call_soon_threadsafe(self._finished, execution)
 
     def _finished(self, execution: Execution) -> None:
         size = input_bytes(execution.batch)
         if self._inline_ns:
-            self._costs.learn(size, execution.processor_ns)
+            self._inlining.observe(size, execution.processor_ns)
         self._executed_bytes(size)
         self._hand_over(execution)
 
     def _executed_bytes(self, size: int) -> None:
-        """A batch of so many input bytes was executed."""
         self.input_bytes += size
         if size > self._largest:
             self._largest = size
@@ -480,22 +445,20 @@ class Model:
                 self._larger()
 
     def _hand_over(self, execution: Execution) -> None:
-        """Answer a batch, or keep it back until those before it are answered."""
         if self._order is None:
-            self._answers.resolve(execution)
+            self._replies.complete(execution)
         else:
             for ready in self._order.release(self._tickets.pop(id(execution.batch)), execution):
-                self._answers.resolve(ready)
-        self._poll.expect()
+                self._replies.complete(ready)
+        self._poll.arm()
 
     def _ticket_for(self, batch: Batch) -> None:
-        """Number the batches in the order in which they leave the queue, where responses must keep it."""
         if self._order is not None:
             self._tickets[id(batch)] = next(self._ticket)
 
     def fail(self, request: InferenceRequest, error: MmeError) -> None:
         """Count and answer a request that was taken back and not submitted again."""
-        self._answers.fail(request, error)
+        self._replies.fail(request, error)
 
     def _set_timer(self, wake_at: int) -> None:
         """Wake at that time (ns), never for 0. One that wakes earlier will do: it looks, and sets another."""
@@ -512,7 +475,7 @@ class Model:
         self._timer = None
         with self._lock:
             expired = self._queue.take_expired(_now())
-        self._answers.drop(expired)
+        self._replies.drop(expired)
         self._dispatch()
 
     def end_sequence(self, correlation_id: int | str) -> None:
@@ -527,20 +490,20 @@ class Model:
             waiting = self._queue.clear()
         self._set_timer(0)
         for request in waiting:
-            self._answers.refuse(request, self._answers.going())
-        self._answers.refuse_open()
+            self._replies.refuse(request, self._replies.unloading_error())
+        self._replies.refuse_open()
 
-    def swap(self, handler: Handler) -> Retired:
-        """Have every lane execute on another handler from its next batch on. On the loop.
+    def swap(self, handler: Handler) -> RetiredHandlers:
+        """Have every instance execute on another handler from its next batch on. On the loop.
 
         Returns:
             what is to be closed.
         """
         retired, self._handlers = list(self._handlers.values()), {id(handler): handler}
         handler.outside = retired[0].outside
-        for lane in self._lanes:
-            lane.handler = handler
-        return Retired(retired, self._lanes)
+        for instance in self._instances:
+            instance.handler = handler
+        return RetiredHandlers(retired, self._instances)
 
     def memory(self) -> Footprint:
         """What its processes take together; nothing for a model that executes in this one. On any thread."""
@@ -566,10 +529,10 @@ class Model:
         return all(given_back)
 
     def close(self) -> None:
-        """Stop the lanes and give the memory back. On a load thread, when nothing is queued or executing."""
-        for lane in self._lanes:
-            lane.rest()
-            lane.stop()
+        """Stop the instances and give the memory back. On a load thread, when nothing is queued or executing."""
+        for instance in self._instances:
+            instance.rest()
+            instance.stop()
         if self._cached is not None:
             self._cached.close()
         with suppress(RuntimeError):  # the loop is closed
@@ -578,10 +541,10 @@ class Model:
         close_all(handlers, self._threads)
 
     def _end(self) -> None:
-        """The loop has nothing to do for it any more. Sequences that are kept would have it look for ever."""
+        """End what the loop does for it. Kept sequences would have it look for ever."""
         self.refuse_waiting()
         self._remote.close()
         if self._overruns is not None:
             self._overruns.close()
-        if self._limits is not None:  # on the loop, which knew of a lane's last execution no earlier than this
+        if self._limits is not None:  # on the loop, which knew of an instance's last execution no earlier than this
             self._limits.close()

@@ -1,32 +1,40 @@
-"""Which instance executes next where instances share resources. PURE: asks and returns in, grants out.
+"""Which instance executes next where instances of several models share resources.
 
 A resource is a number that means nothing here: so many instances of so much each may execute at a time. It belongs to
-each device, or to the server as a whole (global). Where nobody limits it, there is as much of it as the neediest
-instance wants. An instance asks before each execution, gets all that it needs or waits, and returns it afterwards.
+each device, or to the server as a whole (global). Without a limit there is as much of it as the neediest instance
+wants. An instance asks before each execution, gets all that it needs or waits, and returns it afterwards.
 
 The instance that has executed least, in proportion to its priority, goes first: one of priority 2 has half the turns of
 one of priority 1. What the first in line lacks is kept for it, so that small ones do not pass it for ever; an instance
 that needs none of that may go. One that holds something finishes without asking for more: none waits for ever.
+Instances that need the same pools wait in one queue, so that a grant looks at the first of each queue only.
 
-Instances that need the same pools wait in one queue: where its first can't go none of it can, so that a grant looks at
-the first of each queue, however many instances there are.
+`RateLimiter` has the rules and is pure. Models are loaded on threads and executed from the event loop, so a lock in
+`ResourcePool` guards it; an instance whose turn comes later than it asked is told on the loop.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
+import threading
 from bisect import bisect_left, insort
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    import asyncio
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    # A resource's name in lower case and the device that it belongs to, "" for the server.
+    from model_handlers.base import Device
+    from model_handlers.config.model_config import InstanceGroup
+
     Pool = tuple[str, str]
+
 
 GLOBAL = ""
 T = TypeVar("T", bound="Hashable")
@@ -269,3 +277,184 @@ class RateLimiter(Generic[T]):
 
 def _remove(places: list[_Place[T]], place: _Place[T]) -> None:
     del places[bisect_left(places, place)]
+
+
+_log = logging.getLogger("mme.model")
+
+
+class LimitedInstance:
+    """One of them.
+
+    Attributes:
+        number: which of its model's instances it is.
+        has_turn: whether it holds what an execution needs.
+        busy: whether it is being used.
+    """
+
+    def __init__(self, model: LimitedInstances, number: int) -> None:
+        self.model = model
+        self.number = number
+        self.has_turn = False
+        self.busy = False
+
+
+class ResourcePool:
+    """The resources of a server.
+
+    Args:
+        loop: the event loop.
+        counts: see `RateLimiter`; None where nobody is limited.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, counts: Mapping[Pool, int] | None) -> None:
+        self._loop = loop
+        self._limiter: RateLimiter[LimitedInstance] | None = None if counts is None else RateLimiter(counts)
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<ResourcePool: {self._limiter!r}>"
+
+    def instances(
+        self, model: str, groups: Sequence[InstanceGroup], instances: Sequence[tuple[str, Device]]
+    ) -> LimitedInstances | None:
+        """The instances of a model that begins to take part; None where none of them needs any resource. On any thread.
+
+        Args:
+            model: for the log.
+            groups: its instance groups.
+            instances: the name of each instance, `<group>_<index>`, and its device.
+
+        Raises:
+            MmeError: INVALID_MODEL, see `RateLimiter.join`.
+        """
+        by_name = {group.name: group for group in groups}
+        of_lanes = [(by_name[name.rpartition("_")[0]], device) for name, device in instances] if by_name else []
+        if not any(group.resources for group, _ in of_lanes):
+            return None
+        if self._limiter is None:
+            _log.info("its rate_limiter changes nothing: rate limiting is off", extra={"target_model": model})
+            return None
+        joined = LimitedInstances(self)
+        try:
+            for group, device in of_lanes:
+                joined.instances.append(self._joined(joined, group, device))
+        except BaseException:
+            joined.close()
+            raise
+        return joined
+
+    def _joined(self, model: LimitedInstances, group: InstanceGroup, device: Device) -> LimitedInstance:
+        instance = LimitedInstance(model, len(model.instances))
+        with self._lock:
+            granted = self._limiter_there().join(instance, _needs(group, device), group.priority)
+        self._tell_later(granted)
+        return instance
+
+    def leave(self, instances: Iterable[LimitedInstance]) -> None:
+        """These take part no longer. On any thread."""
+        with self._lock:
+            granted = [other for instance in instances for other in self._limiter_there().leave(instance)]
+        self._tell_later(granted)
+
+    def ask(self, instance: LimitedInstance) -> None:
+        """An instance wants a turn. On the loop, as what follows."""
+        with self._lock:
+            granted = self._limiter_there().ask(instance)
+        _tell(granted, but=instance)
+
+    def withdraw(self, instance: LimitedInstance) -> None:
+        """An instance wants none any more, and returns one that it did not use."""
+        instance.has_turn = False
+        with self._lock:
+            granted = self._limiter_there().withdraw(instance)
+        _tell(granted)
+
+    def done(self, instance: LimitedInstance, *, again: bool) -> None:
+        """An instance has used its turn, and wants another or not."""
+        instance.has_turn = False
+        with self._lock:
+            granted = self._limiter_there().done(instance, again=again)
+        _tell(granted)
+
+    def _limiter_there(self) -> RateLimiter[LimitedInstance]:
+        assert self._limiter is not None  # noqa: S101 - without limits there are no such instances
+        return self._limiter
+
+    def _tell_later(self, granted: list[LimitedInstance]) -> None:
+        if granted:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._tell_holders, granted)
+
+    def _tell_holders(self, granted: list[LimitedInstance]) -> None:
+        """On the loop, which may have withdrawn some of them meanwhile."""
+        with self._lock:
+            granted = [instance for instance in granted if self._limiter_there().holds(instance)]
+        _tell(granted)
+
+
+def _tell(granted: list[LimitedInstance], but: LimitedInstance | None = None) -> None:
+    for instance in granted:
+        instance.has_turn = True
+        if instance is not but:
+            instance.model.on_grant()
+
+
+def _needs(group: InstanceGroup, device: Device) -> dict[Pool, int]:
+    """What an execution on a device needs. Triton counts the host as device 0, and so do limits that name it."""
+    return {
+        (resource.name.lower(), GLOBAL if resource.is_global else str(device.index)): resource.count
+        for resource in group.resources
+    }
+
+
+class LimitedInstances:
+    """The instances of one model. On the event loop.
+
+    Attributes:
+        instances: by their numbers.
+        on_grant: called when an instance has got the turn that it waited for; set by the model.
+    """
+
+    def __init__(self, limits: ResourcePool) -> None:
+        self.instances: list[LimitedInstance] = []
+        self.on_grant: Callable[[], None] = lambda: None
+        self._limits = limits
+
+    def free(self) -> list[int]:
+        """The instances that are not being used, those first that hold what they need."""
+        return [
+            instance.number
+            for instance in sorted(self.instances, key=lambda instance: not instance.has_turn)
+            if not instance.busy
+        ]
+
+    def acquire(self, number: int) -> bool:
+        """Whether a free instance may execute now; if not, it waits for its turn."""
+        instance = self.instances[number]
+        if not instance.has_turn:
+            self._limits.ask(instance)
+        instance.busy = instance.has_turn
+        return instance.busy
+
+    def give_back(self, number: int) -> None:
+        """An instance that was taken has nothing to execute."""
+        instance = self.instances[number]
+        instance.busy = False
+        self._limits.withdraw(instance)
+
+    def done(self, number: int, *, again: bool) -> None:
+        """An instance has executed, and is to do so again or not."""
+        instance = self.instances[number]
+        instance.busy = False
+        self._limits.done(instance, again=again)
+
+    def release_idle(self) -> None:
+        """There is nothing to execute: no instance waits for a turn."""
+        for instance in self.instances:
+            if not instance.busy:
+                self._limits.withdraw(instance)
+
+    def close(self) -> None:
+        """Take part no longer."""
+        instances, self.instances = self.instances, []
+        self._limits.leave(instances)

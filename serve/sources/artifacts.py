@@ -25,11 +25,11 @@ from model_handlers.cancel_token import NEVER
 from model_handlers.errors import DamagedError, Kind, MmeError
 from model_handlers.system.digests import text_digest
 from model_handlers.system.disk import disk_errors, is_disk_full, own_directory
-from serve.progress import watched
 from serve.sources.archive import extract
 from serve.sources.disk import directory_size, remove_staging, staging_directory
 from serve.sources.disk_room import DiskRoom
 from serve.sources.store import ARCHIVE_SUFFIX, ReplacedError, UnreachableError, validate_name, wrong_name
+from serve.threads import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

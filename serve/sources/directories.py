@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.system.bounds import MAX_CONFIG_SIZE
-from serve.progress import watched
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.bucket_versions import has_choice, served
 from serve.sources.credentials import NO_CREDENTIALS
 from serve.sources.layout import CONFIG_NAME, CONFIGS
 from serve.sources.store import ReplacedError, StoredObject, UnreachableError, wrong_name
 from serve.sources.transfer import check_names, transfer
+from serve.threads import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from serve.loading.measuring import Scales
     from serve.loading.prepared import PreparedTarget
     from serve.loading.target import Target
-    from serve.model.instance import Retired
+    from serve.model.instance import RetiredHandlers
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
 
@@ -272,7 +272,7 @@ def _busy_seconds(target: Target) -> float:
     )
 
 
-def _close_all(closing: Sequence[Handler | Retired]) -> None:
+def _close_all(closing: Sequence[Handler | RetiredHandlers]) -> None:
     for one in closing:
         one.close()
     heap.trim()

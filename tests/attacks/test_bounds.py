@@ -25,9 +25,8 @@ from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.python.completion import complete
 from model_handlers.system.bounds import BOUNDS, MAX_CONFIG_SIZE, MAX_INSTANCES, excesses
 from model_handlers.system.devices import place
-from serve.model.initial_states import initial_states
-from serve.model.queues import queue_for
-from serve.model.warm_up import warm_up
+from serve.model.sequence_batcher import queue_for
+from serve.model.warmup import initial_states, warm_up
 from serve.request import InferenceRequest, Layout
 
 MEMORY = 4 << 20  # bytes that reading a configuration with one hostile number may take

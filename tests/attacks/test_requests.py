@@ -20,7 +20,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.scripts.formats import MOST_UNPACKED
 from model_handlers.system.bounds import MAX_ITEMS
 from model_handlers.tensor import FP32, MAX_DIMS, MAX_ELEMENTS
-from serve.model.queues import queue_for
+from serve.model.sequence_batcher import queue_for
 from serve.request import InferenceResponse
 from serve.sources.archive import ExtractLimits
 from tests.docs.sentences import ROOT

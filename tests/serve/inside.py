@@ -148,12 +148,12 @@ def idle(model):
 
 def lanes_of(model):
     """The names of its lanes."""
-    return [lane.name for lane in model._lanes]
+    return [instance.name for instance in model._instances]
 
 
 def left_open(model):
     """How many requests are answered outside of their batch."""
-    return len(model._answers.open)
+    return len(model._replies.open)
 
 
 def known_layouts(model):

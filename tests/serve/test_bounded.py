@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.bounded import Bounded
+from serve.request import Bounded
 
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=60)
 

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from model_handlers.config.model_config import MetricControl, ModelConfig
-from serve.latencies import DEFAULT_LATENCIES, Latencies, Summary
+from serve.control import DEFAULT_LATENCIES, Latencies
 from serve.request import Timings
-from serve.stats import new_stats
+from serve.statistics import Summary, new_stats
 
 TIMINGS = Timings(start=0, compute_input=10, compute_infer=200, compute_output=30)
 

@@ -7,7 +7,7 @@ import pytest
 from model_handlers.config.model_config import MetricControl, ModelConfig
 from model_handlers.errors import Kind
 from serve.request import Timings
-from serve.stats import FAILURE_REASONS, FIRST_RESPONSES, Duration, ModelStats, Outcome, TargetStats
+from serve.statistics import FAILURE_REASONS, FIRST_RESPONSES, Duration, ModelStats, Outcome, TargetStats
 
 TIMINGS = Timings(start=0, compute_input=10, compute_infer=200, compute_output=30)
 

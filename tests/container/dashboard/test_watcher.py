@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from container.settings import Mode
 from serve.cache.events import CacheEvent, EventType
 from serve.request import Timings
-from serve.stats import Duration, ModelStats
+from serve.statistics import Duration, ModelStats
 
 
 def columns(running):

@@ -9,7 +9,7 @@ from container.settings import PingMode, Settings, SettingsError
 from container.settings.arguments import _INSTEAD, ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.kinds import BatchSize
 from container.settings.protocol_values import header_pattern, keepalive, keepalive_rules, latencies, restrictions
-from serve.latencies import DEFAULT_QUANTILES, Latencies
+from serve.control import DEFAULT_QUANTILES, Latencies
 
 EVERYTHING_OF_METRICS = (
     "--metrics-config=summary_latencies=true --metrics-config 'summary_quantiles=0.5:0.05,0.9:0.01' "

@@ -5,7 +5,7 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cache.entry import Entry
-from serve.stats import TargetStats
+from serve.statistics import TargetStats
 
 
 def entry_of(ended):

@@ -23,7 +23,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.cache.entry import State
 from serve.cache.eviction import Policy, Rules
 from serve.cache.model_cache import ModelCache
-from serve.stats import TargetStats
+from serve.statistics import TargetStats
 from tests.serve.cache.listed import Listed
 from tests.serve.inside import books_of, give_loads, residents_of
 from tests.serve.integrity import check_integrity

@@ -21,7 +21,7 @@ from serve.loading.target import Target
 from serve.loading.target_loader import ModelLoader
 from serve.model.model import Model
 from serve.sources.source import InRepository, Unpacked
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 from tests.serve.inside import lanes_of
 
 

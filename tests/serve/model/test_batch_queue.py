@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from model_handlers.config.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
-from serve.model.batch_queue import BatchQueue
+from serve.model.batcher import BatchQueue
 
 US = 1000  # nanoseconds
 
@@ -645,16 +645,16 @@ def test_a_batch_is_whole_when_nothing_could_join_it(sizes, whole):
     for size in sizes:
         clocked.push(Request("r", 1, "b") if size == "b" else Request("r", size))
 
-    assert clocked.queue.whole() is whole
+    assert clocked.queue.is_full() is whole
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 1])
 def test_a_request_that_is_executed_alone_is_whole(max_batch_size):
     """Nothing will join it."""
     clocked = Clocked(max_batch_size)
-    assert not clocked.queue.whole()
+    assert not clocked.queue.is_full()
     clocked.push(1)
-    assert clocked.queue.whole()
+    assert clocked.queue.is_full()
 
 
 @given(
@@ -669,7 +669,7 @@ def test_a_whole_batch_is_the_same_early_and_late(queued, more, preferred, delay
     for clocked in (early, late):
         for number, each in enumerate(queued):
             clocked.push(Request(str(number), *each))
-    if not early.queue.whole():
+    if not early.queue.is_full():
         return
     for each in more:
         late.push(Request("late", *each))
@@ -774,17 +774,17 @@ class QueueLife(RuleBasedStateMachine):
 
     @rule()
     def expire(self):
-        """No lane is free."""
+        """No instance is free."""
         self.note_late()
-        self.leave(self.queue.take_expired(self.now), lane=False)
+        self.leave(self.queue.take_expired(self.now), instance=False)
 
     @rule()
     def take(self):
-        """A lane is free."""
+        """An instance is free."""
         self.note_late()
         take = self.queue.take(self.now)
         self.check_batch(take.batch)
-        self.leave(take, lane=True)
+        self.leave(take, instance=True)
         if not take.batch:
             self.check_wait(take)
 
@@ -794,7 +794,7 @@ class QueueLife(RuleBasedStateMachine):
         assert len({request.signature for request in batch}) <= 1
         assert not any(request.cancelled for request in batch)
         assert not any(self.late(request) and self.rejects(request) for request in batch)
-        # Level by level, those with time left first, each group in its order, and nobody who fits was overtaken.
+        # PriorityLevel by level, those with time left first, each group in its order, and nobody who fits was overtaken.
         assert batch == self.in_line()[: len(batch)]
 
     def note_late(self):
@@ -819,9 +819,9 @@ class QueueLife(RuleBasedStateMachine):
         deadlines = [r.deadline_ns for r in self.inside if r.deadline_ns and not self.late(r)]
         assert take.wake_at <= min(deadlines, default=take.wake_at)
 
-    def leave(self, take, *, lane):
+    def leave(self, take, *, instance):
         """Everybody leaves once, for a reason that holds."""
-        assert lane or not (take.batch or take.cancelled)
+        assert instance or not (take.batch or take.cancelled)
         assert all(request.cancelled for request in take.cancelled)
         assert all(self.late(request) for request in take.expired)
         assert all(self.rejects(request) for request in take.expired)
@@ -839,14 +839,14 @@ class QueueLife(RuleBasedStateMachine):
             assert 0 < nearest <= min(waiting) if waiting else nearest <= self.now
 
     def teardown(self):
-        """Nobody starves: with a lane that is always free, asking when told to empties the queue."""
+        """Nobody starves: with an instance that is always free, asking when told to empties the queue."""
         if not hasattr(self, "queue"):
             return
         for _ in range(3 * len(self.inside) + 3):
             self.note_late()
             take = self.queue.take(self.now)
             self.check_batch(take.batch)
-            self.leave(take, lane=True)
+            self.leave(take, instance=True)
             if not take.batch:
                 self.check_wait(take)
                 if not self.inside:

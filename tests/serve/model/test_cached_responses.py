@@ -14,11 +14,11 @@ import pytest
 from model_handlers.config.model_config import DynamicBatching, QueuePolicy
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32
-from serve.model import cached_responses
+from serve.model import response_cache
 from serve.model.model import Model
 from serve.model.response_cache import ResponseCache
 from serve.request import Layout
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 
 BATCHING = DynamicBatching((8,))
 
@@ -31,8 +31,8 @@ def small(request, monkeypatch):
         return
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # its thread is there before the test
-        monkeypatch.setattr(cached_responses, "_THREADS", pool)
-        monkeypatch.setattr(cached_responses, "_AT_ONCE", 0)
+        monkeypatch.setattr(response_cache, "_THREADS", pool)
+        monkeypatch.setattr(response_cache, "_AT_ONCE", 0)
         yield False
 
 
@@ -44,7 +44,7 @@ def looking(small):
     """Set, it lets a large request be looked up."""
     assert not small
     goes_on = threading.Event()
-    cached_responses._THREADS.submit(goes_on.wait, 60)
+    response_cache._THREADS.submit(goes_on.wait, 60)
     yield goes_on
     goes_on.set()
 
@@ -71,7 +71,7 @@ async def ask(model, toys, *numbers, **options):
     model.submit(call.request)
     assert call.answers == []  # never before `submit` returns
     await call.answer()
-    await asyncio.wrap_future(cached_responses._THREADS.submit(int))  # what is to be kept has been copied
+    await asyncio.wrap_future(response_cache._THREADS.submit(int))  # what is to be kept has been copied
     return call
 
 
@@ -224,9 +224,9 @@ async def test_nobody_overtakes_a_request_that_is_looked_up_where_order_is_kept(
         config = {"dynamic_batching": policy, "max_batch_size": 1}
         async with serving(toys, **config) as (model, _, _):
             large, small = [toys.Call(n, on_answer=lambda call: order.append(call.numbers[0])) for n in (1, 2)]
-            monkeypatch.setattr(cached_responses, "_AT_ONCE", 0)
+            monkeypatch.setattr(response_cache, "_AT_ONCE", 0)
             model.submit(large.request)
-            monkeypatch.setattr(cached_responses, "_AT_ONCE", 1 << 20)
+            monkeypatch.setattr(response_cache, "_AT_ONCE", 1 << 20)
             model.submit(small.request)
             if not preserves:
                 await small.answer()
@@ -237,7 +237,7 @@ async def test_nobody_overtakes_a_request_that_is_looked_up_where_order_is_kept(
 
     assert await answers(preserves=False) == [2, 1]
     looking.clear()
-    cached_responses._THREADS.submit(looking.wait, 60)
+    response_cache._THREADS.submit(looking.wait, 60)
     assert await answers(preserves=True) == [1, 2]
 
 
@@ -249,7 +249,7 @@ async def test_a_request_that_can_not_be_looked_up_is_executed(looking, toys, mo
         raise MemoryError
 
     async with serving(toys) as (model, handler, cache):
-        monkeypatch.setattr(cached_responses.CachedResponses, "_key", no_memory)
+        monkeypatch.setattr(response_cache.CachedResponses, "_key", no_memory)
         looking.set()
         assert (await ask(model, toys, 1)).kind is None
         assert (handler.batches, len(cache)) == ([[1]], 0)

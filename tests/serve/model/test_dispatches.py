@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from serve.model.dispatches import Dispatches
+from serve.model.dispatch import DispatchQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +29,9 @@ def turn(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_those_who_asked_have_their_turns_in_that_order(loop: asyncio.AbstractEventLoop) -> None:
     """And not before the loop comes to it."""
-    dispatches, seen = Dispatches(loop), []
+    dispatches, seen = DispatchQueue(loop), []
     for name in "abc":
-        dispatches.ask(lambda name=name: seen.append(name))  # type: ignore[misc]
+        dispatches.schedule(lambda name=name: seen.append(name))  # type: ignore[misc]
     assert not seen
     turn(loop)
     assert seen == ["a", "b", "c"]
@@ -39,14 +39,14 @@ def test_those_who_asked_have_their_turns_in_that_order(loop: asyncio.AbstractEv
 
 def test_who_is_asked_for_meanwhile_has_its_turn_behind_them(loop: asyncio.AbstractEventLoop) -> None:
     """In the same turn of the loop: the steps of an ensemble."""
-    dispatches, seen = Dispatches(loop), []
+    dispatches, seen = DispatchQueue(loop), []
 
     def first() -> None:
         seen.append("first")
-        dispatches.ask(lambda: seen.append("third"))
+        dispatches.schedule(lambda: seen.append("third"))
 
-    dispatches.ask(first)
-    dispatches.ask(lambda: seen.append("second"))
+    dispatches.schedule(first)
+    dispatches.schedule(lambda: seen.append("second"))
     loop.call_soon(lambda: loop.call_soon(lambda: seen.append("the loop's next turn")))
     turn(loop)
     turn(loop)
@@ -57,15 +57,15 @@ def test_the_loop_looks_at_its_sockets_however_often_one_asks(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its turn comes again in the next one of the loop."""
-    monkeypatch.setattr("serve.model.dispatches._LONGEST_NS", -1)
-    dispatches, count = Dispatches(loop), 0
+    monkeypatch.setattr("serve.model.dispatch._LONGEST_NS", -1)
+    dispatches, count = DispatchQueue(loop), 0
 
     def again() -> None:
         nonlocal count
         count += 1
-        dispatches.ask(again)
+        dispatches.schedule(again)
 
-    dispatches.ask(again)
+    dispatches.schedule(again)
     turn(loop)
     first = count
     turn(loop)
@@ -74,14 +74,14 @@ def test_the_loop_looks_at_its_sockets_however_often_one_asks(
 
 def test_one_that_fails_takes_nobody_elses_turn(loop: asyncio.AbstractEventLoop) -> None:
     """The loop is told of it."""
-    dispatches, seen, told = Dispatches(loop), [], []
+    dispatches, seen, told = DispatchQueue(loop), [], []
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    dispatches.ask(lambda: seen.append(1 // 0))
-    dispatches.ask(lambda: seen.append(2))
+    dispatches.schedule(lambda: seen.append(1 // 0))
+    dispatches.schedule(lambda: seen.append(2))
     turn(loop)
     turn(loop)
     assert seen == [2]
     assert [type(error) for error in told] == [ZeroDivisionError]
-    dispatches.ask(lambda: seen.append(3))
+    dispatches.schedule(lambda: seen.append(3))
     turn(loop)
     assert seen == [2, 3]

@@ -11,7 +11,7 @@ from model_handlers.tensor import FP32, TensorSpec
 from serve.model.ensemble import EnsembleModel
 from serve.model.model import Model
 from serve.model.response_cache import ResponseCache
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 
 SPECS = {"inputs": (TensorSpec("x", FP32, (1, 2)),), "outputs": (TensorSpec("y", FP32, (1, 2)),), "max_batch_size": 0}
 BEHIND = {"max_batch_size": 8, "inputs": (TensorSpec("x", FP32, (2,)),), "outputs": (TensorSpec("y", FP32, (2,)),)}

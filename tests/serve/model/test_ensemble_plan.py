@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from model_handlers.config.model_config import EnsembleStep
 from model_handlers.errors import MmeError
-from serve.model.ensemble_plan import ABSENT, Graph, Plan, Scope
+from serve.model.ensemble_plan import ABSENT, Graph, Plan, ResponseScope
 
 
 def step(name, inputs, outputs):
@@ -28,7 +28,9 @@ class Follow:
         self.graph = graph
         given = tensors or {"IN": "in"}
         self.plan = Plan(graph, list(given), wanted.split())
-        self.root = Scope(self.plan, [ABSENT if value is None else (name, value) for name, value in given.items()])
+        self.root = ResponseScope(
+            self.plan, [ABSENT if value is None else (name, value) for name, value in given.items()]
+        )
         self.waiting = [(self.root, planned) for planned in self.plan.first]
         self.responses = []
 
@@ -66,8 +68,8 @@ class Follow:
     def answer(self, running, **outputs):
         """One response of a step."""
         scope, planned = running
-        for each in scope.reached(planned):
-            for ready in each.came(planned, list(outputs.items())):
+        for each in scope.descendants(planned):
+            for ready in each.deliver(planned, list(outputs.items())):
                 if ready.responds:
                     self.responses.append(self.held(each, ready.inputs))
                     each.ended()

@@ -1,4 +1,4 @@
-"""One batch from requests to answers, and the lane that does it over and over."""
+"""One batch from requests to answers, and the instance that does it over and over."""
 
 import gc
 import threading
@@ -11,10 +11,9 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model.execution import execute_batch
-from serve.model.instance import Instance, close_all
+from serve.model.instance import Instance, close_all, execute_batch
 from serve.model.layout_check import check_layout
-from serve.model.signature import Signature, collate
+from serve.model.tensors import TensorMap, collate
 from serve.request import InferenceRequest, InferenceResponse, Layout
 from serve.threads import ThreadPool
 
@@ -62,7 +61,7 @@ def test_each_request_gets_its_own_rows(toys):
         request_of(config, [5, 5], [6, 6], name="third"),
     ]
     handler = toys.Scripted(config)
-    execution = execute_batch(handler, Signature("m", 3, config), batch)
+    execution = execute_batch(handler, TensorMap("m", 3, config), batch)
     assert handler.batches == [[1, 2, 3, 4, 5, 6]]
     assert execution.size == 6
     assert [(r.id, shown(r)["y"]) for r in execution.results] == [
@@ -78,7 +77,7 @@ def test_each_request_gets_the_outputs_it_asked_for(toys):
     config = two_outputs(toys)
     handler = TwoOutputs()
     batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], outputs=("a",))]
-    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    execution = execute_batch(handler, TensorMap("m", 1, config), batch)
     assert handler.asked == [["a", "b"]]
     assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, {"a": [7]}]
 
@@ -88,7 +87,7 @@ def test_outputs_that_nobody_asked_for_are_not_computed(toys):
     config = two_outputs(toys)
     handler = TwoOutputs()
     batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], outputs=("b",))]
-    execute_batch(handler, Signature("m", 1, config), batch)
+    execute_batch(handler, TensorMap("m", 1, config), batch)
     assert handler.asked == [["b"]]
 
 
@@ -97,7 +96,7 @@ def test_one_request_for_all_outputs_makes_the_batch_compute_all(toys):
     config = two_outputs(toys)
     handler = TwoOutputs()
     batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4])]
-    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    execution = execute_batch(handler, TensorMap("m", 1, config), batch)
     assert handler.asked == [["a", "b"]]
     assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, {"a": [7], "b": [[3, 4]]}]
 
@@ -108,7 +107,7 @@ def test_another_number_of_rows_than_given_fails_the_whole_batch(toys, rows):
     config = toys.config()
     handler = toys.Scripted(config, lambda _: [np.asarray(rows, np.float32)])
     batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
-    execution = execute_batch(handler, Signature("m", 1, config), batch)
+    execution = execute_batch(handler, TensorMap("m", 1, config), batch)
     assert [result.kind for result in execution.results] == [Kind.EXECUTION_FAILED] * 2
     assert "model 'm' returned output 'y'" in execution.results[0].message
     assert "for a batch of 2" in execution.results[0].message
@@ -116,10 +115,10 @@ def test_another_number_of_rows_than_given_fails_the_whole_batch(toys, rows):
 
 @pytest.mark.parametrize("arrays", [[], [np.zeros((1, 2)), np.zeros((1, 2))]], ids=["none", "two"])
 def test_another_number_of_outputs_than_asked_for_is_an_error(toys, arrays):
-    """A handler that returns too few or too many arrays fails its batch, not the lane."""
+    """A handler that returns too few or too many arrays fails its batch, not the instance."""
     config = toys.config()
     execution = execute_batch(
-        toys.Scripted(config, lambda _: arrays), Signature("m", 1, config), [request_of(config, [1, 1])]
+        toys.Scripted(config, lambda _: arrays), TensorMap("m", 1, config), [request_of(config, [1, 1])]
     )
     assert [result.kind for result in execution.results] == [Kind.INTERNAL]
 
@@ -142,7 +141,7 @@ def test_whatever_a_handler_raises_becomes_everybodys_error(toys, error, kind, w
         raise error
 
     batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
-    execution = execute_batch(toys.Scripted(config, fail), Signature("m", 1, config), batch)
+    execution = execute_batch(toys.Scripted(config, fail), TensorMap("m", 1, config), batch)
     assert [result.kind for result in execution.results] == [kind] * 2
     assert words in execution.results[0].message
 
@@ -159,7 +158,7 @@ def test_what_failed_is_gone_with_its_error(toys):
 
     def failed():
         batch = [request_of(config, [1, 1])]
-        execution = execute_batch(toys.Scripted(config, fail), Signature("m", 1, config), batch)
+        execution = execute_batch(toys.Scripted(config, fail), TensorMap("m", 1, config), batch)
         return weakref.ref(batch[0].inputs[0]), execution.results[0]
 
     gc.disable()
@@ -174,7 +173,7 @@ def test_what_failed_is_gone_with_its_error(toys):
 def test_timings_add_up(toys):
     """Each response carries the times of its execution, none of them negative."""
     config = toys.config()
-    execution = execute_batch(toys.Scripted(config), Signature("m", 1, config), [request_of(config, [1, 1])])
+    execution = execute_batch(toys.Scripted(config), TensorMap("m", 1, config), [request_of(config, [1, 1])])
     timings = execution.results[0].timings
     assert timings is execution.timings
     assert timings.start > 0
@@ -185,7 +184,7 @@ def test_one_request_alone_is_not_copied(toys):
     """A batch of one request hands its own array to the handler."""
     config = toys.config()
     request = request_of(config, [1, 2])
-    assert collate(Signature("m", 1, config), [request])["x"] is request.inputs[0]
+    assert collate(TensorMap("m", 1, config), [request])["x"] is request.inputs[0]
 
 
 def test_unaligned_data_is_aligned_before_a_framework_sees_it(toys):
@@ -195,7 +194,7 @@ def test_unaligned_data_is_aligned_before_a_framework_sees_it(toys):
     body = b"!" + np.array([[1, 2]], np.float32).tobytes()
     request.inputs = [np.frombuffer(body, np.float32, offset=1).reshape(1, 2)]
     assert not request.inputs[0].flags.aligned
-    array = collate(Signature("m", 1, config), [request])["x"]
+    array = collate(TensorMap("m", 1, config), [request])["x"]
     assert array.flags.aligned
     assert array.tolist() == [[1, 2]]
 
@@ -211,7 +210,7 @@ def test_inputs_are_told_apart_by_name_and_not_by_place(toys):
         request = InferenceRequest(layout, arrays, lambda *_: None)
         request.order = check_layout(layout, config).order
         requests.append(request)
-    joined = collate(Signature("m", 1, config), requests)
+    joined = collate(TensorMap("m", 1, config), requests)
     assert {name: array.tolist() for name, array in joined.items()} == {"x": [[1, 1]] * 2, "z": [[9, 9]] * 2}
 
 
@@ -219,7 +218,7 @@ def test_an_optional_input_left_out_is_not_there(toys):
     """A handler sees only the inputs that the batch has."""
     specs = (TensorSpec("x", FP32, (2,)), TensorSpec("z", FP32, (2,), optional=True))
     config = toys.config(inputs=specs)
-    assert set(collate(Signature("m", 1, config), [request_of(config, [1, 1])])) == {"x"}
+    assert set(collate(TensorMap("m", 1, config), [request_of(config, [1, 1])])) == {"x"}
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 8], ids=["without batches", "with batches"])
@@ -239,7 +238,7 @@ def test_reshape_hides_the_framework_shape_from_clients(toys, max_batch_size):
             return [inputs["x"].reshape((-1, 1, 2, 1) if max_batch_size else (1, 2, 1))]
 
     request = request_of(config, [1, 2]) if max_batch_size else request_of(config, 1, 2)
-    execution = execute_batch(Reshaping(), Signature("m", 1, config), [request])
+    execution = execute_batch(Reshaping(), TensorMap("m", 1, config), [request])
     assert seen == [(1, 2, 1) if max_batch_size else (2, 1)]
     assert shown(execution.results[0]) == {"y": [[1, 2]] if max_batch_size else [1, 2]}
 
@@ -265,7 +264,7 @@ def test_a_reshape_may_have_several_variable_dimensions(toys):
     config = toys.config(inputs=(TensorSpec("x", **variable),), outputs=(TensorSpec("y", **variable),))
     echo = Echo()
 
-    execution = execute_batch(echo, Signature("m", 1, config), [request_of(config, [[1, 2, 3], [4, 5, 6]])])
+    execution = execute_batch(echo, TensorMap("m", 1, config), [request_of(config, [[1, 2, 3], [4, 5, 6]])])
 
     assert echo.seen == (1, 2, 1, 3)
     assert shown(execution.results[0]) == {"y": [[[1, 2, 3], [4, 5, 6]]]}
@@ -280,7 +279,7 @@ def test_an_output_that_is_not_what_its_reshape_says_fails(toys, dims, reshape, 
     """An output of another shape than its configuration reshapes is EXECUTION_FAILED, and shows both."""
     config = toys.config(outputs=(TensorSpec("y", FP32, dims, reshape=reshape),))
 
-    execution = execute_batch(Echo(shape), Signature("m", 1, config), [request_of(config, [1, 2])])
+    execution = execute_batch(Echo(shape), TensorMap("m", 1, config), [request_of(config, [1, 2])])
 
     [error] = execution.results
     assert error.kind is Kind.EXECUTION_FAILED
@@ -289,11 +288,11 @@ def test_an_output_that_is_not_what_its_reshape_says_fails(toys, dims, reshape, 
 
 def threads():
     """A pool that leaves no thread to the next test."""
-    return ThreadPool("lane", idle_seconds=0)
+    return ThreadPool("instance", idle_seconds=0)
 
 
 def lane_on(handler, batches):
-    """A lane that is handed the given batches when it asks, in its handler's way, and the queue of what it reports."""
+    """An instance that is handed the given batches when it asks, in its handler's way, and the queue of what it reports."""
     reports, pending = SimpleQueue(), list(batches)
 
     def some(_):
@@ -304,31 +303,31 @@ def lane_on(handler, batches):
 
     pull, pull_ahead = (none, some) if handler.ahead else (some, none)
     return Instance(
-        "lane", handler, Signature("m", 1, handler.config), pull, pull_ahead, reports.put, threads()
+        "instance", handler, TensorMap("m", 1, handler.config), pull, pull_ahead, reports.put, threads()
     ), reports
 
 
-def lane_of(toys, batches, script=None):
-    """A lane of a model that follows a script, its handler and the queue of what it reports."""
+def instance_of(toys, batches, script=None):
+    """An instance of a model that follows a script, its handler and the queue of what it reports."""
     handler = toys.Scripted(toys.config(), script)
-    lane, reports = lane_on(handler, batches)
-    return lane, handler, reports
+    instance, reports = lane_on(handler, batches)
+    return instance, handler, reports
 
 
 def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
-    """A lane runs what it was given, then what it pulls, each once and in order, on one thread of the pool."""
+    """An instance runs what it was given, then what it pulls, each once and in order, on one thread of the pool."""
     config = toys.config()
     batches = [[request_of(config, [number, number])] for number in range(4)]
-    lane, handler, reports = lane_of(toys, batches[1:])
-    lane.run(batches[0])
+    instance, handler, reports = instance_of(toys, batches[1:])
+    instance.run(batches[0])
     assert [reports.get(timeout=60).batch for _ in batches] == batches
-    lane.stop()
+    instance.stop()
     assert handler.batches == [[0], [1], [2], [3]]
-    assert set(handler.threads) == {"lane_0"}
+    assert set(handler.threads) == {"instance_0"}
 
 
 def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
-    """Every model has lanes: their last batches, of bodies of any size, would stay as long as nobody asks again."""
+    """Every model has instances: their last batches, of bodies of any size, would stay as long as nobody asks again."""
     config = toys.config()
     batch = [request_of(config, [1, 1])]
     seen, kept = weakref.ref(batch[0].inputs[0]), SimpleQueue()
@@ -337,16 +336,18 @@ def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
         kept.put(seen() is not None)
         return []
 
-    lane = Instance("lane", toys.Scripted(config), Signature("m", 1, config), none, none, lambda _: None, threads())
-    lane.run(batch)
+    instance = Instance(
+        "instance", toys.Scripted(config), TensorMap("m", 1, config), none, none, lambda _: None, threads()
+    )
+    instance.run(batch)
     del batch
 
     assert not kept.get(timeout=60)
-    lane.stop()
+    instance.stop()
 
 
 def test_a_lane_survives_what_its_handler_throws(toys):
-    """After an exception in the handler the same lane executes the next batch."""
+    """After an exception in the handler the same instance executes the next batch."""
     config = toys.config()
     outcomes = iter([ValueError("once"), None])
 
@@ -356,20 +357,20 @@ def test_a_lane_survives_what_its_handler_throws(toys):
             raise outcome
         return [rows * 2]
 
-    lane, _, reports = lane_of(toys, [], script)
+    instance, _, reports = instance_of(toys, [], script)
     for expected in (MmeError, InferenceResponse):
-        lane.run([request_of(config, [1, 1])])
+        instance.run([request_of(config, [1, 1])])
         assert isinstance(reports.get(timeout=60).results[0], expected)
-    lane.stop()
+    instance.stop()
 
 
 def test_stopping_waits_for_what_is_executing(toys):
-    """A lane told to stop in the middle of a batch finishes and reports it."""
+    """An instance told to stop in the middle of a batch finishes and reports it."""
     config = toys.config()
     gate = toys.Gate()
-    lane, _, reports = lane_of(toys, [], gate)
-    lane.run([request_of(config, [1, 1])])
-    stopper = threading.Thread(target=lane.stop)
+    instance, _, reports = instance_of(toys, [], gate)
+    instance.run([request_of(config, [1, 1])])
+    stopper = threading.Thread(target=instance.stop)
     stopper.start()
     gate.open()
     stopper.join(60)
@@ -378,9 +379,9 @@ def test_stopping_waits_for_what_is_executing(toys):
 
 
 def test_a_lane_that_never_started_can_be_stopped(toys):
-    """A model that is given up before it served anybody has lanes without threads to wait for."""
-    lane, _, _ = lane_of(toys, [])
-    lane.stop()
+    """A model that is given up before it served anybody has instances without threads to wait for."""
+    instance, _, _ = instance_of(toys, [])
+    instance.stop()
 
 
 class Meeting(threading.Barrier):
@@ -418,7 +419,7 @@ def test_handlers_are_closed_without_a_free_thread(toys):
 
 
 def ahead_lane(toys, batches, refused=()):
-    """A lane whose handler works ahead on the given batches, what befell that handler, and the queue of reports."""
+    """An instance whose handler works ahead on the given batches, what befell that handler, and the queue of reports."""
     log = []
 
     class Ahead(toys.Scripted):
@@ -436,18 +437,18 @@ def ahead_lane(toys, batches, refused=()):
             log.append(f"finish {number}")
             return self.execute(inputs, outputs)
 
-    lane, reports = lane_on(Ahead(toys.config()), batches)
-    return lane, log, reports
+    instance, reports = lane_on(Ahead(toys.config()), batches)
+    return instance, log, reports
 
 
 def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
-    """Batches are finished in their order, each with the next one begun; the lane is at rest behind the last."""
+    """Batches are finished in their order, each with the next one begun; the instance is at rest behind the last."""
     config = toys.config()
     batches = [[request_of(config, [number, number])] for number in range(3)]
-    lane, log, reports = ahead_lane(toys, batches[1:])
-    lane.run(batches[0])
+    instance, log, reports = ahead_lane(toys, batches[1:])
+    instance.run(batches[0])
     executions = [reports.get(timeout=60) for _ in batches]
-    lane.stop()
+    instance.stop()
     assert [execution.batch for execution in executions] == batches
     assert [shown(execution.results[0]) for execution in executions] == [
         {"y": [[0, 0]]},
@@ -455,7 +456,7 @@ def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
         {"y": [[4, 4]]},
     ]
     assert log == ["begin 0", "begin 1", "finish 0", "begin 2", "finish 1", "finish 2"]
-    assert lane.turn % 2 == 0
+    assert instance.turn % 2 == 0
     for before, after in pairwise(execution.timings for execution in executions):
         assert after.start + after.compute_input >= before.start + before.compute_input + before.compute_infer
 
@@ -464,17 +465,17 @@ def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
     """Those before it and behind it are executed."""
     config = toys.config()
     batches = [[request_of(config, [number, number])] for number in range(3)]
-    lane, log, reports = ahead_lane(toys, batches[1:], refused={1})
-    lane.run(batches[0])
+    instance, log, reports = ahead_lane(toys, batches[1:], refused={1})
+    instance.run(batches[0])
     results = [reports.get(timeout=60).results[0] for _ in batches]
-    lane.stop()
+    instance.stop()
     assert [getattr(result, "message", "good") for result in results] == ["good", "1 can't be begun", "good"]
     assert "finish 1" not in log
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["on the loop", "on the thread"])
 def test_answers_that_can_not_be_handed_out_are_everybodys_error(toys, threaded):
-    """Those of a batch that was sent: nobody waits for ever, and the lane takes the next one."""
+    """Those of a batch that was sent: nobody waits for ever, and the instance takes the next one."""
     config = toys.config()
 
     class Sent(toys.Scripted):
@@ -490,15 +491,15 @@ def test_answers_that_can_not_be_handed_out_are_everybodys_error(toys, threaded)
         def await_answers(self):
             return []
 
-    lane, reports = lane_on(Sent(config), [])
+    instance, reports = lane_on(Sent(config), [])
     for _ in range(2):
         batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
-        assert lane.send(batch, None)
-        execution = lane.receive()
+        assert instance.send(batch, None)
+        execution = instance.receive()
         if threaded:
             assert execution is None
-            lane.wait()
+            instance.wait()
             execution = reports.get(timeout=60)
         assert execution.batch is batch
         assert [result.kind for result in execution.results] == [Kind.INTERNAL] * 2
-    lane.stop()
+    instance.stop()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model.journey import fitted
+from serve.model.ensemble import fitted
 
 
 @pytest.mark.parametrize(

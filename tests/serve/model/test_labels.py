@@ -7,7 +7,7 @@ import pytest
 from model_handlers.config.model_config import EnsembleStep, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model.labels import ensemble_labels, read_labels
+from serve.model.warmup import ensemble_labels, read_labels
 
 
 def config(*steps, **outputs):

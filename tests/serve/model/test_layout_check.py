@@ -5,9 +5,9 @@ import pytest
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32, INT32, INT64, TensorSpec
-from serve.model.layout_check import KNOWN_LAYOUTS, CheckedLayouts, check_layout
+from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts, check_layout
 from serve.request import Layout
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 
 A = TensorSpec("A", FP32, (16,))
 B = TensorSpec("B", INT64, (-1,))
@@ -273,7 +273,7 @@ def test_what_is_wrong_first_is_said_first(request_layout, words):
 def test_what_fits_is_checked_once():
     """A layout yields the same each time, however many there are; no more than so many are remembered."""
     layouts = [layout(A_OK) for _ in range(KNOWN_LAYOUTS + 1)]
-    known = CheckedLayouts(model(A), ModelStats())
+    known = ValidatedLayouts(model(A), ModelStats())
     checked = known[layouts[0]]
     assert checked == check_layout(layouts[0], model(A))
     assert known[layouts[0]] is checked
@@ -284,7 +284,7 @@ def test_what_fits_is_checked_once():
 
 def test_what_asks_for_an_output_very_often_is_not_remembered():
     """It fits, and its client could send it in as many lengths as there are places."""
-    known = CheckedLayouts(model(A), ModelStats())
+    known = ValidatedLayouts(model(A), ModelStats())
     often = layout(A_OK, outputs=("Y",) * 10_000)
     assert known[often] == check_layout(often, model(A))
     assert len(known) == 0
@@ -293,7 +293,7 @@ def test_what_asks_for_an_output_very_often_is_not_remembered():
 def test_what_does_not_fit_is_counted_each_time():
     """It is refused and counted as a failure whenever it comes, and not remembered."""
     stats = ModelStats()
-    known, odd = CheckedLayouts(model(A), stats), layout(("B", FP32, [1, 16]))
+    known, odd = ValidatedLayouts(model(A), stats), layout(("B", FP32, [1, 16]))
     for _ in range(3):
         with pytest.raises(MmeError, match="unexpected inference input 'B'"):
             known[odd]

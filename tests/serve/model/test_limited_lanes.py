@@ -9,9 +9,9 @@ import pytest
 from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import DynamicBatching, InstanceGroup, Resource
 from model_handlers.errors import MmeError
-from serve.model.limited_lanes import Limits
 from serve.model.model import Model
-from serve.stats import ModelStats
+from serve.model.rate_limiter import ResourcePool
+from serve.statistics import ModelStats
 
 BATCHING = DynamicBatching((8,))
 
@@ -28,10 +28,10 @@ async def serving(toys, limits, script=None, *, instances=None, inline=False, **
     config.setdefault("dynamic_batching", BATCHING)
     handler = (toys.Inline if inline else toys.Scripted)(toys.config(instance_group=(instances,), **config), script)
     names = [f"g_{index}" for index in range(instances.count)]
-    lanes = limits.lanes("m", (instances,), [(name, CPU) for name in names])
+    instances = limits.instances("m", (instances,), [(name, CPU) for name in names])
     inline_ns = 10**12 if inline else 0
     loop = asyncio.get_running_loop()
-    model = Model("m", 1, [(name, handler) for name in names], ModelStats(), loop, inline_ns, limits=lanes)
+    model = Model("m", 1, [(name, handler) for name in names], ModelStats(), loop, inline_ns, limits=instances)
     try:
         yield model, handler
         assert (model.outstanding, model.queued) == (0, 0)
@@ -50,7 +50,7 @@ def ask(model, toys, *numbers):
 
 async def test_models_that_share_a_resource_take_turns(toys):
     """While one executes the other waits, and is told when it is its turn."""
-    limits = Limits(asyncio.get_running_loop(), {("r", ""): 1})
+    limits = ResourcePool(asyncio.get_running_loop(), {("r", ""): 1})
     one, two = toys.Gate(), toys.Gate()
     async with serving(toys, limits, one) as (first, _), serving(toys, limits, two) as (second, handler):
         calls = [ask(first, toys, 1)]
@@ -69,7 +69,7 @@ async def test_models_that_share_a_resource_take_turns(toys):
 
 async def test_without_limits_everybody_executes_at_once(toys, caplog):
     """Rate limiting is off by default; a configuration that asks for it is told."""
-    limits = Limits(asyncio.get_running_loop(), None)
+    limits = ResourcePool(asyncio.get_running_loop(), None)
     with caplog.at_level("INFO", "mme.model"):
         async with serving(toys, limits) as (model, _):
             await ask(model, toys, 1).answer()
@@ -80,7 +80,7 @@ async def test_without_limits_everybody_executes_at_once(toys, caplog):
 @pytest.mark.parametrize(("there_is", "instances"), [(1, 3), (2, 3), (3, 2)])
 async def test_everybody_is_answered(toys, there_is, instances, inline):
     """Whatever there is for however many instances of two models, on threads or on the loop."""
-    limits = Limits(asyncio.get_running_loop(), {("r", ""): there_is})
+    limits = ResourcePool(asyncio.get_running_loop(), {("r", ""): there_is})
     groups = {"instances": group(instances), "inline": inline, "dynamic_batching": None}
     async with serving(toys, limits, **groups) as (first, _), serving(toys, limits, **groups) as (second, _):
         calls = []
@@ -92,8 +92,8 @@ async def test_everybody_is_answered(toys, there_is, instances, inline):
 
 
 async def test_a_batch_that_waits_for_more_holds_nothing(toys):
-    """A lane whose queue is not ready gives its turn back, and takes one when it is."""
-    limits = Limits(asyncio.get_running_loop(), {("r", ""): 1})
+    """An instance whose queue is not ready gives its turn back, and takes one when it is."""
+    limits = ResourcePool(asyncio.get_running_loop(), {("r", ""): 1})
     patient = DynamicBatching((2,), max_queue_delay_microseconds=3_600_000_000)
     async with (
         serving(toys, limits, instances=group(2), dynamic_batching=patient) as (first, handler),
@@ -108,16 +108,16 @@ async def test_a_batch_that_waits_for_more_holds_nothing(toys):
 
 
 async def test_a_model_that_leaves_gives_its_resources_to_others(toys):
-    """Its lanes are forgotten, and so is what they needed."""
-    limits = Limits(asyncio.get_running_loop(), {})
+    """Its instances are forgotten, and so is what they needed."""
+    limits = ResourcePool(asyncio.get_running_loop(), {})
     async with serving(toys, limits, instances=group(1, needs=4)):
-        assert repr(limits) == "<Limits: <RateLimiter: 0 of 1 instances execute, 0 wait>>"
-    assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
+        assert repr(limits) == "<ResourcePool: <RateLimiter: 0 of 1 instances execute, 0 wait>>"
+    assert repr(limits) == "<ResourcePool: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
 
 
 async def test_a_model_may_go_before_its_last_execution_is_known(toys, idle):
-    """Closed on a thread while the loop is busy: what its lane said last is heard first, and holds nothing then."""
-    limits, gate = Limits(asyncio.get_running_loop(), {}), toys.Gate()
+    """Closed on a thread while the loop is busy: what its instance said last is heard first, and holds nothing then."""
+    limits, gate = ResourcePool(asyncio.get_running_loop(), {}), toys.Gate()
     async with serving(toys, limits, gate) as (model, _):
         call = ask(model, toys, 1)
         await gate.arrived()
@@ -128,32 +128,32 @@ async def test_a_model_may_go_before_its_last_execution_is_known(toys, idle):
         await call.answer()
         assert call.kind is None
         await idle()
-    assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
+    assert repr(limits) == "<ResourcePool: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
 
 
 async def test_a_turn_that_was_given_back_before_its_news_is_none(idle):
-    """A load thread makes room for a lane that wants nothing any more when it is told: others hold what there is."""
-    limits = Limits(asyncio.get_running_loop(), {})
-    small, large = limits.lanes("small", (group(2),), [("g_0", CPU), ("g_1", CPU)]), []
+    """A load thread makes room for an instance that wants nothing any more when it is told: others hold what there is."""
+    limits = ResourcePool(asyncio.get_running_loop(), {})
+    small, large = limits.instances("small", (group(2),), [("g_0", CPU), ("g_1", CPU)]), []
 
     def load():
-        large.append(limits.lanes("large", (group(1, needs=2),), [("g_0", CPU)]))
+        large.append(limits.instances("large", (group(1, needs=2),), [("g_0", CPU)]))
 
-    assert [small.take(0), small.take(1)] == [True, False]
+    assert [small.acquire(0), small.acquire(1)] == [True, False]
     loading = threading.Thread(target=load)
     loading.start()
     loading.join()
-    small.rest()
+    small.release_idle()
     await idle()
     small.done(0, again=False)
-    assert large[0].take(0)
-    assert not small.take(1)
+    assert large[0].acquire(0)
+    assert not small.acquire(1)
 
 
 async def test_a_model_that_can_never_execute_takes_no_part():
-    """None of its lanes does, and the error says why."""
-    limits = Limits(asyncio.get_running_loop(), {("r", "1"): 1})
-    lanes = [("g_0", Device("gpu", 0)), ("g_1", Device("gpu", 1))]
+    """None of its instances does, and the error says why."""
+    limits = ResourcePool(asyncio.get_running_loop(), {("r", "1"): 1})
+    instances = [("g_0", Device("gpu", 0)), ("g_1", Device("gpu", 1))]
     with pytest.raises(MmeError, match="minimum required count is 2"):
-        limits.lanes("m", (group(2, needs=2),), lanes)
-    assert repr(limits) == "<Limits: <RateLimiter: 0 of 0 instances execute, 0 wait>>"
+        limits.instances("m", (group(2, needs=2),), instances)
+    assert repr(limits) == "<ResourcePool: <RateLimiter: 0 of 0 instances execute, 0 wait>>"

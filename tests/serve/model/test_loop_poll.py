@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from model_handlers.worker.policies import BusyPoll
-from serve.model.loop_poll import LoopPoll
+from serve.model.dispatch import LoopPoller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(BusyPoll, "longest", _LONGEST)
     monkeypatch.setattr("os.sched_yield", made.sched_yield)
-    monkeypatch.setattr("serve.model.loop_poll._now", lambda: made.now)
+    monkeypatch.setattr("serve.model.dispatch._now", lambda: made.now)
     return made
 
 
@@ -49,9 +49,9 @@ def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-def poll_on(loop: asyncio.AbstractEventLoop, *, threads_work: bool = False) -> LoopPoll:
+def poll_on(loop: asyncio.AbstractEventLoop, *, threads_work: bool = False) -> LoopPoller:
     """A poll whose threads have work, or have none."""
-    return LoopPoll(loop, lambda: threads_work)
+    return LoopPoller(loop, lambda: threads_work)
 
 
 def turns(loop: asyncio.AbstractEventLoop, count: int = 3) -> None:
@@ -64,12 +64,12 @@ def turns(loop: asyncio.AbstractEventLoop, count: int = 3) -> None:
     loop.run_until_complete(turn())
 
 
-def awake(poll: LoopPoll) -> bool:
+def awake(poll: LoopPoller) -> bool:
     """Whether it keeps its loop awake."""
     return "awake" in repr(poll)
 
 
-def until_asleep(loop: asyncio.AbstractEventLoop, poll: LoopPoll) -> None:
+def until_asleep(loop: asyncio.AbstractEventLoop, poll: LoopPoller) -> None:
     """Let the loop turn until it is kept awake no more."""
     deadline = time.monotonic() + 60
     while awake(poll):
@@ -80,7 +80,7 @@ def until_asleep(loop: asyncio.AbstractEventLoop, poll: LoopPoll) -> None:
 def test_the_loop_stays_awake_for_a_while(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """And no longer."""
     poll = poll_on(loop)
-    poll.expect()
+    poll.arm()
     assert awake(poll)
     until_asleep(loop, poll)
     assert clock.now == _LONGEST
@@ -90,12 +90,12 @@ def test_the_loop_stays_awake_for_a_while(loop: asyncio.AbstractEventLoop, clock
 def test_what_comes_meanwhile_keeps_it_awake(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """From then on anew."""
     poll = poll_on(loop)
-    poll.expect()
+    poll.arm()
     until_asleep(loop, poll)
-    poll.expect()  # is skipped
-    poll.expect()
+    poll.arm()  # is skipped
+    poll.arm()
     turns(loop)
-    poll.expect()
+    poll.arm()
     assert "0 misses" in repr(poll)
     began = clock.now
     until_asleep(loop, poll)
@@ -105,26 +105,26 @@ def test_what_comes_meanwhile_keeps_it_awake(loop: asyncio.AbstractEventLoop, cl
 def test_several_answers_of_one_turn_are_one_expectation(loop: asyncio.AbstractEventLoop) -> None:
     """The second of them is not what the first waited for."""
     poll = poll_on(loop)
-    poll.expect()
+    poll.arm()
     until_asleep(loop, poll)
-    poll.expect()  # is skipped
-    poll.expect()
-    poll.expect()
+    poll.arm()  # is skipped
+    poll.arm()
+    poll.arm()
     assert "1 misses" in repr(poll)
 
 
 def test_it_sleeps_while_threads_work(loop: asyncio.AbstractEventLoop) -> None:
     """They want Python's lock."""
     poll = poll_on(loop, threads_work=True)
-    poll.expect()
+    poll.arm()
     assert not awake(poll)
 
 
 def test_a_thread_that_gets_work_ends_it(loop: asyncio.AbstractEventLoop) -> None:
     """At once, and that counts as no miss; nothing begins anew right behind it."""
     poll = poll_on(loop)
-    poll.expect()
-    poll.hold()
+    poll.arm()
+    poll.disarm()
     turns(loop, 1)
     assert not awake(poll)
     assert "0 misses" in repr(poll)
@@ -133,12 +133,12 @@ def test_a_thread_that_gets_work_ends_it(loop: asyncio.AbstractEventLoop) -> Non
 def test_nothing_begins_right_behind_a_hold(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """The thread has only just begun."""
     poll = poll_on(loop)
-    poll.hold()
+    poll.disarm()
     clock.now += 4_999_999
-    poll.expect()
+    poll.arm()
     assert not awake(poll)
     clock.now += 1
-    poll.expect()
+    poll.arm()
     assert awake(poll)
 
 
@@ -146,7 +146,7 @@ def test_zero_keeps_nothing_awake(loop: asyncio.AbstractEventLoop, monkeypatch: 
     """The operator may not want it."""
     monkeypatch.setattr(BusyPoll, "longest", 0)
     poll = poll_on(loop)
-    poll.expect()
+    poll.arm()
     assert not awake(poll)
 
 
@@ -154,11 +154,11 @@ def test_a_processor_that_others_keep_is_given_up(loop: asyncio.AbstractEventLoo
     """The loop sleeps at once, this time and the next times."""
     clock.each_yield = 3_000_000
     poll = poll_on(loop)
-    poll.expect()
+    poll.arm()
     turns(loop)
     assert not awake(poll)
     for _ in range(7):
-        poll.expect()
+        poll.arm()
         assert not awake(poll)
-    poll.expect()
+    poll.arm()
     assert awake(poll)

@@ -1,4 +1,4 @@
-"""A model in memory answers every request that it accepted exactly once, whatever its lanes, clients and clock do."""
+"""A model in memory answers every request that it accepted exactly once, whatever its instances, clients and clock do."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from model_handlers.config.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.parameters import EXECUTION_TIMEOUT
-from serve.model.costs import Costs
+from serve.model.dispatch import InlinePolicy
 from serve.model.model import Model
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 from tests.serve.inside import idle, known_layouts
 
 FOR_EVER_US = 3_600_000_000
@@ -30,12 +30,12 @@ def batching(**policy):
 
 
 @contextlib.asynccontextmanager
-async def serving(toys, script=None, *, lanes=1, inline_ns=0, handler=None, **config):
+async def serving(toys, script=None, *, instances=1, inline_ns=0, handler=None, **config):
     """A started model with its handler; closed afterwards, when everybody has been answered."""
     config.setdefault("dynamic_batching", BATCHING)
     handler = handler or (toys.Inline if inline_ns else toys.Scripted)(toys.config(**config), script)
     loop = asyncio.get_running_loop()
-    names = [(f"m_{index}", handler) for index in range(lanes)]
+    names = [(f"m_{index}", handler) for index in range(instances)]
     model = Model("m", 1, names, ModelStats(), loop, inline_ns)
     try:
         yield model, handler
@@ -60,8 +60,8 @@ async def answers(*calls):
 
 
 async def at_rest(model):
-    """Wait until the lane waits as well; one that has just finished takes what comes next by itself."""
-    while not idle(model):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
+    """Wait until the instance waits as well; one that has just finished takes what comes next by itself."""
+    while not idle(model):  # noqa: ASYNC110 - an instance sets no event when it comes to rest
         await asyncio.sleep(0)
 
 
@@ -104,7 +104,7 @@ async def test_requests_of_one_turn_of_the_loop_share_a_batch(toys):
 
 
 async def test_a_batch_forms_while_the_lane_is_busy(toys):
-    """Requests that come one by one while a lane executes leave in one batch, pulled by the lane itself."""
+    """Requests that come one by one while an instance executes leave in one batch, pulled by the instance itself."""
     gate = toys.Gate()
     async with serving(toys, gate) as (model, handler):
         calls = [ask(model, toys.Call(0))]
@@ -151,7 +151,7 @@ async def test_the_batcher_waits_for_a_preferred_size_no_longer_than_it_may(toys
         assert handler.batches == [[0, 1]]
 
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
+# -- instances -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("turns", "expected"), [(True, [3, 3, 3]), (False, [0, 0, 9])], ids=["turns", "no turns"])
@@ -160,20 +160,20 @@ async def test_free_lanes_take_turns_on_several_devices(toys, inline, turns, exp
     """A model with an instance on each of three devices has all of them work; on one device the warmest goes on."""
     kind = toys.Inline if inline else toys.Scripted
     handlers = [kind(toys.config(dynamic_batching=None)) for _ in range(3)]
-    lanes = [(f"m_{index}", handler) for index, handler in enumerate(handlers)]
-    model = Model("m", 1, lanes, ModelStats(), asyncio.get_running_loop(), ALWAYS_NS * inline, turns=turns)
+    instances = [(f"m_{index}", handler) for index, handler in enumerate(handlers)]
+    model = Model("m", 1, instances, ModelStats(), asyncio.get_running_loop(), ALWAYS_NS * inline, turns=turns)
     for number in range(9):
         await answers(ask(model, toys.Call(number)))
-        while idle(model) < len(lanes):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
+        while idle(model) < len(instances):  # noqa: ASYNC110 - an instance sets no event when it comes to rest
             await asyncio.sleep(0)
     await asyncio.to_thread(model.close)
     assert [len(handler.batches) for handler in handlers] == expected
 
 
 async def test_two_lanes_execute_at_the_same_time(toys):
-    """Two batches are inside the handler at once when there are two lanes, on two threads."""
+    """Two batches are inside the handler at once when there are two instances, on two threads."""
     gate = toys.Gate()
-    async with serving(toys, gate, lanes=2, dynamic_batching=None) as (model, handler):
+    async with serving(toys, gate, instances=2, dynamic_batching=None) as (model, handler):
         calls = [ask(model, toys.Call(number)) for number in range(4)]
         await gate.arrived()
         await gate.arrived()
@@ -185,7 +185,7 @@ async def test_two_lanes_execute_at_the_same_time(toys):
         assert [call.kind for call in calls] == [None] * 4
 
 
-class Turnstile:
+class InflightLimiter:
     """Holds back each batch until its own first number is called."""
 
     def __init__(self):
@@ -202,11 +202,11 @@ class Turnstile:
 
 @pytest.mark.parametrize(("ordered", "expected"), [(True, [0, 1, 2]), (False, [1, 2, 0])])
 async def test_preserve_ordering_holds_back_answers_that_overtook(toys, ordered, expected):
-    """With two lanes the quicker answers first, unless `preserve_ordering` makes it wait for those before it."""
+    """With two instances the quicker answers first, unless `preserve_ordering` makes it wait for those before it."""
     order = []
-    turnstile = Turnstile()
+    turnstile = InflightLimiter()
     policy = DynamicBatching((1,), preserve_ordering=ordered)
-    async with serving(toys, turnstile, lanes=2, dynamic_batching=policy) as (model, _):
+    async with serving(toys, turnstile, instances=2, dynamic_batching=policy) as (model, _):
         calls = [ask(model, toys.Call(n, on_answer=lambda c: order.append(c.numbers[0]))) for n in range(3)]
         turnstile.called[1].set()
         turnstile.called[2].set()
@@ -228,7 +228,7 @@ async def test_order_is_kept_when_a_batch_fails_or_is_cancelled(toys):
 
     order = []
     policy = DynamicBatching((1,), preserve_ordering=True)
-    async with serving(toys, script, lanes=2, dynamic_batching=policy) as (model, _):
+    async with serving(toys, script, instances=2, dynamic_batching=policy) as (model, _):
         calls = [ask(model, toys.Call(n, on_answer=lambda c: order.append(c.numbers[0]))) for n in range(5)]
         calls[2].request.cancelled = True
         await answers(*calls)
@@ -240,7 +240,7 @@ async def test_order_is_kept_when_a_batch_fails_or_is_cancelled(toys):
 
 
 async def test_a_model_earns_the_loop_by_being_quick(toys):
-    """The first execution of a size runs on a lane; later ones on the loop, since they are expected to be quick."""
+    """The first execution of a size runs on an instance; later ones on the loop, since they are expected to be quick."""
     async with serving(toys, inline_ns=ALWAYS_NS) as (model, handler):
         await answers(ask(model, toys.Call(1)))
         await at_rest(model)
@@ -251,7 +251,7 @@ async def test_a_model_earns_the_loop_by_being_quick(toys):
 
 
 async def test_a_slow_execution_loses_the_loop(toys):
-    """One execution that took far too long sends the next of its size back to a lane."""
+    """One execution that took far too long sends the next of its size back to an instance."""
     slow = False
 
     def script(rows):
@@ -277,27 +277,27 @@ async def test_a_slow_execution_loses_the_loop(toys):
 
 def test_costs_are_averages_that_one_accident_does_not_move_far():
     """A slow execution is forgiven, a model that became slow loses the loop, a far too slow one loses it at once."""
-    costs = Costs(200_000)
+    costs = InlinePolicy(200_000)
 
-    def learn(processor_ns, times=1):
+    def observe(processor_ns, times=1):
         for _ in range(times):
-            costs.learn(9, processor_ns)
-        return costs.quick(9)
+            costs.observe(9, processor_ns)
+        return costs.should_inline(9)
 
-    assert not costs.quick(9)
-    assert learn(100_000)
-    assert learn(1_900_000)
-    assert learn(100_000, 10)
-    assert not learn(400_000, 10)
-    assert learn(100_000, 20)
-    assert not learn(2_100_000)
-    assert not learn(100_000, 20)
-    assert learn(100_000, 20)
+    assert not costs.should_inline(9)
+    assert observe(100_000)
+    assert observe(1_900_000)
+    assert observe(100_000, 10)
+    assert not observe(400_000, 10)
+    assert observe(100_000, 20)
+    assert not observe(2_100_000)
+    assert not observe(100_000, 20)
+    assert observe(100_000, 20)
 
 
 @pytest.mark.parametrize("case", ["handler that may not", "switched off"])
 async def test_the_loop_executes_only_what_it_may(toys, case):
-    """A handler that may block, or a setting of zero, keeps every execution on a lane however quick it is."""
+    """A handler that may block, or a setting of zero, keeps every execution on an instance however quick it is."""
     handler = (toys.Scripted if case == "handler that may not" else toys.Inline)(toys.config())
     inline_ns = ALWAYS_NS if case == "handler that may not" else 0
     async with serving(toys, handler=handler, inline_ns=inline_ns) as (model, _):
@@ -342,7 +342,7 @@ async def test_a_request_made_while_another_is_answered_on_the_loop_is_served(to
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS], ids=["lane", "loop"])
+@pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS], ids=["instance", "loop"])
 async def test_an_answer_that_cannot_be_handed_over_does_not_cost_others_theirs(toys, caplog, inline_ns):
     """A completion that raises is logged; everybody else in its batch is answered and every lease ends."""
 
@@ -397,10 +397,10 @@ async def test_a_full_queue_refuses_at_once_and_keeps_those_it_has(toys):
 
 
 async def test_time_in_the_queue_runs_out_while_every_lane_is_busy(toys):
-    """Queued requests are told QUEUE_TIMEOUT when their time is over, though no lane ever comes to look."""
+    """Queued requests are told QUEUE_TIMEOUT when their time is over, though no instance ever comes to look."""
     gate = toys.Gate()
     policy = batching(default_timeout_microseconds=FOR_EVER_US, allow_timeout_override=True)
-    async with serving(toys, gate, lanes=2, dynamic_batching=policy) as (model, handler):
+    async with serving(toys, gate, instances=2, dynamic_batching=policy) as (model, handler):
         busy = [ask(model, toys.Call(0))]
         await gate.arrived()
         busy.append(ask(model, toys.Call(1)))
@@ -453,7 +453,7 @@ async def test_delayed_requests_are_executed_after_those_with_time(toys):
 
 
 async def test_the_timer_of_a_long_queue_survives_a_lane_that_empties_it(toys):
-    """The loop may look for the next deadline while a lane takes from the same queue, however long it is."""
+    """The loop may look for the next deadline while an instance takes from the same queue, however long it is."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -546,8 +546,8 @@ async def test_closing_closes_every_handler_though_one_of_them_raises(toys):
             raise OSError("stuck")
 
     handlers = [Broken(toys.config()), toys.Scripted(toys.config()), Broken(toys.config())]
-    lanes = [(f"m_{index}", handler) for index, handler in enumerate(handlers)]
-    model = Model("m", 1, lanes, ModelStats(), asyncio.get_running_loop())
+    instances = [(f"m_{index}", handler) for index, handler in enumerate(handlers)]
+    model = Model("m", 1, instances, ModelStats(), asyncio.get_running_loop())
     with pytest.raises(OSError, match="stuck"):
         await asyncio.to_thread(model.close)
     assert [handler.closed for handler in handlers] == [1, 1, 1]
@@ -556,11 +556,11 @@ async def test_closing_closes_every_handler_though_one_of_them_raises(toys):
 async def test_repr_is_fit_for_logs(toys):
     """A model says what is queued, accepted and idle."""
     gate = toys.Gate()
-    async with serving(toys, gate, lanes=2) as (model, _):
-        assert repr(model) == "<Model m/1: 0 queued of 0 accepted, 2 of 2 lanes idle>"
+    async with serving(toys, gate, instances=2) as (model, _):
+        assert repr(model) == "<Model m/1: 0 queued of 0 accepted, 2 of 2 instances idle>"
         call = ask(model, toys.Call(1))
         await gate.arrived()
-        assert repr(model) == "<Model m/1: 0 queued of 1 accepted, 1 of 2 lanes idle>"
+        assert repr(model) == "<Model m/1: 0 queued of 1 accepted, 1 of 2 instances idle>"
         gate.open()
         await answers(call)
 
@@ -606,14 +606,14 @@ class Moody:
 @given(
     actions=st.lists(ACTIONS, max_size=40),
     moods=st.lists(BEHAVIOURS, min_size=1, max_size=6),
-    lanes=st.integers(1, 3),
+    instances=st.integers(1, 3),
     inline=st.booleans(),
     ordered=st.booleans(),
     limit=st.sampled_from([0, 3]),
     timeout_us=st.sampled_from([0, 500]),
 )
 async def test_every_accepted_request_is_answered_exactly_once(
-    toys, actions, moods, lanes, inline, ordered, limit, timeout_us
+    toys, actions, moods, instances, inline, ordered, limit, timeout_us
 ):
     """Under any mix of requests, departures, slow, failing and lying executions, timeouts and refusals."""
     gate = toys.Gate()
@@ -626,7 +626,7 @@ async def test_every_accepted_request_is_answered_exactly_once(
     )
     handler = (toys.Inline if inline else toys.Scripted)(toys.config(dynamic_batching=policy), Moody(gate, moods))
     calls, refused = [], 0
-    async with serving(toys, lanes=lanes, inline_ns=ALWAYS_NS * inline, handler=handler) as (model, _):
+    async with serving(toys, instances=instances, inline_ns=ALWAYS_NS * inline, handler=handler) as (model, _):
         for action, number in actions:
             if action == "ask":
                 call = toys.Call(*[len(calls)] * number)
@@ -653,7 +653,7 @@ async def test_every_accepted_request_is_answered_exactly_once(
 
 
 async def test_no_batch_waits_behind_another_one_while_a_lane_is_idle(toys):
-    """A lane that works ahead leaves a batch to the idle one, which is about to be given it."""
+    """An instance that works ahead leaves a batch to the idle one, which is about to be given it."""
     loop, began = asyncio.get_running_loop(), []
     second = toys.Call(2)
 
@@ -663,7 +663,7 @@ async def test_no_batch_waits_behind_another_one_while_a_lane_is_idle(toys):
         def begin(self, inputs, _outputs):
             number = int(inputs["x"][0, 0])
             began.append((self, number))
-            if number == 1:  # the other request comes, and the loop does nothing else before this lane has looked
+            if number == 1:  # the other request comes, and the loop does nothing else before this instance has looked
                 loop.call_soon_threadsafe(come)
                 assert came.wait(60)
             else:
@@ -673,7 +673,7 @@ async def test_no_batch_waits_behind_another_one_while_a_lane_is_idle(toys):
 
         def finish(self, rows):
             looked.set()
-            assert both.wait(60)  # else this lane might be the next to be idle
+            assert both.wait(60)  # else this instance might be the next to be idle
             return self.script(rows)
 
     came, looked, both = (threading.Event() for _ in range(3))

@@ -1,4 +1,4 @@
-"""Sequences through a model with lanes of its own: their steps are answered in order, each once, whatever else happens."""
+"""Sequences through a model with instances of its own: their steps are answered in order, each once, whatever else happens."""
 
 import asyncio
 import contextlib
@@ -25,10 +25,10 @@ from model_handlers.requests import FLAG_SEQUENCE_END as END
 from model_handlers.requests import FLAG_SEQUENCE_KEPT as KEPT
 from model_handlers.requests import FLAG_SEQUENCE_START as START
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model.limited_lanes import Limits
 from serve.model.model import Model
+from serve.model.rate_limiter import ResourcePool
 from serve.request import InferenceRequest, Layout
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 from tests.serve.inside import guard_queue, wakes_at
 from tests.waiting import until
 
@@ -50,7 +50,7 @@ class Sums(Handler):
         return config
 
     @classmethod
-    def load(cls, config, model_file, device, lane):
+    def load(cls, config, model_file, device, instance):
         """Made by the test itself."""
         raise NotImplementedError
 
@@ -63,8 +63,8 @@ class Sums(Handler):
 
 
 @contextlib.asynccontextmanager
-async def serving(strategy, *, lanes=1, inline_ns=0, idle_us=FOR_EVER_US, limited=False):
-    """A started model, of whose lanes one at a time executes if it is limited; closed when everybody is answered."""
+async def serving(strategy, *, instances=1, inline_ns=0, idle_us=FOR_EVER_US, limited=False):
+    """A started model, of whose instances one at a time executes if it is limited; closed when everybody is answered."""
     state = SequenceState("SUM", "SUM_OUT", FP32, (1,))
     config = normalise(
         ModelConfig(
@@ -76,12 +76,12 @@ async def serving(strategy, *, lanes=1, inline_ns=0, idle_us=FOR_EVER_US, limite
         )
     )
     handler, zero = Sums(config), np.zeros((1, 1), np.float32)
-    handlers = [(f"m_{index}", handler) for index in range(lanes)]
+    handlers = [(f"m_{index}", handler) for index in range(instances)]
     loop = asyncio.get_running_loop()
     limits = None
     if limited:
-        group = InstanceGroup("m", count=lanes, resources=(Resource("R", 1),))
-        limits = Limits(loop, {("r", ""): 1}).lanes("m", (group,), [(name, CPU) for name, _ in handlers])
+        group = InstanceGroup("m", count=instances, resources=(Resource("R", 1),))
+        limits = ResourcePool(loop, {("r", ""): 1}).instances("m", (group,), [(name, CPU) for name, _ in handlers])
     model = Model("m", 1, handlers, ModelStats(), loop, inline_ns, initial_states={"SUM": zero}, limits=limits)
     try:
         yield model
@@ -118,8 +118,8 @@ class Step:
 @pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS])
 @pytest.mark.parametrize("strategy", [DirectStrategy(), OldestStrategy(2)], ids=["direct", "oldest"])
 async def test_sequences_add_up_side_by_side(strategy, inline_ns, limited):
-    """On lanes of their own or on the loop; statistics count requests, not rows."""
-    async with serving(strategy, lanes=2, inline_ns=inline_ns, limited=limited) as model:
+    """On instances of their own or on the loop; statistics count requests, not rows."""
+    async with serving(strategy, instances=2, inline_ns=inline_ns, limited=limited) as model:
         steps = [
             Step(model, number, number, (START if k == 0 else 0) | (END if k == 3 else 0))
             for number in range(1, 8)
@@ -190,8 +190,8 @@ async def test_a_model_that_is_closed_is_looked_after_no_longer():
 
 
 async def test_the_first_lane_that_waits_for_more_decides_when_to_look():
-    """Of lanes that take turns each is asked, and the nearest of their times is the one to wake at."""
-    async with serving(DirectStrategy(FOR_EVER_US // 2, 1.0), lanes=2, limited=True) as model:
+    """Of instances that take turns each is asked, and the nearest of their times is the one to wake at."""
+    async with serving(DirectStrategy(FOR_EVER_US // 2, 1.0), instances=2, limited=True) as model:
         first, second = Step(model, 1, 1, START).request, Step(model, 2, 1, START).request
         second.arrival_ns += 1_000_000_000
         await asyncio.sleep(0)
@@ -219,8 +219,8 @@ class Guarded:
 @pytest.mark.parametrize("limited", [False, True], ids=["free", "limited"])
 @pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS])
 async def test_the_queue_is_asked_nothing_without_its_lock(inline_ns, limited):
-    """Whatever the loop does with it, a lane's thread may be doing something too."""
-    async with serving(OldestStrategy(1), lanes=2, inline_ns=inline_ns, limited=limited) as model:
+    """Whatever the loop does with it, an instance's thread may be doing something too."""
+    async with serving(OldestStrategy(1), instances=2, inline_ns=inline_ns, limited=limited) as model:
         queue = guard_queue(model, Guarded)
         steps = [Step(model, number, 1, flags) for number in (1, 2, 3) for flags in (START, 0, END)]
         steps[4].request.cancel()
@@ -249,9 +249,11 @@ ACTIONS = st.lists(
     st.booleans(),
     ACTIONS,
 )
-async def test_every_step_is_answered_once_with_the_sum_of_its_sequence(strategy, lanes, inline_ns, limited, actions):
-    """Whatever comes, leaves, begins anew and ends, on however many lanes; when the model goes, the rest is told so."""
-    async with serving(strategy, lanes=lanes, inline_ns=inline_ns, limited=limited) as model:
+async def test_every_step_is_answered_once_with_the_sum_of_its_sequence(
+    strategy, instances, inline_ns, limited, actions
+):
+    """Whatever comes, leaves, begins anew and ends, on however many instances; when the model goes, the rest is told so."""
+    async with serving(strategy, instances=instances, inline_ns=inline_ns, limited=limited) as model:
         sent, lives = [], defaultdict(list)
         for name, number, *flags in actions:
             if name == "turn":

@@ -16,9 +16,9 @@ from model_handlers.config.model_config import DynamicBatching
 from model_handlers.errors import Kind, MmeError, NotBegunError
 from model_handlers.requests import ModelResponse
 from serve.model.model import Model
-from serve.model.open_request import Posts
+from serve.model.replies import ResponseQueue
 from serve.request import InferenceResponse
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 from tests.event_loop import run_on_loop
 from tests.serve.inside import idle, left_open
 from tests.waiting import PATIENCE, until
@@ -49,7 +49,7 @@ class Talks(Handler):
         return config
 
     @classmethod
-    def load(cls, config, model_file, device, lane=""):
+    def load(cls, config, model_file, device, instance=""):
         """Made by the test itself."""
         raise NotImplementedError
 
@@ -105,11 +105,11 @@ def response(number=1):
 
 
 @contextlib.asynccontextmanager
-async def serving(toys, script=None, *, lanes=1, decoupled=True, batching=None):
+async def serving(toys, script=None, *, instances=1, decoupled=True, batching=None):
     """A started model with its handler; closed afterwards, when everybody has been answered."""
     config = toys.config(decoupled=decoupled, dynamic_batching=batching)
     handler = Talks(config, script)
-    model = Model("m", 1, [(f"m_{i}", handler) for i in range(lanes)], ModelStats(), asyncio.get_running_loop())
+    model = Model("m", 1, [(f"m_{i}", handler) for i in range(instances)], ModelStats(), asyncio.get_running_loop())
     try:
         yield model, handler
     finally:
@@ -182,7 +182,7 @@ class Stage:
             self._model.refuse_waiting()
         else:
             self._leave.set()
-            while not idle(self._model):  # noqa: ASYNC110 - a lane sets no event when it comes to rest
+            while not idle(self._model):  # noqa: ASYNC110 - an instance sets no event when it comes to rest
                 await asyncio.sleep(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -280,7 +280,7 @@ async def test_a_model_that_is_not_decoupled_answers_once(toys):
         first, second = Client(toys, 1), Client(toys, 2)
         model.submit(first.request)
         model.submit(second.request)
-        while len(handler.requests) < 2:  # noqa: ASYNC110 - a lane's doing
+        while len(handler.requests) < 2:  # noqa: ASYNC110 - an instance's doing
             await asyncio.sleep(0)
         handler.requests[0].responder.send(response(1), final=False)
         handler.requests[0].responder.send(response(5), final=False)
@@ -326,7 +326,7 @@ async def test_an_unload_ends_what_a_model_leaves_open(toys):
         clients = [Client(toys, number) for number in range(3)]
         for client in clients:
             model.submit(client.request)
-        while left_open(model) < 3:  # noqa: ASYNC110 - a lane's doing
+        while left_open(model) < 3:  # noqa: ASYNC110 - an instance's doing
             await asyncio.sleep(0)
         handler.requests[0].responder.send(response(0), final=False)
         await asyncio.sleep(0)
@@ -359,7 +359,7 @@ def test_a_model_that_talks_after_its_loop_is_gone_is_heard_by_nobody(toys):
         async with serving(toys, lambda requests: [None] * len(requests)) as (model, handler):
             client = Client(toys)
             model.submit(client.request)
-            while not left_open(model):  # noqa: ASYNC110 - a lane's doing
+            while not left_open(model):  # noqa: ASYNC110 - an instance's doing
                 await asyncio.sleep(0)
             model.refuse_waiting()
             audit(model, [client])
@@ -429,16 +429,16 @@ class Chaos:
 @given(
     deeds=st.lists(st.sampled_from(DEEDS), min_size=1, max_size=30),
     cancelled=st.sets(st.integers(0, 29)),
-    lanes=st.integers(1, 3),
+    instances=st.integers(1, 3),
     decoupled=st.booleans(),
     batched=st.booleans(),
     unloads=st.booleans(),
 )
-async def test_random_models(toys, deeds, cancelled, lanes, decoupled, batched, unloads):
-    """Requests of every kind, on several lanes and threads, with clients that leave and an unload in the middle."""
+async def test_random_models(toys, deeds, cancelled, instances, decoupled, batched, unloads):
+    """Requests of every kind, on several instances and threads, with clients that leave and an unload in the middle."""
     script = Chaos(deeds, decoupled=decoupled)
     batching = DynamicBatching((8,)) if batched else None
-    async with serving(toys, script, lanes=lanes, decoupled=decoupled, batching=batching) as (model, _):
+    async with serving(toys, script, instances=instances, decoupled=decoupled, batching=batching) as (model, _):
         clients = [Client(toys, number) for number in range(len(deeds))]
         for number, client in enumerate(clients):
             model.submit(client.request)
@@ -463,11 +463,13 @@ async def test_random_models(toys, deeds, cancelled, lanes, decoupled, batched, 
 async def test_posts_of_many_threads_keep_each_ones_order():
     """And everybody else on the loop gets a turn while they come."""
     came, turns = [], 0
-    posts = Posts(asyncio.get_running_loop(), lambda opened, answer, final: came.append((opened, answer, final)))
+    posts = ResponseQueue(
+        asyncio.get_running_loop(), lambda opened, answer, final: came.append((opened, answer, final))
+    )
 
     def post(number):
         for i in range(2000):
-            posts.post(number, i, i == 1999)
+            posts.put(number, i, i == 1999)
 
     threads = [threading.Thread(target=post, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -486,14 +488,14 @@ async def test_posts_of_many_threads_keep_each_ones_order():
 async def test_what_the_loop_posts_is_taken_in_its_next_turn():
     """All of it, behind what threads have posted before: the loop posts no more than it can take."""
     came, first = [], asyncio.Event()
-    posts = Posts(asyncio.get_running_loop(), lambda opened, *_: (came.append(opened), first.set()))
-    thread = threading.Thread(target=posts.post, args=(0, None, False))
+    posts = ResponseQueue(asyncio.get_running_loop(), lambda opened, *_: (came.append(opened), first.set()))
+    thread = threading.Thread(target=posts.put, args=(0, None, False))
     thread.start()
     await asyncio.wait_for(first.wait(), PATIENCE)
     thread.join()
     for turn in range(3):
         for number in range(1000):
-            posts.post(1 + 1000 * turn + number, None, False)
+            posts.put(1 + 1000 * turn + number, None, False)
         await asyncio.sleep(0)
         assert came == list(range(1 + 1000 * (turn + 1)))
 
@@ -501,10 +503,10 @@ async def test_what_the_loop_posts_is_taken_in_its_next_turn():
 async def test_posts_may_be_taken_before_their_turn():
     """All of them, in order, and then none again."""
     came = []
-    posts = Posts(asyncio.get_running_loop(), lambda opened, *_: came.append(opened))
+    posts = ResponseQueue(asyncio.get_running_loop(), lambda opened, *_: came.append(opened))
     for number in range(1000):
-        posts.post(number, None, False)
-    posts.take_all()
+        posts.put(number, None, False)
+    posts.drain()
     assert came == list(range(1000))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -551,7 +553,7 @@ async def test_what_was_never_begun_goes_before_what_waits(toys):
         for client in clients[3:]:
             model.submit(client.request)
         gates[0].set()
-        await until(lambda: len(executed) == 2)  # the lane took the next batch before what came back, or after it
+        await until(lambda: len(executed) == 2)  # the instance took the next batch before what came back, or after it
         await until(lambda: model.queued == (3 if executed[1] == [3] else 2))
         gates[1].set()
         for client in clients:

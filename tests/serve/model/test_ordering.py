@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.model.ordering import InOrder
+from serve.model.batcher import InOrder
 
 
 def test_a_result_that_overtook_others_waits_for_them():
@@ -26,7 +26,7 @@ def test_results_in_order_leave_at_once():
 @settings(deadline=None)
 @given(st.permutations(range(12)))
 def test_any_order_of_finishing_becomes_the_order_of_tickets(finished):
-    """However lanes finish, every result leaves once, in order, as soon as all before it are there."""
+    """However instances finish, every result leaves once, in order, as soon as all before it are there."""
     order, left = InOrder(), []
     for number, ticket in enumerate(finished):
         left += order.release(ticket, ticket)

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from model_handlers.config.model_config import BatchInput, BatchInputKind, BatchOutput, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, INT32, TensorSpec, element_count
-from serve.model.execution import execute_batch
+from serve.model.instance import execute_batch
 from serve.model.layout_check import check_layout
-from serve.model.ragged import batch_input, flat, split
-from serve.model.signature import Signature
+from serve.model.tensors import TensorMap, batch_input, flat, split
 from serve.request import InferenceRequest, Layout
 
 SHAPES = [(2, 1, 3), (1, 2, 2)]  # two items of [1, 3], and one of [2, 2]
@@ -115,13 +114,13 @@ def test_a_ragged_batch_is_one_row_beside_inputs_that_are_joined_as_ever():
     model = config(X, Z, batch_input=(given,))
     handler = Handing(lambda inputs: inputs["x"] * 2)
     batch = [request(model, x=rows(2, 3), z=rows(2, 2)), request(model, x=rows(1, 1), z=rows(1, 2))]
-    together = execute_batch(handler, Signature("m", 1, model), batch)
+    together = execute_batch(handler, TensorMap("m", 1, model), batch)
 
     assert handler.inputs["x"].tolist() == [0, 1, 2, 3, 4, 5, 0]
     assert handler.inputs["z"].shape == (3, 2)
     assert handler.inputs["count"].tolist() == handler.inputs["again"].tolist() == [6, 1]
     assert [result.outputs[0][2].tolist() for result in together.results] == [[[0, 2, 4], [6, 8, 10]], [[0]]]
-    alone = execute_batch(handler, Signature("m", 1, model), batch[:1])
+    alone = execute_batch(handler, TensorMap("m", 1, model), batch[:1])
     assert handler.inputs["x"].shape == (6,)
     assert alone.results[0].outputs[0][2].shape == (2, 3)
 
@@ -129,7 +128,7 @@ def test_a_ragged_batch_is_one_row_beside_inputs_that_are_joined_as_ever():
 def test_an_output_of_another_size_fails_the_batch():
     """With the shapes that it was to be split into."""
     model = config(X)
-    execution = execute_batch(Handing(lambda _: rows(3)), Signature("m", 1, model), [request(model, x=rows(1, 2))])
+    execution = execute_batch(Handing(lambda _: rows(3)), TensorMap("m", 1, model), [request(model, x=rows(1, 2))])
 
     (error,) = execution.results
     assert isinstance(error, MmeError)

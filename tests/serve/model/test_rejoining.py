@@ -2,22 +2,22 @@
 
 import pytest
 
-from serve.model.rejoining import Rejoining
+from serve.model.batcher import BatchLinger
 
 NOW = 10**15  # ns
 
 
-def after_four() -> Rejoining:
+def after_four() -> BatchLinger:
     """When four have just been answered."""
-    rejoining = Rejoining(joins=True)
-    rejoining.answered(4, NOW)
+    rejoining = BatchLinger(joins=True)
+    rejoining.batch_done(4, NOW)
     return rejoining
 
 
-def turns(rejoining: Rejoining, waiting: int, now: int = NOW) -> int:
+def turns(rejoining: BatchLinger, waiting: int, now: int = NOW) -> int:
     """For how many turns of the loop so many wait for others to join them."""
     count = 0
-    while rejoining.waits(waiting, now):
+    while rejoining.should_wait(waiting, now):
         count += 1
     return count
 
@@ -28,17 +28,17 @@ def turns(rejoining: Rejoining, waiting: int, now: int = NOW) -> int:
 )
 def test_many_go_before_the_answers(waiting: int, size: int, first: bool) -> None:  # noqa: FBT001 - a table
     """Where as many wait as are answered, or more, and there are more than a few."""
-    assert Rejoining(joins=True).goes_first(waiting, size) is first
+    assert BatchLinger(joins=True).skips(waiting, size) is first
 
 
 def test_requests_that_are_no_batch_go_first() -> None:
     """Nobody can join them."""
-    assert Rejoining(joins=False).goes_first(0, 1)
+    assert BatchLinger(joins=False).skips(0, 1)
 
 
 def test_fewer_than_were_answered_wait_for_three_turns() -> None:
     """Once: behind these they are sent, and so is whoever comes later."""
-    assert turns(Rejoining(joins=True), 1) == 0
+    assert turns(BatchLinger(joins=True), 1) == 0
     rejoining = after_four()
     assert turns(rejoining, 3) == 3
     assert turns(rejoining, 3) == 0
@@ -47,8 +47,8 @@ def test_fewer_than_were_answered_wait_for_three_turns() -> None:
 def test_as_many_as_were_answered_wait_no_longer() -> None:
     """And what was left of their turns is nobody's."""
     rejoining = after_four()
-    assert rejoining.waits(3, NOW)
-    assert not rejoining.waits(4, NOW)
+    assert rejoining.should_wait(3, NOW)
+    assert not rejoining.should_wait(4, NOW)
     assert turns(rejoining, 1) == 0
 
 
@@ -62,7 +62,7 @@ def test_turns_begin_with_the_first_who_waits() -> None:
 def test_turns_that_take_long_are_not_waited_for() -> None:
     """Those of a loop that has much to do."""
     rejoining = after_four()
-    assert rejoining.waits(1, NOW + 299_999)
-    assert not rejoining.waits(1, NOW + 300_000)
-    rejoining.answered(2, NOW + 400_000)
+    assert rejoining.should_wait(1, NOW + 299_999)
+    assert not rejoining.should_wait(1, NOW + 300_000)
+    rejoining.batch_done(2, NOW + 400_000)
     assert turns(rejoining, 1, NOW + 400_000) == 3

@@ -17,10 +17,10 @@ from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
 from model_handlers.worker.policies import Pace
 from model_handlers.worker.start import start_isolated
-from serve.model.limited_lanes import Limits
 from serve.model.model import Model
+from serve.model.rate_limiter import ResourcePool
 from serve.request import Called, InferenceRequest, Layout
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("fork_server")
@@ -97,8 +97,8 @@ def sockets():
 
 
 @contextlib.asynccontextmanager
-async def serving(toys, model_file, *, lanes=1, batches=False, limited=False, ordered=False, **parameters):
-    """A started model whose lanes have processes; closed afterwards, with nothing left on the loop."""
+async def serving(toys, model_file, *, instances=1, batches=False, limited=False, ordered=False, **parameters):
+    """A started model whose instances have processes; closed afterwards, with nothing left on the loop."""
     size = 8 if batches else int(ordered)
     config = toys.config(
         max_batch_size=size,
@@ -108,12 +108,12 @@ async def serving(toys, model_file, *, lanes=1, batches=False, limited=False, or
         outputs=(TensorSpec("y", FP32, (-1,)), TensorSpec("batch", FP32, (-1,))),
     )
     before = sockets()
-    names = [f"m_{index}" for index in range(lanes)]
+    names = [f"m_{index}" for index in range(instances)]
     handlers = [(name, start_isolated(PythonHandler, config, model_file, CPU, name)) for name in names]
     loop = asyncio.get_running_loop()
-    group = InstanceGroup("g", count=lanes, resources=(Resource("r", 1),))
-    on_devices = [(f"g_{index}", CPU) for index in range(lanes)]
-    limits = Limits(loop, {("r", ""): 1}).lanes("m", [group], on_devices) if limited else None
+    group = InstanceGroup("g", count=instances, resources=(Resource("r", 1),))
+    on_devices = [(f"g_{index}", CPU) for index in range(instances)]
+    limits = ResourcePool(loop, {("r", ""): 1}).instances("m", [group], on_devices) if limited else None
     model = Model("m", 1, handlers, ModelStats(), loop, limits=limits)
     try:
         yield model, [handler for _, handler in handlers]
@@ -140,7 +140,7 @@ async def respond(model, deed="", shape=(2,)):
 
 
 def forbid_threads(handler, monkeypatch):
-    """From now on a batch that a lane's thread executes, or waits for, fails."""
+    """From now on a batch that an instance's thread executes, or waits for, fails."""
 
     def refuse(*_):
         raise MmeError(Kind.INTERNAL, "on a thread")
@@ -150,7 +150,7 @@ def forbid_threads(handler, monkeypatch):
 
 
 def count_threads(handler, monkeypatch):
-    """What a lane's thread is asked for."""
+    """What an instance's thread is asked for."""
     calls = []
     for name in ("execute_requests", "await_answers"):
         method = getattr(handler, name)
@@ -161,7 +161,7 @@ def count_threads(handler, monkeypatch):
 
 
 async def at_rest(model, calls):
-    """Ask until the lane's thread has no part in it: who buries a process may be busy with that for a moment longer."""
+    """Ask until the instance's thread has no part in it: who buries a process may be busy with that for a moment longer."""
     before = None
     while before != len(calls):
         before = len(calls)
@@ -169,7 +169,7 @@ async def at_rest(model, calls):
 
 
 async def test_small_batches_need_no_thread(toys, model_file, monkeypatch):
-    """Requests are answered one after another and side by side without the lane's thread; a failed one is no exception."""
+    """Requests are answered one after another and side by side without the instance's thread; a failed one is no exception."""
     async with serving(toys, model_file) as (model, [handler]):
         forbid_threads(handler, monkeypatch)
         for _ in range(3):
@@ -194,8 +194,8 @@ async def test_large_batches_take_the_thread_and_leave_it(toys, model_file, monk
 
 
 async def test_lanes_answer_side_by_side(toys, model_file, monkeypatch):
-    """Each lane has a batch of its own under way: one that hangs keeps nobody who has another lane."""
-    async with serving(toys, model_file, lanes=2) as (model, handlers):
+    """Each instance has a batch of its own under way: one that hangs keeps nobody who has another instance."""
+    async with serving(toys, model_file, instances=2) as (model, handlers):
         for handler in handlers:
             count_threads(handler, monkeypatch)
         hanging = asyncio.ensure_future(ask(model, "hang"))
@@ -289,8 +289,8 @@ async def test_the_time_of_each_batch_is_its_own(toys, model_file, monkeypatch):
 def note_batches_under_way(model, handler):
     """For each batch that is answered from now on, whether the process has another one already."""
     under_way = []
-    resolve = model._answers.resolve
-    model._answers.resolve = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
+    resolve = model._replies.complete
+    model._replies.complete = lambda execution: (under_way.append(handler._sent is not None), resolve(execution))
     return under_way
 
 
@@ -304,7 +304,7 @@ async def test_a_process_has_its_next_batch_before_the_last_is_answered(toys, mo
 
 async def test_who_is_answered_may_join_those_who_wait(toys, model_file, monkeypatch):
     """Who comes again within the turns of the loop that they wait, as a client does that was answered by a socket."""
-    monkeypatch.setattr("serve.model.rejoining._LONGEST_NS", 60_000_000_000)  # the machine may be busy
+    monkeypatch.setattr("serve.model.batcher._LONGEST_NS", 60_000_000_000)  # the machine may be busy
     async with serving(toys, model_file, batches=True) as (model, _):
 
         async def client():
@@ -323,7 +323,7 @@ async def test_who_is_answered_may_join_those_who_wait(toys, model_file, monkeyp
 
 async def test_nobody_is_waited_for_in_vain(toys, model_file, monkeypatch):
     """Those who wait are sent after three turns, though nobody joins them; so is who comes later, at once."""
-    monkeypatch.setattr("serve.model.rejoining._LONGEST_NS", 60_000_000_000)
+    monkeypatch.setattr("serve.model.batcher._LONGEST_NS", 60_000_000_000)
     async with serving(toys, model_file, batches=True) as (model, _):
         first = [asyncio.ensure_future(ask(model, output=1, shape=(1, 1))) for _ in range(3)]
         await asyncio.sleep(0)
@@ -392,8 +392,8 @@ async def test_calls_are_those_of_the_request_that_they_were_made_for(toys, mode
 
 
 async def test_lanes_share_those_who_wait(toys, model_file, together):
-    """Nobody is sent to a lane in company while another one has nothing to do."""
-    async with serving(toys, model_file, lanes=2, UNHURRIED="1") as (model, handlers):
+    """Nobody is sent to an instance in company while another one has nothing to do."""
+    async with serving(toys, model_file, instances=2, UNHURRIED="1") as (model, handlers):
         await asyncio.gather(*[ask(model) for _ in range(4)])
         assert sorted(handler._batch for handler in handlers) == [1, 2]  # two, then one to each
 
@@ -412,7 +412,7 @@ async def test_who_was_never_begun_is_executed_by_the_next_process(toys, model_f
 
 async def test_who_waits_behind_a_slow_one_goes_to_another_lane(toys, model_file, together):
     """And is answered and counted once, though the process dies of the slow one then."""
-    async with serving(toys, model_file, lanes=2) as (model, handlers):
+    async with serving(toys, model_file, instances=2) as (model, handlers):
         hanging, *others = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "dawdle", "", "")]
         assert [result.tolist() for result in await asyncio.gather(*others)] == [[2, 2]] * 3
         assert not hanging.done()
@@ -433,8 +433,8 @@ async def test_what_goes_wrong_with_a_batch_is_nothing_to_who_was_given_back(toy
             while not model._remote._out:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0)
             if await_answers:
-                [lane] = model._remote._out
-                model._remote._leave(lane)
+                [instance] = model._remote._out
+                model._remote._leave(instance)
             starved, *others = await asyncio.gather(*asked)
             assert "File too large" in starved.message
             assert [result.tolist() for result in others] == [[2, 2]] * 2
@@ -443,7 +443,7 @@ async def test_what_goes_wrong_with_a_batch_is_nothing_to_who_was_given_back(toy
 
 async def test_who_is_answered_in_order_waits_for_a_slow_one(toys, model_file, together):
     """Where a configuration asks for that, nobody is sent in company, to be answered before or executed elsewhere."""
-    async with serving(toys, model_file, lanes=2, ordered=True) as (model, _):
+    async with serving(toys, model_file, instances=2, ordered=True) as (model, _):
         order, deeds = [], ["", "dawdle", "", "", "", ""]
         asked = [asyncio.ensure_future(ask(model, deed, (1, 2))) for deed in deeds]
         for number, each in enumerate(asked):
@@ -453,7 +453,7 @@ async def test_who_is_answered_in_order_waits_for_a_slow_one(toys, model_file, t
 
 
 async def test_who_was_never_begun_is_refused_by_a_model_that_goes(toys, model_file, together):
-    """It would wait for a lane that nobody serves any more."""
+    """It would wait for an instance that nobody serves any more."""
     async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
         asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "")]
         while not model._remote._out:  # noqa: ASYNC110 - nothing tells
@@ -513,7 +513,7 @@ async def test_a_process_is_given_batches_ahead_and_everybody_gets_their_own(
 
 
 async def test_a_batch_that_the_loop_can_not_send_is_left_to_the_thread(toys, model_file, monkeypatch):
-    """Whatever is in its way: nobody waits for ever, and the lane is sent the next one."""
+    """Whatever is in its way: nobody waits for ever, and the instance is sent the next one."""
 
     def failing_once(packed):
         left = [MemoryError("1 TiB")]

@@ -1,4 +1,4 @@
-"""The sequence batcher's queue: which requests run together, on which lane and row, and when a sequence is over."""
+"""The sequence batcher's queue: which requests run together, on which instance and row, and when a sequence is over."""
 
 from collections import Counter, defaultdict
 
@@ -11,7 +11,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END as END
 from model_handlers.requests import FLAG_SEQUENCE_KEPT as KEPT
 from model_handlers.requests import FLAG_SEQUENCE_START as START
-from serve.model.sequence_queue import SequenceQueue
+from serve.model.sequence_batcher import SequenceQueue
 
 US = 1000
 IDLE_US = 1000
@@ -37,12 +37,12 @@ class Request:
 
 
 class Bench:
-    """A queue, and lanes that do as the test says."""
+    """A queue, and instances that do as the test says."""
 
-    def __init__(self, strategy=None, *, lanes=1, rows=4, **settings):
+    def __init__(self, strategy=None, *, instances=1, rows=4, **settings):
         batching = SequenceBatching(strategy or DirectStrategy(), settings.pop("idle_us", IDLE_US), **settings)
-        self.queue = SequenceQueue("m", batching, rows, lanes)
-        self.lanes = list(range(lanes))
+        self.queue = SequenceQueue("m", batching, rows, instances)
+        self.instances = list(range(instances))
         self.now = 1
         self.numbers = Counter()
 
@@ -54,22 +54,22 @@ class Bench:
         self.queue.push(request)
         return request
 
-    def take(self, *lanes):
-        """What the queue gives to one of these lanes, or of all."""
-        return self.queue.take(self.now, lanes or self.lanes)
+    def take(self, *instances):
+        """What the queue gives to one of these instances, or of all."""
+        return self.queue.take(self.now, instances or self.instances)
 
-    def rows(self, *lanes):
+    def rows(self, *instances):
         """The next batch as text, row by row, with - for a row that is nobody's."""
-        batch = self.take(*lanes).batch
+        batch = self.take(*instances).batch
         if not batch:
             return ""
         names = dict(zip(batch.rows, map(str, batch), strict=True))
         return " ".join(names.get(row, "-") for row in range(batch.height))
 
-    def done(self, lane=0, *, after_us=0):
-        """A lane has executed what it was given."""
+    def done(self, instance=0, *, after_us=0):
+        """An instance has executed what it was given."""
         self.now += after_us * US
-        self.queue.returned(lane, self.now)
+        self.queue.release(instance, self.now)
 
     def refused(self, *args, **fields):
         """Why a request is not accepted."""
@@ -157,8 +157,8 @@ def test_one_step_at_a_time():
 
 
 def test_the_lowest_slots_of_all_lanes_are_taken_first():
-    """Sequences spread over the lanes before they share one."""
-    bench = Bench(lanes=2, rows=2)
+    """Sequences spread over the instances before they share one."""
+    bench = Bench(instances=2, rows=2)
     for name in "abc":
         bench.push(name, START)
 
@@ -166,8 +166,8 @@ def test_the_lowest_slots_of_all_lanes_are_taken_first():
 
 
 def test_a_lane_executes_one_batch_at_a_time():
-    """A sequence whose lane is busy waits for it, whoever else is free."""
-    bench = Bench(lanes=2, rows=1)
+    """A sequence whose instance is busy waits for it, whoever else is free."""
+    bench = Bench(instances=2, rows=1)
     bench.push("a", START)
     assert bench.rows(0) == "a.0"
     bench.push("a")
@@ -287,7 +287,7 @@ def test_what_its_model_keeps_must_fit_a_batch_too():
     for name in "abc":
         bench.push(name, START)
     batch = bench.take().batch
-    batch.sequences[0].form = "grown"
+    batch.sequences[0].state_shapes = "grown"
     bench.done()
     bench.push("a")
     bench.push("b")
@@ -542,15 +542,15 @@ ACTIONS = st.lists(
 class Life:
     """A queue, and everything that must hold of it whatever happens."""
 
-    def __init__(self, strategy, lanes, rows, *, iterative=True):
-        self.bench = Bench(strategy, lanes=lanes, rows=rows, iterative_sequence=iterative)
+    def __init__(self, strategy, instances, rows, *, iterative=True):
+        self.bench = Bench(strategy, instances=instances, rows=rows, iterative_sequence=iterative)
         self.iterative = iterative
         self.strategy = strategy
         self.size = rows
         self.accepted = []
         self.ended = Counter()
         self.executing = {}
-        self.places = {}  # sequence → (lane, row) of the direct strategy
+        self.places = {}  # sequence → (instance, row) of the direct strategy
         self.steps = defaultdict(list)  # sequence → its requests as they were executed
 
     def push(self, correlation_id, flags, shape, timeout_us):
@@ -565,19 +565,19 @@ class Life:
         for request in (*take.expired, *take.cancelled):
             self.ended[request] += 1
 
-    def take(self, lane):
-        """A lane asks; whether anything happened."""
-        if lane >= len(self.bench.lanes) or lane in self.executing:
+    def take(self, instance):
+        """An instance asks; whether anything happened."""
+        if instance >= len(self.bench.instances) or instance in self.executing:
             return False
-        take = self.bench.take(lane)
+        take = self.bench.take(instance)
         self.drop(take)
         if not take.batch:
             return bool(take.cancelled)
-        self.check_batch(lane, take.batch)
-        self.executing[lane] = take.batch
+        self.check_batch(instance, take.batch)
+        self.executing[instance] = take.batch
         return True
 
-    def check_batch(self, lane, batch):
+    def check_batch(self, instance, batch):
         """What must hold of every batch."""
         assert len(batch) <= self.size
         assert batch.height <= self.size
@@ -590,15 +590,15 @@ class Life:
             steps = self.steps[sequence]
             assert not steps or steps[-1].number <= request.number
             steps.append(request)
-            assert self.places.setdefault(sequence, sequence.lane) == lane
+            assert self.places.setdefault(sequence, sequence.instance) == instance
             if isinstance(self.strategy, DirectStrategy):
                 assert sequence.slot == row
         if isinstance(self.strategy, OldestStrategy):
             assert batch.rows == list(range(len(batch)))
 
-    def done(self, lane, again):
-        """A lane is back, maybe with a request put back."""
-        batch = self.executing.pop(lane, None)
+    def done(self, instance, again):
+        """An instance is back, maybe with a request put back."""
+        batch = self.executing.pop(instance, None)
         if batch is None:
             return
         if again and self.iterative:
@@ -606,7 +606,7 @@ class Life:
         for place, request in enumerate(batch):
             if place not in batch.again:
                 self.ended[request] += 1
-        self.bench.done(lane)
+        self.bench.done(instance)
 
     def cancel(self, index):
         """A client leaves."""
@@ -624,14 +624,14 @@ class Life:
         self.drop(self.bench.queue.take_expired(self.bench.now))
 
     def run_dry(self):
-        """Who keeps sequences lets go of them; lanes execute what there is; time passes; nobody may be left."""
+        """Who keeps sequences lets go of them; instances execute what there is; time passes; nobody may be left."""
         for name in range(1, 7):
             self.end(name)
         for _ in range(1000):
             moved = False
-            for lane in self.bench.lanes:
-                self.done(lane, again=False)
-                moved = self.take(lane) or moved
+            for instance in self.bench.instances:
+                self.done(instance, again=False)
+                moved = self.take(instance) or moved
             if not moved and not len(self.bench.queue):
                 break
             self.wait(60)
@@ -640,9 +640,9 @@ class Life:
 
 
 @given(STRATEGIES, st.integers(1, 3), st.sampled_from([1, 3, 4]), st.booleans(), ACTIONS)
-def test_every_request_ends_once_in_order_and_in_its_place(strategy, lanes, rows, iterative, actions):
-    """Whatever comes, leaves, runs out of time or is put back: one step at a time, on one lane and row, and an end."""
-    life = Life(strategy, lanes, rows, iterative=iterative)
+def test_every_request_ends_once_in_order_and_in_its_place(strategy, instances, rows, iterative, actions):
+    """Whatever comes, leaves, runs out of time or is put back: one step at a time, on one instance and row, and an end."""
+    life = Life(strategy, instances, rows, iterative=iterative)
     for name, *arguments in actions:
         getattr(life, name)(*arguments)
     life.run_dry()
@@ -663,7 +663,7 @@ def test_a_queue_can_be_cleared_at_any_time(actions):
         getattr(life, name)(*arguments)
     for request in life.bench.queue.clear():
         life.ended[request] += 1
-    for lane in (0, 1):
-        life.done(lane, again=False)
+    for instance in (0, 1):
+        life.done(instance, again=False)
     assert Counter(life.accepted) == life.ended
     assert len(life.bench.queue) == 0

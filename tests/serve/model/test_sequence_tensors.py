@@ -21,9 +21,9 @@ from model_handlers.requests import FLAG_SEQUENCE_KEPT as KEPT
 from model_handlers.requests import FLAG_SEQUENCE_START as START
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.tensor import BYTES, FP32, INT32, INT64, UINT32, UINT64, TensorSpec, encode_bytes_elements
-from serve.model.initial_states import initial_states
-from serve.model.sequence import Sequence, SequenceBatch
-from serve.model.sequence_tensors import signature_for
+from serve.model.sequence_batcher import LiveSequence, SequenceBatch
+from serve.model.tensors import tensor_map_for
+from serve.model.warmup import initial_states
 from serve.request import InferenceRequest, Layout
 
 READY = ControlInput("READY", (Control(ControlKind.CONTROL_SEQUENCE_READY, bool_false_true=(False, True)),))
@@ -59,7 +59,7 @@ class Bench:
 
     def __init__(self, **fields):
         self.config = config_of(**fields)
-        self.signature = signature_for("m", 1, self.config, initial_states(self.config, Path()))
+        self.signature = tensor_map_for("m", 1, self.config, initial_states(self.config, Path()))
         self.sequences = {}
 
     def batch(self, *steps, rows=None):
@@ -70,21 +70,21 @@ class Bench:
             layout = Layout((("X", FP32, shape),), tuple(wanted))
             request = InferenceRequest(layout, [np.full(shape, value, np.float32)], lambda *_: None)
             request.correlation_id, request.flags, request.order = correlation_id, flags, (0,)
-            sequence = self.sequences.setdefault(correlation_id, Sequence(correlation_id))
+            sequence = self.sequences.setdefault(correlation_id, LiveSequence(correlation_id))
             sequence.waiting.append(request)
             sequences.append(sequence)
         return SequenceBatch(sequences, rows or range(len(sequences)))
 
     def given(self, *steps, rows=None):
         """What a handler is given."""
-        return self.signature.gather(self.batch(*steps, rows=rows))[0]
+        return self.signature.collate(self.batch(*steps, rows=rows))[0]
 
     def execute(self, function, *steps, rows=None):
         """The responses of a handler that is a function."""
         batch = self.batch(*steps, rows=rows)
-        inputs, names = self.signature.gather(batch)
+        inputs, names = self.signature.collate(batch)
         outputs = function(inputs)
-        return self.signature.hand_out(batch, names, [outputs[name] for name in names], self.signature.rows(batch))
+        return self.signature.scatter(batch, names, [outputs[name] for name in names], self.signature.rows(batch))
 
 
 def flat(array):
@@ -207,9 +207,9 @@ def test_a_state_that_grew_is_told_apart():
     bench = Bench(states=(SequenceState("IN", "OUT", FP32, (-1,)),))
     wide = np.ones((1, 5), np.float32)
     bench.execute(lambda inputs: {"Y": inputs["X"], "OUT": wide}, (1, 0, START))
-    assert bench.sequences[1].form == ((1, 5),)
+    assert bench.sequences[1].state_shapes == ((1, 5),)
     bench.execute(lambda inputs: {"Y": inputs["X"], "OUT": wide[:, :1]}, (1, 0, 0))
-    assert bench.sequences[1].form is None
+    assert bench.sequences[1].state_shapes is None
 
 
 @pytest.mark.parametrize("wrong", ["Y", "OUT"])
@@ -288,7 +288,7 @@ def test_a_request_brings_its_signals_and_states():
     """A model that is told of READY sees nobody's rows as requests; flags are those that models know."""
     bench = Bench(controls=CONTROLS, states=(SUM,))
     batch = bench.batch((7, 10, START | KEPT), rows=[1])
-    nobody, request = bench.signature.present(batch, None)
+    nobody, request = bench.signature.to_model_requests(batch, None)
 
     assert {name: flat(array) for name, array in request.inputs.items()} == {
         "X": [10],
@@ -313,7 +313,7 @@ def test_a_model_that_is_not_told_sees_no_rows_that_are_nobodys():
     bench = Bench()
     batch = bench.batch((1, 10, START), (2, 20, START), rows=[0, 3])
 
-    assert [flat(request.inputs["X"]) for request in bench.signature.present(batch, None)] == [[10], [20]]
+    assert [flat(request.inputs["X"]) for request in bench.signature.to_model_requests(batch, None)] == [[10], [20]]
 
 
 def test_answers_of_rows_go_to_their_requests():
@@ -322,13 +322,13 @@ def test_answers_of_rows_go_to_their_requests():
     batch = bench.batch((1, 1, START), (2, 2, START), (3, 3, START), rows=[0, 2, 3])
     failed = MmeError(Kind.EXECUTION_FAILED, "no")
     y, kept = np.ones((1, 1), np.float32), np.full((1, 1), 9, np.float32)
-    one, two, three = bench.signature.collect(
+    one, two, three = bench.signature.from_model_responses(
         batch, [ModelResponse({"Y": y, "OUT": kept}), ModelResponse({"Y": y * 5}), PUT_BACK, failed]
     )
 
     assert [(name, flat(array)) for name, _, array in one.outputs] == [("Y", [1])]
     assert (two, three) == (None, failed)
-    assert [request.correlation_id for request in bench.signature.put_back(batch)] == [2]
+    assert [request.correlation_id for request in bench.signature.rescheduled(batch)] == [2]
     assert flat(bench.sequences[1].memory["IN"]) == [9]
     assert bench.sequences[3].memory == {}
 
@@ -338,7 +338,7 @@ def test_a_state_that_nobody_asked_for_is_not_sent():
     bench = Bench(states=(SUM,), outputs=("Y", "OUT"))
     batch = bench.batch((1, 1, START, "Y"))
     y = np.ones((1, 1), np.float32)
-    (answer,) = bench.signature.collect(batch, [ModelResponse({"Y": y, "OUT": y})])
+    (answer,) = bench.signature.from_model_responses(batch, [ModelResponse({"Y": y, "OUT": y})])
 
     assert [name for name, _, _ in answer.outputs] == ["Y"]
     assert flat(bench.sequences[1].memory["IN"]) == [1]

@@ -7,11 +7,10 @@ import pytest
 
 from model_handlers.config.model_config import EnsembleStep
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from serve.model.ensemble import EnsembleModel
+from serve.model.ensemble import EnsembleModel, InflightLimiter, InflightLimiters
 from serve.model.model import Model
-from serve.model.turnstile import Turnstile, Turnstiles
 from serve.request import InferenceRequest, InferenceResponse, Layout
-from serve.stats import ModelStats
+from serve.statistics import ModelStats
 
 NOTHING = Layout((), ())
 
@@ -22,7 +21,7 @@ class Stage:
     name = "stage"
 
     def __init__(self, turnstiles):
-        self.turnstile = Turnstile(turnstiles, self)
+        self.turnstile = InflightLimiter(turnstiles, self)
         self.inside = []
         self.refuses = False
 
@@ -45,7 +44,7 @@ class Stage:
 @pytest.fixture
 def stages():
     """Two steps, the second behind the first, that take two at a time; answers of the first go to the second."""
-    turnstiles = Turnstiles(2)
+    turnstiles = InflightLimiters(2)
     return Stage(turnstiles), Stage(turnstiles)
 
 
@@ -187,7 +186,7 @@ async def test_who_waits_is_counted_and_told_when_the_ensemble_goes(toys):
 def test_everybody_is_answered_once(seed):
     """Whatever the order, and whoever leaves; and nobody is beyond the limit."""
     order = random.Random(seed)
-    turnstiles = Turnstiles(order.randint(1, 3))
+    turnstiles = InflightLimiters(order.randint(1, 3))
     first, second = stages = Stage(turnstiles), Stage(turnstiles)
     clients = Clients(first, second)
     asked = []

@@ -20,7 +20,7 @@ from model_handlers.config.model_config import (
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT64, TensorSpec, encode_bytes_elements
-from serve.model.warmup_samples import Warmup
+from serve.model.warmup import Warmup
 from tests.cgroups import small_group
 
 
@@ -203,7 +203,7 @@ from pathlib import Path
 from model_handlers.config.model_config import ModelConfig, WarmupInput, WarmupSample
 from model_handlers.errors import MmeError
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model.warmup_samples import Warmup
+from serve.model.warmup import Warmup
 
 Path(sys.argv[1], "cgroup.procs").write_text("0")
 held = bytearray(b"x") * (128 << 20)

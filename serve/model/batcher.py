@@ -1,10 +1,10 @@
-"""The dynamic batcher's queue. PURE: requests and `now` in, batches out.
+"""The dynamic batcher: queue, priority levels, ordered results, linger. PURE: requests and `now` in, batches out.
 
-Theory of operation. Instances *pull*: one that is free calls `take(now)`, so a batch forms while all of them are
-busy, and no timer is needed unless `max_queue_delay` asks for one. `take` looks at the front of the queue and
+Instances *pull*: a free one calls `take(now)`, so a batch forms while all are busy, and no timer is needed unless
+`max_queue_delay` asks for one. `take` looks at the front of the queue and
 
-1. drops what nobody waits for any more (cancelled), and what waited longer than its queue policy allows (REJECT), or
-   moves the latter behind everybody of its level who still has time (DELAY);
+1. drops cancelled requests and those that waited longer than their queue policy allows (REJECT), or moves the latter
+   behind all of their level that still have time (DELAY);
 2. walks on while requests fit together: same shapes apart from the batch dimension, at most `max_batch_size` in all;
 3. remembers the last point at which the size was a preferred one;
 4. hands out the preferred batch if it met one and the oldest can still wait; else all it walked over, if no more can
@@ -16,42 +16,152 @@ busy, and no timer is needed unless `max_queue_delay` asks for one. `take` looks
     [r1 r2 r3 r4 r5 r6 | r7: other shape or too many, r8 ...]           [d1 d2: delayed]
                   ^ preferred size reached here: cut
 
-With priority levels the front of the queue is that of the first level in which anybody waits, and behind the delayed
-of each level begins the next one: a batch is filled from them in their order.
-
-Times are nanoseconds of one monotonic clock. The queue is not thread-safe: its model's lock guards it.
+With priority levels the front is that of the first level in which a request waits, and behind the delayed of each
+level begins the next one. Times are nanoseconds of one monotonic clock. Not thread-safe: the model's lock guards it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from model_handlers.config.model_config import DynamicBatching
-from serve.model.queue_level import Level, R
+from model_handlers.config.model_config import DynamicBatching, TimeoutAction
+from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from model_handlers.config.model_config import QueuePolicy
+
+
+class Queued(Protocol):
+    """What the queue has to know of a request."""
+
+    batch_size: int
+    arrival_ns: int
+    timeout_us: int
+    priority: int
+    signature: Hashable
+    deadline_ns: int
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for it any more."""
+
+
+R = TypeVar("R", bound=Queued)
+_arrival = attrgetter("arrival_ns")
+
+
+class PriorityLevel(Generic[R]):
+    """Requests of one level.
+
+    Attributes:
+        waiting: those with time left, or without a limit; delayed: those whose time is over. The deques stay the same.
+
+    Args:
+        model: the model's name, for messages.
+        policy: the level's limits.
+    """
+
+    def __init__(self, model: str, policy: QueuePolicy) -> None:
+        self._model = model
+        self.policy = policy
+        self.waiting: deque[R] = deque()
+        self.delayed: deque[R] = deque()
+
+    @property
+    def limited(self) -> bool:
+        """Whether anybody may be refused or run out of time."""
+        return self.policy.max_queue_size > 0 or self.policy.default_timeout_microseconds > 0
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.delayed)
+
+    def __iter__(self) -> Iterator[R]:
+        return chain(self.waiting, self.delayed)
+
+    def push(self, request: R) -> None:
+        """Accept a request; its `arrival_ns` is set.
+
+        Raises:
+            MmeError: QUEUE_FULL when `max_queue_size` requests wait already.
+        """
+        policy = self.policy
+        if policy.max_queue_size and len(self) >= policy.max_queue_size:
+            raise MmeError(
+                Kind.QUEUE_FULL,
+                f"Exceeds maximum queue size: model '{self._model}' has {len(self)} requests waiting, "
+                f"max_queue_size is {policy.max_queue_size}; try again later",
+            )
+        timeout_us = policy.default_timeout_microseconds
+        if timeout_us and policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
+            timeout_us = request.timeout_us
+        request.deadline_ns = request.arrival_ns + timeout_us * 1000 if timeout_us else 0
+        self.waiting.append(request)
+
+    def pop(self) -> R:
+        """The first of all."""
+        return (self.waiting or self.delayed).popleft()
+
+    def next_deadline(self) -> int:
+        """The nearest time (ns) at which a request's queue time is over, 0 for none."""
+        if not self.policy.default_timeout_microseconds or not self.waiting:
+            return 0
+        if not self.policy.allow_timeout_override:  # then who came first runs out of time first
+            return self.waiting[0].deadline_ns
+        return min(request.deadline_ns for request in self.waiting)
+
+    def expire(self, now: int) -> list[R]:
+        """Take out whose time is over and who is to be rejected; delay those who are to be delayed."""
+        nearest = self.next_deadline()
+        if not nearest or nearest > now:
+            return []
+        late = [request for request in self.waiting if request.deadline_ns <= now]
+        in_time = [request for request in self.waiting if request.deadline_ns > now]
+        self.waiting.clear()
+        self.waiting.extend(in_time)
+        if self.policy.timeout_action is TimeoutAction.DELAY:
+            in_order = sorted(chain(self.delayed, late), key=_arrival)  # who gave up early is not put before older ones
+            self.delayed.clear()
+            self.delayed.extend(in_order)
+            return []
+        return late
+
+    def drop_cancelled(self) -> list[R]:
+        """From both fronts; one in the middle is met when a batch is cut or gets to the front in time."""
+        dropped = []
+        for line in (self.waiting, self.delayed):
+            while line and line[0].cancelled:
+                dropped.append(line.popleft())
+        return dropped
+
+    def clear(self) -> None:
+        """Hold nobody any more."""
+        self.waiting.clear()
+        self.delayed.clear()
+
 
 _NOBODY: deque[Any] = deque()
 UNBATCHED = DynamicBatching(preferred_batch_size=(1,))
 
 
-class Take(Generic[R]):
+class BatchDecision(Generic[R]):
     """What one `take` decided.
 
     Attributes:
         batch: requests to execute together, [] when there is nothing to do now.
-        lane: which lane is to execute it.
+        instance: which instance is to execute it.
         wake_at: when to ask again (ns), 0 for: when something changes.
         expired: requests whose time in the queue is over; each is owed a Kind.QUEUE_TIMEOUT.
         cancelled: requests that nobody waits for.
     """
 
-    def __init__(self, lane: int = 0) -> None:
+    def __init__(self, instance: int = 0) -> None:
         self.batch: list[R] = []
-        self.lane = lane
+        self.instance = instance
         self.wake_at = 0
         self.expired: list[R] = []
         self.cancelled: list[R] = []
@@ -66,8 +176,8 @@ class BatchQueue(Generic[R]):
         batching: the dynamic batcher's settings, None to execute each request alone.
     """
 
-    hears: ClassVar[bool] = False
-    expiry: ClassVar[str] = "Request timeout expired"
+    wants_cancellations: ClassVar[bool] = False
+    timeout_message: ClassVar[str] = "Request timeout expired"
 
     def __init__(self, model: str, max_batch_size: int, batching: DynamicBatching | None) -> None:
         self._model = model
@@ -77,7 +187,7 @@ class BatchQueue(Generic[R]):
         self._preferred = frozenset(settings.preferred_batch_size)
         self._max_preferred = max(self._preferred, default=max_batch_size)
         self._delay_ns = settings.max_queue_delay_microseconds * 1000
-        self._levels: tuple[Level[R], ...] = tuple(Level(model, policy) for policy in settings.policies)
+        self._levels: tuple[PriorityLevel[R], ...] = tuple(PriorityLevel(model, policy) for policy in settings.policies)
         self._default_level = self._levels[min(max(settings.default_priority_level, 1), len(self._levels)) - 1]
         self._only = self._default_level if len(self._levels) == 1 else None
         self._has_deadlines = any(level.policy.default_timeout_microseconds for level in self._levels)
@@ -106,7 +216,7 @@ class BatchQueue(Generic[R]):
         else:
             self._level_of(request).push(request)
 
-    def _level_of(self, request: R) -> Level[R]:
+    def _level_of(self, request: R) -> PriorityLevel[R]:
         """The level that a request names; the default one, if there is no such level."""
         if 1 <= request.priority <= len(self._levels):
             return self._levels[request.priority - 1]
@@ -116,7 +226,7 @@ class BatchQueue(Generic[R]):
         """Execute each request alone from now on."""
         self._batches = False
 
-    def whole(self) -> bool:
+    def is_full(self) -> bool:
         """See `Queue`."""
         if not len(self):
             return False
@@ -125,12 +235,12 @@ class BatchQueue(Generic[R]):
         _, total, closed, _ = self._walk()
         return closed or total >= self._max
 
-    def take(self, now: int, lanes: Sequence[int] = (0,), most: int = 1) -> Take[R]:
-        """The next batch, if it is time for one, for the last of the `lanes`, which are free.
+    def take(self, now: int, instances: Sequence[int] = (0,), most: int = 1) -> BatchDecision[R]:
+        """The next batch, if it is time for one, for the last of the `instances`, which are free.
 
         Of requests that are executed one by one it has as many as wait, but no more than `most`.
         """
-        take: Take[R] = Take(lanes[-1])
+        take: BatchDecision[R] = BatchDecision(instances[-1])
         if self._hurries:  # then nobody is delayed
             waiting = self._free or self._all_waiting()
             if len(waiting) == 1 and not waiting[0].cancelled:
@@ -151,8 +261,8 @@ class BatchQueue(Generic[R]):
         occupied = [level.waiting for level in self._levels if level.waiting]
         return occupied[0] if len(occupied) == 1 else _NOBODY
 
-    def returned(self, lane: int, now: int) -> None:
-        """A lane has executed its batch, which concerns nobody who waits."""
+    def release(self, instance: int, now: int) -> None:
+        """An instance has executed its batch, which concerns nobody who waits."""
 
     def end(self, correlation_id: int | str, now: int) -> None:
         """Requests have nothing to do with one another here."""
@@ -166,9 +276,9 @@ class BatchQueue(Generic[R]):
             return 0
         return min((deadline for level in self._levels if (deadline := level.next_deadline())), default=0)
 
-    def take_expired(self, now: int) -> Take[R]:
-        """Only those whose time is over, while no lane is free to take a batch."""
-        take: Take[R] = Take()
+    def take_expired(self, now: int) -> BatchDecision[R]:
+        """Only those whose time is over, while no instance is free to take a batch."""
+        take: BatchDecision[R] = BatchDecision()
         self._expire(now, take)
         return take
 
@@ -179,19 +289,19 @@ class BatchQueue(Generic[R]):
             level.clear()
         return everybody
 
-    def _expire(self, now: int, take: Take[R]) -> None:
+    def _expire(self, now: int, take: BatchDecision[R]) -> None:
         if self._has_deadlines:
             for level in self._levels:
                 take.expired += level.expire(now)
 
-    def _cut(self, now: int, take: Take[R], most: int) -> None:
+    def _cut(self, now: int, take: BatchDecision[R], most: int) -> None:
         count = self._count(now, take) if self._batches else min(most, len(self))
         pop = self._free.popleft if self._free is not None else self._pop
         members = [pop() for _ in range(count)]
         take.cancelled += [request for request in members if request.cancelled]
         take.batch = [request for request in members if not request.cancelled]
 
-    def _count(self, now: int, take: Take[R]) -> int:
+    def _count(self, now: int, take: BatchDecision[R]) -> int:
         """How many requests make up a batch now; 0 where the take says when to ask again."""
         count, total, closed, preferred_count = self._walk()
         send_at = self._send_at(count) if self._delay_ns else now
@@ -231,3 +341,66 @@ class BatchQueue(Generic[R]):
             if total in self._preferred:
                 preferred_count = count
         return count, total, False, preferred_count
+
+
+T = TypeVar("T")
+
+
+class InOrder(Generic[T]):
+    """Holds back results that overtook others. Tickets count up from 0 without a gap."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._held: dict[int, T] = {}
+
+    def release(self, ticket: int, result: T) -> list[T]:
+        """Take the result of a ticket; return all that may leave now, oldest first."""
+        self._held[ticket] = result
+        ready: list[T] = []
+        while self._next in self._held:
+            ready.append(self._held.pop(self._next))
+            self._next += 1
+        return ready
+
+
+_TURNS = 3  # of the loop; a client of this machine is back in one or two
+_LONGEST_NS = 300_000  # for all of them: other models may have much to do in each
+_MANY = 4  # requests: sending their batch takes less time than each of them would wait for answers to be written
+
+
+class BatchLinger:
+    """Decides for one model.
+
+    Args:
+        joins: whether its requests are joined into batches at all.
+
+    Attributes:
+        turns: of the loop, for which those who wait may still be left alone.
+    """
+
+    def __init__(self, *, joins: bool) -> None:
+        self._joins = joins
+        self._size = 0  # of the batch that was answered last
+        self.turns = 0
+        self._until = 0
+
+    def __repr__(self) -> str:
+        return f"<BatchLinger: {self.turns} turns left for {self._size} to come again>"
+
+    def skips(self, waiting: int, size: int) -> bool:
+        """Whether so many who wait are sent before a batch of that size is answered, which is done."""
+        return not self._joins or waiting >= max(size, _MANY)
+
+    def batch_done(self, size: int, now: int) -> None:
+        """So many have been answered (ns)."""
+        self._size, self.turns, self._until = size, _TURNS, now + _LONGEST_NS
+
+    def should_wait(self, waiting: int, now: int) -> bool:
+        """Whether those who wait now (ns) are left alone until the loop has looked at its sockets once more."""
+        if not (self.turns and waiting):
+            return False
+        if waiting < self._size and now < self._until:
+            self.turns -= 1
+            return True
+        self.turns = 0
+        return False

@@ -1,7 +1,8 @@
-"""The warm-up that a model's configuration asks for: requests of made-up or recorded data, before the model is ready.
+"""What a load reads and runs beside the model itself: labels, initial states, and warm-ups. On load threads.
 
-They are executed as batches of clients are, collated and scattered, once on every instance; what they answer is
-dropped, and nothing of it is counted. One that fails fails the load. Runs on load threads.
+The default warm-up executes once with zeros, so that the first request finds buffers allocated. Samples that the
+configuration asks for are executed as batches of clients are, once on every instance; their answers are dropped and not
+counted, and one that fails fails the load.
 """
 
 from __future__ import annotations
@@ -13,26 +14,78 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.config.model_config import ControlKind, hidden_inputs
+from model_handlers.config.model_config import ControlKind, all_inputs, hidden_inputs
 from model_handlers.errors import Kind, MmeError, NotBegunError, invalid_model, out_of_memory
 from model_handlers.system.devices import free_memory, host_memory
 from model_handlers.system.disk import disk_errors
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
-from serve.model.execution import execute_batch
-from serve.model.initial_states import initial_states
+from serve.model.instance import execute_batch
 from serve.model.layout_check import check_layout
-from serve.model.signature import Signature
+from serve.model.tensors import TensorMap, batch_input, flat
 from serve.request import InferenceRequest, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from model_handlers.base import Handler
-    from model_handlers.config.model_config import ModelConfig, WarmupInput, WarmupSample
+    from model_handlers.config.model_config import InitialState, ModelConfig, SequenceState, WarmupInput, WarmupSample
     from model_handlers.requests import ModelResponse
-    from model_handlers.tensor import Array, DataType
-    from serve.model.open_request import OpenRequest
+    from model_handlers.tensor import Array, DataType, TensorSpec
+    from serve.model.replies import DecoupledRequest
+
+    Labels = Mapping[str, tuple[str, ...]]
+
+
+_MOST_BYTES = 256 << 20  # of zeros: a configuration may declare more than there is memory for
+
+
+def warm_up(handler: Handler) -> bool:
+    """Execute once with zeros; whether the model took them.
+
+    It may refuse them; that is no reason to refuse the model. One that fails in any other way is closed.
+    """
+    if not (handler.inline or handler.warms):  # code of the model's author: it is not ours to call with made-up data
+        return True
+    config = handler.config
+    size = sum(_bytes(spec) for spec in all_inputs(config))
+    if size > _MOST_BYTES:
+        _log.debug("no warm-up: zeros for it would take %d bytes", size, extra={"target_model": config.name})
+        return False
+    try:
+        handler.execute(zeros(config), [spec.name for spec in config.outputs])
+    except MmeError as error:
+        _log.debug("warm-up with zeros failed: %s", error, extra={"target_model": config.name})
+        return False
+    except BaseException:
+        handler.close()
+        raise
+    return True
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return element_count(max(dim, 1) for dim in spec.dims) * spec.data_type.dtype.itemsize
+
+
+def zeros(config: ModelConfig) -> dict[str, Array]:
+    """One element of every input, variable dimensions at 1."""
+    made = {}
+    shapes = {}
+    for spec in all_inputs(config):
+        shape = [max(dim, 1) for dim in spec.model_dims]
+        array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
+        shapes[spec.name] = array.shape
+        array = flat([array]) if spec.allow_ragged_batch else array
+        if spec.data_type is BYTES:
+            array.fill(b"")
+        made[spec.name] = array
+    for given in config.batch_input:
+        told = batch_input(
+            given.kind, [shapes[given.source_input[0]]], given.data_type.dtype, batches=config.max_batch_size > 0
+        )
+        made |= dict.fromkeys(given.target_name, told)
+    return made
+
 
 FOLDER = "warmup"  # in the model's directory, beside its versions
 _log = logging.getLogger("mme.load")
@@ -57,15 +110,15 @@ class Warmup:
         # What a model of sequences is given beside clients' tensors a sample may hold as well.
         inputs = (*config.inputs, *hidden_inputs(config.sequence_batching))
         self._config = config = replace(config, inputs=inputs)
-        self._signature = Signature(config.name, 0, config)
+        self._signature = TensorMap(config.name, 0, config)
         self._samples = [_Sample(sample, config, directory) for sample in config.model_warmup if sample.batch_size]
 
-    def run(self, handler: Handler, lane: str, must_go_on: Callable[[], None] = lambda: None) -> None:
-        """Execute all samples on the instance `lane`.
+    def run(self, handler: Handler, instance: str, must_go_on: Callable[[], None] = lambda: None) -> None:
+        """Execute all samples on the instance `instance`.
 
         Args:
             handler: the model on it.
-            lane: for messages and the log.
+            instance: for messages and the log.
             must_go_on: called before each execution; raises once nobody waits for the model any more.
 
         Raises:
@@ -73,13 +126,13 @@ class Warmup:
         """
         handler.warming = True
         try:
-            self._run(handler, lane, must_go_on)
+            self._run(handler, instance, must_go_on)
         finally:
             handler.warming = False
 
-    def _run(self, handler: Handler, lane: str, must_go_on: Callable[[], None]) -> None:
+    def _run(self, handler: Handler, instance: str, must_go_on: Callable[[], None]) -> None:
         for sample in self._samples:
-            _log.info("model '%s' instance %s is running warmup sample '%s'", self._config.name, lane, sample.name)
+            _log.info("model '%s' instance %s is running warmup sample '%s'", self._config.name, instance, sample.name)
             for iteration in range(sample.count):
                 _log.debug("warmup sample '%s' for iteration %d", sample.name, iteration)
                 for batch in sample.batches():
@@ -88,7 +141,7 @@ class Warmup:
                             must_go_on()
                             batch = self._execute(handler, batch)  # noqa: PLW2901 - what is left of it
                     except MmeError as error:
-                        raise _failed(sample.name, f"model '{self._config.name}' instance {lane}", error) from error
+                        raise _failed(sample.name, f"model '{self._config.name}' instance {instance}", error) from error
 
     def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> list[InferenceRequest]:
         """Execute a batch; return the requests that were not begun."""
@@ -156,8 +209,8 @@ class _Answers:
         self._changed = threading.Condition()
         self._ends: dict[InferenceRequest, MmeError | None] = {}
 
-    def post(self, opened: OpenRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
-        """See `serve.model.open_request.Post`. On any thread."""
+    def post(self, opened: DecoupledRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
+        """See `serve.model.replies.Post`. On any thread."""
         error = response if isinstance(response, MmeError) else None
         if final or error is not None:
             with self._changed:
@@ -223,3 +276,94 @@ def _recorded(given: WarmupInput, name: str, model: str, file: Path) -> Array:
             f"warmup setting expects {size} bytes, but the data provided from {path} only has {len(data)} bytes"
         )
     return np.frombuffer(data, given.data_type.dtype, count)
+
+
+def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
+    """Output → its labels, of those outputs that have a file of them in the model's directory.
+
+    Raises:
+        MmeError: INVALID_MODEL for a file that is not there, or no text.
+    """
+    labels = {}
+    for spec in config.outputs:
+        if not spec.label_filename:
+            continue
+        file = directory / spec.label_filename
+        whose = f"label_filename '{spec.label_filename}' of output '{spec.name}' of model '{config.name}'"
+        if not file.is_file():
+            raise invalid_model(f"{whose}: there is no such file in the model's directory")
+        try:
+            with disk_errors(whose):
+                labels[spec.name] = tuple(line.strip() for line in file.read_text("utf-8").splitlines())
+        except UnicodeDecodeError as error:
+            raise invalid_model(f"{whose} is not UTF-8 text: {error}") from error
+    return labels
+
+
+def ensemble_labels(config: ModelConfig, own: Labels, members: Mapping[str, Labels]) -> Labels:
+    """Those of an ensemble: its own, else those of the models that write its outputs."""
+    labels = dict(own)
+    for step in config.ensemble:
+        for output, tensor in step.output_map.items():
+            if config.output(tensor) is not None and output in members[step.model_name]:
+                labels.setdefault(tensor, members[step.model_name][output])
+    return labels
+
+
+STATES_FOLDER = "initial_state"  # in the model's directory, beside its versions
+
+
+def initial_states(config: ModelConfig, directory: Path) -> dict[str, Array]:
+    """State input → its first value, batch dimension included; {} for a model without states.
+
+    Raises:
+        MmeError: INVALID_MODEL for a file that is not there or too short.
+    """
+    states = config.sequence_batching.state if config.sequence_batching is not None else ()
+    return {state.input_name: _first(state, config, directory / STATES_FOLDER) for state in states}
+
+
+def _first(state: SequenceState, config: ModelConfig, folder: Path) -> Array:
+    initial = state.initial_state[0] if state.initial_state else None
+    dims = initial.dims if initial is not None else tuple(max(dim, 1) for dim in state.dims)
+    shape = (1, *dims) if config.max_batch_size > 0 else dims
+    if initial is not None and initial.data_file:
+        array = _recorded_state(state, initial, config.name, folder).reshape(shape)
+    else:
+        _check_state_room(state, dims, config.name)
+        array = np.zeros(shape, state.data_type.dtype)
+        if state.data_type is BYTES:
+            array.fill(b"")
+    array.flags.writeable = False  # every sequence begins with it
+    return array
+
+
+def _check_state_room(state: SequenceState, dims: tuple[int, ...], model: str) -> None:
+    need = element_count(dims) * state.data_type.dtype.itemsize
+    if need > host_memory():
+        raise invalid_model(
+            f"state input '{state.input_name}' of model '{model}' takes {need} bytes, more than this machine has: "
+            "make it smaller"
+        )
+
+
+def _recorded_state(state: SequenceState, initial: InitialState, model: str, folder: Path) -> Array:
+    """The elements in a file, which may hold more."""
+    file, count = folder / initial.data_file, element_count(initial.dims)
+    path = f"{STATES_FOLDER}/{initial.data_file}"
+    with disk_errors(f"initial_state '{initial.name}' of model '{model}' can't be read from {path}"):
+        if not file.is_file():
+            raise invalid_model(f"model '{model}' has no file {path}, which initial_state '{initial.name}' names")
+        data = file.read_bytes()
+    if state.data_type is BYTES:
+        try:
+            return decode_bytes_elements(data, count, state.input_name, model)
+        except MmeError as error:
+            raise invalid_model(f"initial_state '{initial.name}' in {path}: {error}") from error
+    size = count * state.data_type.itemsize
+    if len(data) < size:
+        raise invalid_model(
+            f"initial_state setting expects {size} bytes, but the data provided from {path} only has {len(data)} bytes "
+            f"(model {model})"
+        )
+    return np.frombuffer(data, state.data_type.dtype, count)

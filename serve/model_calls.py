@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAGS_TOLD, ModelResponse
 from model_handlers.tensor import BF16
-from serve.decoupled_error import DecoupledError
-from serve.model.open_request import OpenRequest
-from serve.request import Called, InferenceRequest, InferenceResponse, layout_of
+from serve.model.replies import DecoupledRequest
+from serve.request import Called, DecoupledError, InferenceRequest, InferenceResponse, layout_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.outside")
 
 
-class EngineOutside:
+class ModelCalls:
     """The engine, for the code of a target's models, from the beginning of a load on. Called on any thread.
 
     Args:
@@ -210,7 +209,7 @@ class _Answering:
         call = self.call
         called = Called(call.model, self._began, ended, self._version, call.id, arrival, self._timings, kind, report)
         for opened in call.waiting:
-            if isinstance(opened, OpenRequest):
+            if isinstance(opened, DecoupledRequest):
                 opened.called(called)
 
 

@@ -1,7 +1,6 @@
-"""What happened to a model's requests: counters and durations, in Triton's terms. Touched on the event loop only.
+"""What happened to a model's requests, in Triton's terms: counters, durations, histograms, recent quantiles.
 
-Durations are nanoseconds, summed. Counting is a handful of integer additions a batch; turning the sums into JSON or
-Prometheus text happens when somebody asks.
+Durations are nanoseconds, summed: counting is a handful of integer additions a batch. On the event loop only.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping  # noqa: TC003 - a compiled dataclass looks at its types
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,12 +16,89 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind
-from serve.latencies import DEFAULT_BUCKETS, Summaries
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from model_handlers.config.model_config import ModelConfig
-    from serve.latencies import Latencies
+    from serve.control import Latencies
     from serve.request import Timings
+
+
+# Triton's, of the time to a first response, where a model's configuration names no others. Milliseconds.
+DEFAULT_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
+_WINDOW_SECONDS = 60.0
+_MOST = 4096  # values remembered of that time
+
+
+class Summary:
+    """Durations: how many, their sum, and quantiles of those of the last minute.
+
+    Attributes:
+        count, ns: of all that ever were.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_MOST)
+
+    def add(self, ns: int, now: float) -> None:
+        """Count one that ended at `now`, by `time.monotonic()`."""
+        self.count += 1
+        self.ns += ns
+        self._forget(now)
+        self._recent.append((now, ns))
+
+    def quantiles(self, wanted: Sequence[float], now: float) -> list[float]:
+        """Nanoseconds, of each quantile; not a number where there is none of the last minute."""
+        self._forget(now)
+        recent = sorted(ns for _, ns in self._recent)
+        if not recent:
+            return [float("nan")] * len(wanted)
+        return [float(recent[min(int(quantile * len(recent)), len(recent) - 1)]) for quantile in wanted]
+
+    def _forget(self, now: float) -> None:
+        """What is of no minute that anybody asks for: it would add up, of hundreds of models."""
+        recent = self._recent
+        while recent and recent[0][0] < now - _WINDOW_SECONDS:
+            recent.popleft()
+
+
+@dataclass(slots=True)
+class Summaries:
+    """Those of one version of one model."""
+
+    request: Summary = field(default_factory=Summary)
+    queue: Summary = field(default_factory=Summary)
+    compute_input: Summary = field(default_factory=Summary)
+    compute_infer: Summary = field(default_factory=Summary)
+    compute_output: Summary = field(default_factory=Summary)
+    cache_hit: Summary = field(default_factory=Summary)
+    cache_miss: Summary = field(default_factory=Summary)
+
+    def executed(self, waited_ns: int, total_ns: int, computed_ns: tuple[int, int, int]) -> None:
+        """One request succeeded: what it waited and took in all, and input, inference and output of its execution."""
+        now = time.monotonic()
+        self.request.add(total_ns, now)
+        self.queue.add(waited_ns, now)
+        for summary, ns in zip(self._computed(), computed_ns, strict=True):
+            summary.add(ns, now)
+
+    def hit(self, ns: int) -> None:
+        """One request was answered out of the response cache."""
+        now = time.monotonic()
+        self.request.add(ns, now)
+        self.queue.add(0, now)
+        self.cache_hit.add(ns, now)
+
+    def missed(self, ns: int) -> None:
+        """One was looked for there in vain, and its response was kept."""
+        self.cache_miss.add(ns, time.monotonic())
+
+    def _computed(self) -> Iterator[Summary]:
+        yield from (self.compute_input, self.compute_infer, self.compute_output)
+
 
 _log = logging.getLogger("mme.model")
 # Triton's reasons for a failed request.
