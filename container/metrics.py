@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from model_handlers.metrics import Family, Reading
     from serve.control import Latencies
     from serve.engine import Engine
-    from serve.loading.target import Target
+    from serve.loading.loader import Target
     from serve.statistics import ModelStats, Summary, TargetStats
 
 _TOTAL = "_total"

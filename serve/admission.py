@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from serve.cache.entry import Entry
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions
-    from serve.loading.prepared import PreparedTarget
-    from serve.loading.target import Target
+    from serve.loading.loader import Target
+    from serve.loading.prepare import PreparedTarget
     from serve.register import Register
     from serve.request import LoadReport
     from serve.sources.origins import Origins

@@ -1,11 +1,15 @@
-"""The operator's choices: which models of a repository are served, what is guessed of them, what is measured. PURE."""
+"""The operator's choices: which models are served, what is guessed and measured of them, how weights are held. PURE."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, invalid_model
+
+if TYPE_CHECKING:
+    from model_handlers.config.model_config import ModelConfig
 
 
 class BatchGuess(Enum):
@@ -16,11 +20,11 @@ class BatchGuess(Enum):
 
 
 class Control(Enum):
-    """A mode, by Triton's names, but for the first, which Triton has not."""
+    """Which models of a repository are served, by Triton's names of modes, but for the first, which Triton has not."""
 
     DEMAND = "demand"  # all at start, or those that are named; any other with its first request or by a load
     NONE = "none"  # all at start, and nothing ever changes
-    EXPLICIT = "explicit"  # those that are named at start, and those that somebody loads
+    EXPLICIT = "explicit"  # those that are named at start, and those that a client loads
     POLL = "poll"  # all, as the folder has them
 
     @property
@@ -30,15 +34,11 @@ class Control(Enum):
 
     @property
     def limits(self) -> bool:
-        """Whether only those models answer that somebody loaded, and no other that happens to be there."""
+        """Whether only those models answer that were loaded by name, and no other that happens to be there."""
         return self is not Control.DEMAND
 
     def check(self) -> None:
-        """Refuse a client's load or unload where clients have no say.
-
-        Raises:
-            MmeError: UNAVAILABLE, in Triton's words.
-        """
+        """Refuse a client's load or unload where clients have no say: UNAVAILABLE, in Triton's words."""
         if self.loads_all:
             raise MmeError(Kind.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled")
 
@@ -69,3 +69,37 @@ class Latencies:
 
 
 DEFAULT_LATENCIES = Latencies()
+
+
+WEIGHTS = "MME_WEIGHTS"
+
+
+class Weights(Enum):
+    """How weights are to be held."""
+
+    AUTO = "auto"  # mapped, and packed while it is hot
+    MAPPED = "mapped"  # always mapped: as little memory as can be
+    PACKED = "packed"  # packed from the start: as quick as can be
+    PLAIN = "plain"  # read from the model's own file; nothing is kept on disk beside it
+
+
+class Tier(Enum):
+    """How a loaded model holds its weights."""
+
+    PLAIN = "plain"
+    MAPPED = "mapped"
+    PACKED = "packed"
+
+
+def weights_of(config: ModelConfig, default: Weights) -> Weights:
+    """What a model's configuration asks for, else what the operator does; INVALID_MODEL for what does not exist."""
+    text = config.parameters.get(WEIGHTS)
+    if text is None:
+        return default
+    try:
+        return Weights(text.strip().lower())
+    except ValueError:
+        choices = ", ".join(f"'{weights.value}'" for weights in Weights)
+        raise invalid_model(
+            f"model '{config.name}': parameter '{WEIGHTS}' must be one of {choices}, got '{text}'"
+        ) from None

@@ -33,14 +33,13 @@ from serve.cache.model_cache import ModelCache
 from serve.index import index_rows
 from serve.journal import Journal
 from serve.load_waits import LoadWaits
-from serve.loading import batch_verdicts, proofs
-from serve.loading.batch_verdicts import BatchVerdicts
-from serve.loading.heap_trim import HeapTrim
+from serve.loading import verify
+from serve.loading.loader import ModelLoader
+from serve.loading.measuring import HeapTrim
 from serve.loading.meter import Meter
-from serve.loading.prepared import PreparedTarget
-from serve.loading.proofs import Proofs
-from serve.loading.target_loader import ModelLoader
+from serve.loading.prepare import PreparedTarget
 from serve.loading.upkeep import Upkeep
+from serve.loading.verify import BatchVerdicts, Proofs
 from serve.model.dispatch import LoopPoller
 from serve.model.rate_limiter import ResourcePool
 from serve.model.replies import OomRetry
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
     from serve.cache.entry import Entry
     from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions
-    from serve.loading.target import AnyModel, Target
+    from serve.loading.loader import AnyModel, Target
     from serve.model.warmup import Labels
     from serve.request import InferenceRequest, InferenceResponse
     from serve.sources.disk_room import DiskRoom
@@ -157,7 +156,7 @@ class Engine:
             self._loop,
             self.stats,
             footprints=known,
-            proofs=Proofs(StateFile(options.cache_directory / "proofs.json", proofs.FORM)),
+            proofs=Proofs(StateFile(options.cache_directory / "proofs.json", verify.PROOFS_FORM)),
             verdicts=self._batch_verdicts(),
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
@@ -181,7 +180,7 @@ class Engine:
         )
 
     def _batch_verdicts(self) -> BatchVerdicts:
-        file = StateFile(self.options.cache_directory / "batching.json", batch_verdicts.FORM)
+        file = StateFile(self.options.cache_directory / "batching.json", verify.BATCHING_FORM)
         return BatchVerdicts(file, self._writes, self.options.batch_guess)
 
     def _cache(self, loader: ModelLoader) -> ModelCache[PreparedTarget, Target]:

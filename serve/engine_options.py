@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from serve.cache.eviction import DEFAULT_RULES, Rules
-from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies
+from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies, Weights
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.threads import UnderWay
-from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from serve.cache.entry import Entry
-    from serve.loading.target import Target
+    from serve.loading.loader import Target
     from serve.statistics import TargetStats
 
 DOWN = "a process of it died too often; a load begins anew"

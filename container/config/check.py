@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.config.findings import Finding
 from model_handlers.errors import MmeError, invalid_argument
-from serve.loading.model_check import Examined, examine, examine_ensembles
+from serve.loading.check import Examined, examine, examine_ensembles
 from serve.sources.archive import extract
 from serve.sources.layout import candidates_in, models_in
 from serve.sources.misplaced import advice

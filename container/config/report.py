@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from container.config.check import Report
     from model_handlers.config.findings import Finding
     from model_handlers.config.model_config import ModelConfig
-    from serve.loading.model_check import Examined, Located
+    from serve.loading.check import Examined, Located
 
 # The style of a line on a terminal, by what it says.
 PROBLEM, MEND, NOTE, HEAD, PLAIN, GOOD = "bold red", "yellow", "cyan", "bold", "", "green"

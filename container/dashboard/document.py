@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Footprint
     from serve.cache.entry import Entry
     from serve.engine import Engine
-    from serve.loading.target import Target
+    from serve.loading.loader import Target
 
 BARS = 60  # models with a bar of their own in a budget
 ROWS = 50  # models with a row of their own

@@ -47,10 +47,9 @@ from model_handlers.body import LITERAL
 from model_handlers.errors import MmeError
 from model_handlers.system.importing import is_installed
 from serve.cache.eviction import Policy
-from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies
+from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies, Weights
 from serve.sources.credentials import read_credentials
 from serve.sources.scripts import Scripts
-from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,8 +16,7 @@ from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
 from model_handlers.body import LITERAL
 from serve.cache.eviction import Policy
-from serve.control import BatchGuess, Control
-from serve.weights.mode import Weights
+from serve.control import BatchGuess, Control, Weights
 
 _PORT = v.integer(0, 65535)
 _TIMEOUT = v.seconds(0.1, 3600)

@@ -4,7 +4,7 @@ Readers written in C++ trust what they read. A damaged file has them write where
 for more memory than there is, and neither a signal nor an abort can be caught: the process that called them is gone,
 and with it every model that it served. So a file that was never loaded is loaded first in a process that may die of it,
 and then once more where it is to serve, at the full speed of the serving process. That costs a fork, and the load
-twice, once in the life of a file: see `serve/loading/proofs.py`. The process's own side is `Handler.try_load`.
+twice, once in the life of a file: see `serve/loading/verify.py`. The process's own side is `Handler.try_load`.
 """
 
 from __future__ import annotations

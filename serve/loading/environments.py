@@ -1,6 +1,6 @@
 """The environments that a target's models bring: which they want, which are there, and the making of the others.
 
-Runs on load threads. What an environment is and how it is made is the business of `model_handlers.environments`.
+On load threads. What an environment is and how it is made: see `model_handlers.environments`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ _log = logging.getLogger("mme.cache")
 class Brought:
     """What environments a model's versions bring, by their model files.
 
-    Attributes:
-        wanted: what they ask for.
-        met: whose the server's own packages are enough for.
-        there: those of the others that were made.
+    Of those that are `wanted` the server's own packages are enough for `met`; of the others those `there` were made.
     """
 
     wanted: dict[Path, Wanted] = field(default_factory=dict)
@@ -47,12 +44,11 @@ class Brought:
 
     @property
     def complete(self) -> bool:
-        """Whether none is yet to be made."""
         return len(self.met) + len(self.there) == len(self.wanted)
 
     @property
     def mark(self) -> str:
-        """Of footprints of who shares the server's packages: with another image, the same model may share nothing."""
+        """Of footprints of models that share the server's packages: with another image, they may share nothing."""
         return " met" if self.met else ""
 
     def size_in(self, directory: ModelDirectory) -> int:
@@ -95,7 +91,6 @@ def look(
 
 
 def _is_met(wanted: Wanted, model: str) -> bool:
-    """Whether the server's own packages are enough for it. What that costs otherwise is worth a word."""
     if isinstance(wanted, Given):
         return False
     with disk_errors(f"model '{model}': {wanted.subject} cannot be read"):

@@ -1,13 +1,14 @@
-"""What loading something into this process takes: of one load at a time, two at once could not be told apart.
+"""What loading something into this process takes, and freed pages of the heap handed back when models have left.
 
-But for a model whose code has another one loaded: what that takes is known by then, and left out. Runs on the threads
-that load.
+Of one load at a time: two at once could not be told apart. But for a model whose code has another one loaded: what that
+takes is known by then, and left out. On any thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.base import Footprint
@@ -19,16 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from model_handlers.cancel_token import CancelToken
+    from serve.threads import ThreadPool
+
 
 R = TypeVar("R")
+_TRIM_SECONDS = 1.0
 
 
 class Scales:
-    """One a process: whatever loads into it takes turns here.
-
-    Attributes:
-        common: bytes of the host that frameworks take, which models share.
-    """
+    """One a process: loads into it take turns here. Frameworks, which models share, take `common` bytes of the host."""
 
     def __init__(self) -> None:
         self.common = 0
@@ -37,7 +37,7 @@ class Scales:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[Others]:
-        """What others that are loaded meanwhile turn out to take."""
+        """What other loads turn out to take meanwhile."""
         others = Others()
         self._under_way.append(others)
         try:
@@ -46,12 +46,12 @@ class Scales:
             self._under_way.remove(others)
 
     def note(self, taken: Footprint) -> None:
-        """Something takes that much of this process and of the GPUs: it is not of those whose loads are under way."""
+        """So much of this process and of the GPUs is not of those whose loads are under way."""
         for others in self._under_way:
             others.take += taken
 
     def weigh(self, load: Callable[[], R], token: CancelToken = NEVER) -> tuple[R, Footprint]:
-        """Call `load`; return what it does, and the bytes that it took: private ones on the host, anybody's on GPUs.
+        """Call `load`; return what it does, and the bytes that it took: private ones on the host, all on GPUs.
 
         Raises:
             MmeError: CANCELLED while it waited for its turn.
@@ -66,7 +66,7 @@ class Scales:
     @contextlib.contextmanager
     def _turn(self, token: CancelToken) -> Iterator[None]:
         def taken(seconds: float) -> threading.Lock | None:
-            lock = self._lock  # another one, if who holds the first was overruled
+            lock = self._lock  # another one, if the load with the first was overruled
             return lock if lock.acquire(timeout=seconds) else None
 
         lock = token.wait(taken)
@@ -76,7 +76,7 @@ class Scales:
             lock.release()
 
     def overrule(self) -> None:
-        """Whoever has its turn may never end it, or waits for another: others need not wait for it.
+        """The load that has its turn may never end it, or waits for another: others need not wait for it.
 
         What it takes meanwhile is counted as theirs.
         """
@@ -84,32 +84,66 @@ class Scales:
 
 
 class Others:
-    """What others take that were loaded during a load. Compared by identity.
-
-    Attributes:
-        take: that.
-    """
+    """What others `take` that were loaded during a load. Compared by identity."""
 
     def __init__(self) -> None:
         self.take = Footprint()
 
 
 def taken() -> Footprint:
-    """Return the bytes that this process takes of the host, and all processes of the GPUs."""
+    """The bytes that this process takes of the host, and all processes of the GPUs."""
     return Footprint(devices.private_memory(), devices.device_memory_used())
 
 
 def _trimmed() -> Footprint:
-    """See `taken`, without what loading took for a while."""
-    heap.trim()
+    heap.trim()  # of what loading took for a while
     return taken()
 
 
 def _restore_priority(before: set[int]) -> None:
-    """Threads that a framework started for the model inherited the loader's low priority; they do not execute at it.
-
-    A framework's threads are not Python's; what Python started meanwhile are other loaders.
-    """
+    # Threads that a framework started for the model inherited the loader's low priority, at which they shall not
+    # execute. They are not Python's; what Python started meanwhile are other loaders.
     begun = threads() - before
     for thread in begun and begun - {thread.native_id for thread in threading.enumerate()}:
         usual_priority(thread)
+
+
+class HeapTrim:
+    """Trims the heap at most once a second, for all that left since: it takes milliseconds and malloc's locks."""
+
+    def __init__(
+        self, threads: ThreadPool, trim: Callable[[], None] = heap.trim, seconds: float = _TRIM_SECONDS
+    ) -> None:
+        self._threads = threads
+        self._trim = trim
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._due = 0.0  # when the next may be
+        self._asked = False
+        self._ended = threading.Event()
+
+    def left(self) -> None:
+        """A model was closed. Its pages are given back when this returns, or soon with those of others."""
+        with self._lock:
+            now = time.monotonic()
+            if self._asked:
+                return
+            self._asked = waits = now < self._due
+            if not waits:
+                self._due = now + self._seconds
+        if waits:
+            self._threads.run(self._later)
+        else:
+            self._trim()
+
+    def close(self) -> None:
+        """Trim no more: what is freed goes with the process."""
+        self._ended.set()
+
+    def _later(self) -> None:
+        if self._ended.wait(max(self._due - time.monotonic(), 0)):
+            return
+        with self._lock:
+            self._asked = False
+            self._due = time.monotonic() + self._seconds
+        self._trim()

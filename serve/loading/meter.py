@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from serve.cache.model_cache import ModelCache
-    from serve.loading.prepared import PreparedTarget
-    from serve.loading.target import Target
+    from serve.loading.loader import Target
+    from serve.loading.prepare import PreparedTarget
 
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0

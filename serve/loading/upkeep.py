@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Footprint, Handler
     from serve.cache.model_cache import ModelCache
-    from serve.loading.prepared import PreparedTarget
-    from serve.loading.target import Target
+    from serve.loading.loader import Target
+    from serve.loading.prepare import PreparedTarget
 
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0  # while the budget is passed

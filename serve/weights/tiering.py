@@ -20,10 +20,10 @@ from model_handlers.errors import MmeError
 from model_handlers.system import heap
 from model_handlers.system.threads import within
 from serve.cache.room import megabytes
+from serve.control import Tier, Weights
 from serve.model.model import Model
 from serve.threads import ThreadPool
 from serve.weights.heat import Heat
-from serve.weights.mode import Tier, Weights
 from serve.weights.refining import Refiner
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.system.threads import ThreadBudget
     from serve.cache.model_cache import ModelCache
+    from serve.loading.loader import Target
     from serve.loading.measuring import Scales
-    from serve.loading.prepared import PreparedTarget
-    from serve.loading.target import Target
+    from serve.loading.prepare import PreparedTarget
     from serve.model.instance import RetiredHandlers
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore

@@ -12,7 +12,7 @@ from container import cli
 from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.table import BY_NAME, TRITON_VARIABLES
 from model_handlers.registry import BACKENDS, served_backends
-from serve.loading.asked import PARAMETERS
+from serve.loading.prepare import PARAMETERS
 from tests.contract.models import ONE, lay_out, plus
 from tests.contract.server import Server
 from tests.docs.sentences import ROOT, is_said, texts

@@ -997,9 +997,9 @@ async def test_an_archive_whose_load_failed_is_not_held(toys, tmp_path, store, s
     async with engine_of(tmp_path, budget, store=str(store)) as engine:
         if step != "reserve":
             place = (
-                "serve.loading.preparer.placement_of"
+                "serve.loading.prepare.placement_of"
                 if step == "prepare"
-                else "serve.loading.target_loader.ModelLoader._load_version"
+                else "serve.loading.loader.ModelLoader._load_version"
             )
 
             def fail(*_):

@@ -18,7 +18,7 @@ from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
-from serve.loading.target_loader import ModelLoader
+from serve.loading.loader import ModelLoader
 from serve.sources.source import InRepository
 from tests.environments import (
     another_interpreter,

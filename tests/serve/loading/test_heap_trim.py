@@ -1,6 +1,6 @@
 """Freed memory of models that have left goes back to the system, without a trim for each of them."""
 
-from serve.loading.heap_trim import HeapTrim
+from serve.loading.measuring import HeapTrim
 from serve.threads import ThreadPool
 from tests.waiting import eventually
 

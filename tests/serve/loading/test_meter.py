@@ -14,7 +14,7 @@ from model_handlers.system import devices, heap
 from serve.cache.entry import State
 from serve.cache.footprints import FORM
 from serve.loading import meter
-from serve.loading.target import Target
+from serve.loading.loader import Target
 from serve.state_file import StateFile
 from tests.serve import engines, hungry
 from tests.serve.growing import MB, ask, engine_of, private, write_growing

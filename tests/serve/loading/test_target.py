@@ -13,12 +13,11 @@ import pytest
 
 from model_handlers import onnx
 from model_handlers.base import CPU, Device, Footprint, Placement
-from model_handlers.cancel_token import NEVER
+from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from serve.loading import measuring
-from serve.loading.target import Target
-from serve.loading.target_loader import ModelLoader
+from serve.loading.loader import ModelLoader, Target
 from serve.model.model import Model
 from serve.sources.source import InRepository, Unpacked
 from serve.statistics import ModelStats
@@ -157,7 +156,7 @@ async def test_a_load_that_nobody_wants_any_more_stops_between_warm_up_execution
     prepared = loader.prepare("m", InRepository(folder), NEVER)
     asked = itertools.count()
     with pytest.raises(MmeError) as caught:
-        loader.load(prepared, lambda: next(asked) > 5)
+        loader.load(prepared, CancelToken("model 'm'", lambda: next(asked) > 5))
     assert caught.value.kind is Kind.CANCELLED
     assert (counted.loaded, counted.closed) == (1, 1)
 
@@ -168,7 +167,7 @@ async def test_a_load_that_nobody_wants_any_more_stops_between_versions(tmp_path
     loader = ModelLoader(asyncio.get_running_loop(), {})
     prepared = loader.prepare("m", InRepository(folder), NEVER)
     with pytest.raises(MmeError) as caught:
-        loader.load(prepared, lambda: counted.loaded == 2)
+        loader.load(prepared, CancelToken("model 'm'", lambda: counted.loaded == 2))
     assert caught.value.kind is Kind.CANCELLED
     assert (counted.loaded, counted.closed) == (2, 2)
 

@@ -11,7 +11,7 @@ from botocore.client import BaseClient
 
 from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import Kind, MmeError
-from serve.loading.target_loader import ModelLoader
+from serve.loading.loader import ModelLoader
 from serve.sources.directories import Directories, open_bucket
 from serve.sources.s3_store import S3Store
 from serve.sources.source import InBucket

@@ -15,8 +15,8 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from serve.cache.entry import State
+from serve.control import Tier, Weights
 from serve.weights import refining, store
-from serve.weights.mode import Tier, Weights
 from tests.event_loop import run_on_loop
 from tests.serve.inside import changes_nothing, idle_for_long, loader_of, ticks_of, turn, watched_by, weights_of
 from tests.waiting import until

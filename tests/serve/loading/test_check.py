@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from model_handlers.tensorflow import graphs, handler
-from serve.loading.asked import PARAMETERS
-from serve.loading.model_check import examine, examine_ensembles
+from serve.loading.check import examine, examine_ensembles
+from serve.loading.prepare import PARAMETERS
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 
 ENSEMBLE = """

@@ -1,9 +1,16 @@
-"""Which model files turned out to batch, and which not: see `serve/model/batch_proof.py`. Kept over restarts.
+"""What is known of model files by their content, over restarts: which loaded here before, and which batch.
 
-A verdict is of a file's content and of what executes it, so that a copy under another name is known. A content is read
-only where a verdict of a file of that size is known, or is to be kept; a file whose status was seen is not read again.
+Some frameworks die of a damaged file (see `worker/start.py`), and models of theirs execute in the serving process none
+the less, where they are quickest. What stands between is a proof: this content was read by that version of that
+library, with those parameters, and the process lived. Without one the file is tried first, in a process of its own;
+that costs a load once more, and no memory beyond what was reserved for the model. A file of 400 KB takes 20 ms more
+than the 13 that its load takes, and the first one half a second.
 
-Thread-safety: asked on load threads, told on any; files are read and written on a thread of the pool.
+A verdict on batching (see `serve/model/batch_proof.py`) is of a file's content and of what executes it. Contents are
+read only where a verdict of a file of that size is known, or is to be kept.
+
+Both are by content, since a copy has the times of what it is a copy of. A file whose status was seen is not read again.
+Called on load threads, verdicts on any; those are written on a thread of the pool.
 """
 
 from __future__ import annotations
@@ -15,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
-from model_handlers.system.digests import file_digest
-from model_handlers.system.disk import state_of
+from model_handlers.errors import MmeError, invalid_model
+from model_handlers.system.digests import file_digest, text_digest
+from model_handlers.system.disk import disk_errors, state_of
+from model_handlers.worker.start import try_file
 from serve.control import BatchGuess
 from serve.model.batch_proof import Batching, BatchProof
 
@@ -27,22 +36,89 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Handler
     from model_handlers.config.model_config import ModelConfig
+    from model_handlers.system.disk import FileIdentity
     from serve.state_file import StateFile
 
-FORM = "mme batching 1"
+
+PROOFS_FORM = "mme proofs 1"
 _MOST = 10_000  # one more forgets the one unused for longest
+
+
+class Proofs:
+    """Which files were loaded here before; kept in `file`."""
+
+    def __init__(self, file: StateFile | None = None) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._proven: LRUCache[str, bool] = LRUCache(_MOST)
+        self._seen: LRUCache[tuple[Path, str], FileIdentity] = LRUCache(_MOST)
+        proven = file.read().get("proven") if file is not None else None
+        found = proven if isinstance(proven, dict | list) else ()  # a list: of a version before
+        self._proven.update({proof: True for proof in found if isinstance(proof, str)})
+
+    def __repr__(self) -> str:
+        return f"<Proofs of {len(self._proven)} files>"
+
+    def provide(self, handler: type[Handler], config: ModelConfig, model_file: Path) -> None:
+        """Try a file of which there is no proof.
+
+        Raises:
+            MmeError: as `try_file`; INVALID_MODEL for a file that is written meanwhile.
+        """
+        with disk_errors(f"model '{config.name}' cannot be read from {model_file}"):
+            reader = _reader(handler, config, model_file)
+            status = state_of(model_file.stat())
+            if self._is_seen(model_file, reader, status):
+                return
+            proof = f"{file_digest(model_file).hex()} {reader}"
+            if not self._has(proof):
+                try_file(handler, config, model_file)
+            if state_of(model_file.stat()) != status:
+                raise _written(config, model_file)
+        self._keep(proof, model_file, reader, status)
+
+    def check(self, handler: type[Handler], config: ModelConfig, model_file: Path) -> None:
+        """Refuse a file that was written since there was a proof of it, as INVALID_MODEL: before it is loaded."""
+        with disk_errors(f"model '{config.name}' cannot be read from {model_file}"):
+            if not self._is_seen(model_file, _reader(handler, config, model_file), state_of(model_file.stat())):
+                raise _written(config, model_file)
+
+    def _is_seen(self, model_file: Path, reader: str, status: FileIdentity) -> bool:
+        with self._lock:
+            return self._seen.get((model_file, reader)) == status
+
+    def _has(self, proof: str) -> bool:
+        with self._lock:
+            return proof in self._proven
+
+    def _keep(self, proof: str, model_file: Path, reader: str, status: FileIdentity) -> None:
+        with self._lock:
+            self._seen[model_file, reader] = status
+            new = self._proven.pop(proof, None) is None
+            self._proven[proof] = True  # to the end: those in the file are in the order of use
+            if new and self._file is not None:
+                self._file.keep([("proven", proof, True)], lambda: {"proven": dict.fromkeys(self._proven, True)})
+
+
+def _reader(handler: type[Handler], config: ModelConfig, model_file: Path) -> str:
+    # The file's name and the parameters say of what kind it is.
+    told = repr((model_file.name, sorted(config.parameters.items())))
+    return f"{handler.reader(config, model_file)} {text_digest(told, 16)}"
+
+
+def _written(config: ModelConfig, model_file: Path) -> MmeError:
+    return invalid_model(
+        f"model '{config.name}': '{model_file.name}' was written while it was loaded; load it again once it is whole"
+    )
+
+
+BATCHING_FORM = "mme batching 1"
 _KEPT = {state.value: state for state in (Batching.PROVEN, Batching.REFUTED)}
 _log = logging.getLogger("mme.model")
 
 
 class BatchVerdicts:
-    """All verdicts, and the files that they are of.
-
-    Args:
-        file: where they are kept; None for nowhere.
-        pool: a thread that reads and writes files; None for the caller's.
-        guess: what is done about models that are guessed to batch.
-    """
+    """Which files batch; kept in `file`, read and written on a thread of `pool`, or on the caller's."""
 
     def __init__(
         self, file: StateFile | None = None, pool: Executor | None = None, guess: BatchGuess = BatchGuess.PROVE
@@ -124,7 +200,6 @@ def _items(document: Any) -> list[tuple[str, Any]]:
 
 
 def _files(model_file: Path) -> Iterator[Path]:
-    """The files of a model, which may be a folder, as a SavedModel is."""
     if model_file.is_dir():
         yield from sorted(file for file in model_file.rglob("*") if file.is_file())
     else:
@@ -136,7 +211,6 @@ def _size(model_file: Path) -> int:
 
 
 def _status(model_file: Path, reader: str) -> str:
-    """Changes with the files, as far as their status tells."""
     status = hashlib.sha256(reader.encode())
     for file in _files(model_file):
         status.update(f"{file.name} {state_of(file.stat())} ".encode())
@@ -144,7 +218,6 @@ def _status(model_file: Path, reader: str) -> str:
 
 
 def _key(model_file: Path, reader: str) -> str:
-    """What is in the files, and what executes it."""
     content = hashlib.sha256()
     for file in _files(model_file):
         content.update(f"{file.name if model_file.is_dir() else ''} ".encode() + file_digest(file))

@@ -1,8 +1,6 @@
-"""Everything that is wrong with a model's directory, and not only the first of it.
+"""Everything that is wrong with a model's directory, and not only the first of it: for commands, not for the server.
 
-What a load does up to the point where memory is taken, with every problem told where it is: the configuration, the
-versions, the model files held against it, labels, warm-up and initial states, and an ensemble against its models. It
-runs no code of models. Synchronous: for commands, not for the server.
+What a load does up to the point where memory is taken, with every problem told where it is. It runs no code of models.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.worker.start import try_file
-from serve.loading.asked import asked_checks, unheard_of
+from serve.loading.prepare import asked_checks, unknown_parameters
 from serve.model.ensemble_plan import check_circle, member_problems
 from serve.model.warmup import Warmup, initial_states
 from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, misnamed_config, versions_in
@@ -65,11 +63,9 @@ class Examined:
     """A model's directory and what is to be said of it.
 
     Attributes:
-        path: the directory; name: what its model is called there.
         config: as far as it could be understood; completed from the model file where nothing is wrong.
         versions: those that would be served.
-        problems: what keeps it from being loaded.
-        notes: what does not.
+        problems: what keeps it from being loaded; notes: what does not.
     """
 
     path: Path
@@ -90,14 +86,7 @@ class Examined:
 
 
 def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Examined:
-    """Look at one model.
-
-    Args:
-        path: its directory.
-        name: what it is called.
-        scripts: what is the same for all inference scripts.
-        strict_name: whether its configuration may call it nothing else, as in a repository.
-    """
+    """Look at one model. With `strict_name` its configuration may call it nothing else, as in a repository."""
     found = Examined(path, name)
     file = config_file(path, scripts)
     found.attempt(file.name, "", lambda: _understand(found, file, strict_name=strict_name))
@@ -109,7 +98,7 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     is_ensemble = found.config.platform == PLATFORM
     for field_name, check in asked_checks(found.config, None if is_ensemble else _handler(found, found.config)):
         found.attempt(file.name, field_name, check)
-    for parameter, sentence in unheard_of(found.config):
+    for parameter, sentence in unknown_parameters(found.config):
         found.notes.append(Located(file.name, Finding(f"parameters['{parameter}']", sentence)))
     if is_ensemble:
         for error in namespace_errors(found.config) if not strict_name else ():
@@ -145,7 +134,6 @@ def _understand(found: Examined, file: Path, *, strict_name: bool) -> None:
 
 
 def _select(found: Examined, config: ModelConfig, scripts: Scripts) -> None:
-    """Complete the configuration by what lies in the directory, and choose the versions."""
     config, available = decided(found.path, config, scripts)
     if config.platform != PLATFORM:
         handler_for(find_backend(config.backend, config.platform, found.name, next(iter(available.values()), None)))
@@ -158,7 +146,6 @@ def _select(found: Examined, config: ModelConfig, scripts: Scripts) -> None:
 
 
 def _note_versions(found: Examined, config: ModelConfig) -> None:
-    """What looks like a version and is none, and the other way round."""
     for name in ignored_versions(found.path):
         why = "a version is a number without leading zeros"
         found.notes.append(Located(f"{name}/", Finding("", f"is not served: {why}")))
@@ -177,7 +164,7 @@ def _look_for_labels(found: Examined, config: ModelConfig) -> None:
 
 
 def _look_for_environments(found: Examined, config: ModelConfig) -> None:
-    """What a model brings has to be there; what somebody else puts where it looks may come later."""
+    # What a model brings has to be there; what is put where it looks may come later.
     handler = _handler(found, config)
     directory = ModelDirectory(found.name, found.path, config, found.versions)
     asked: set[Wanted | None] = set()
@@ -195,7 +182,6 @@ def _look_for_environments(found: Examined, config: ModelConfig) -> None:
 
 
 def _hold_against_files(found: Examined, config: ModelConfig) -> None:
-    """The model's files have to agree with its configuration; what that leaves out is completed from them."""
     handler = _handler(found, config)
     directory = ModelDirectory(found.name, found.path, config, found.versions)
     completed = config
@@ -223,20 +209,17 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
 
 
 class _Listener(logging.Handler):
-    """Keeps the sentences of what is logged."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.sentences: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
         self.sentences.append(record.getMessage())
 
 
 @contextlib.contextmanager
 def _heard() -> Iterator[list[str]]:
-    """What a server's log would warn of meanwhile, which is not logged: parameters without effect."""
+    """What a server's log would warn of meanwhile, which is not logged."""
     logger, listener = logging.getLogger("mme"), _Listener()
     disabled, propagates = logger.manager.disable, logger.propagate
     logging.disable(logging.NOTSET)

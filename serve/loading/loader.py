@@ -1,6 +1,7 @@
 """How target models are loaded, once they are prepared: on their devices, warmed up, and measured.
 
-All of it runs on load threads; what it makes lives on the event loop.
+Loading runs on load threads; a `Target` lives on the event loop: what one archive or one repository folder turned into,
+all its served versions.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from model_handlers.base import CPU, Footprint, Handler, Placement
+from model_handlers.base import CPU, Footprint, Handler, Placement, total
 from model_handlers.cancel_token import NEVER
 from model_handlers.config.model_config import Guess
 from model_handlers.config.validate import normalise
@@ -20,13 +21,10 @@ from model_handlers.system.gpus import uuid_of
 from model_handlers.system.threads import within
 from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
 from serve.cache.footprints import Footprints
-from serve.control import DEFAULT_LATENCIES
-from serve.loading.batch_verdicts import BatchVerdicts
+from serve.control import DEFAULT_LATENCIES, Weights
 from serve.loading.measuring import Scales
-from serve.loading.prepared import PreparedTarget, in_order, still_there
-from serve.loading.preparer import Preparer
-from serve.loading.proofs import Proofs
-from serve.loading.target import Target
+from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
+from serve.loading.verify import BatchVerdicts, Proofs
 from serve.model.dispatch import DispatchQueue
 from serve.model.ensemble import EnsembleModel
 from serve.model.ensemble_plan import check_members
@@ -37,7 +35,6 @@ from serve.sources.repository import ModelDirectory, made_of_parts
 from serve.sources.scripts import Scripts
 from serve.statistics import new_stats
 from serve.threads import UnderWay
-from serve.weights.mode import Weights
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
     from model_handlers.system.threads import ThreadBudget
     from serve.control import Latencies
     from serve.loading.measuring import Others
-    from serve.loading.target import AnyModel
     from serve.model.batch_proof import BatchProof
     from serve.model.dispatch import LoopPoller
     from serve.model.replies import RetryRequest
@@ -61,33 +57,135 @@ if TYPE_CHECKING:
     from serve.request import InferenceResponse
     from serve.statistics import ModelStats
     from serve.threads import ThreadPool
+    from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
 
 
-class ModelLoader:
-    """Loads what a `Preparer` of its own has prepared. All methods run on load threads.
+AnyModel = Model | EnsembleModel
 
-    Args:
-        loop: the event loop that the models will serve.
-        stats: (name, version) → counters that outlive a model's stay in memory.
-        footprints: what models took before.
-        proofs: which files were loaded before.
-        verdicts: which models batch of those that do not say so.
-        inline_ns: see `Model`.
-        require_gpu, scripts, environments, store, weights: see `Preparer`.
-        outside: what a target's models may ask of the server, by its name.
-        retry: see `Model`.
-        responses: see `Model`.
-        latencies: which are kept of models.
-        limits: the resources that instances share.
-        poll: see `Model`.
-        started: told of every target that begins to serve; on the event loop.
-        under_way: told which are being loaded.
-        host: bytes of the host that all models together may take; 0 for no such bound.
-        larger: see `Model`.
-        threads: those that frameworks may have in this process; None for any number.
-        instances: see `Model`, `threads`.
-        left: told of every target that was closed; on any thread.
+
+class Target:
+    """The loaded versions of one target model.
+
+    Attributes:
+        members: the other models of its archive, by the names that it calls them by.
+        forms: what it was loaded from; None where that is the models' files.
+        footprint: what it takes, without its members; of one in processes of its own, growth included.
+        at_load: that, when it was loaded.
+        grown: what the executions of it and its members took beyond that of the serving process and of GPUs.
+        closed: whether all of that was given back.
+        labels: output → the names of its classes, where there are any.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        versions: dict[int, AnyModel],
+        members: dict[str, Target] | None = None,
+        *,
+        forms: TargetForms | None = None,
+        footprint: Footprint | None = None,
+        labels: Labels | None = None,
+        started: Callable[[Target], None] | None = None,
+        left: Callable[[], None] = heap.trim,
+    ) -> None:
+        self.name = name
+        self.labels = labels or {}
+        self.versions = versions
+        self.members = members or {}
+        self.latest = versions[max(versions)]
+        self.forms = forms
+        self.footprint = self.at_load = footprint or Footprint()
+        self.grown = Footprint()
+        self.closed = False
+        self._started = started
+        self._left = left
+
+    def __repr__(self) -> str:
+        return f"<Target {self.name}: versions {sorted(self.versions)}>"
+
+    def version(self, number: int | None) -> AnyModel:
+        """One version, the latest if none is named; UNKNOWN_VERSION if it is not there."""
+        if number is None:
+            return self.latest
+        model = self.versions.get(number)
+        if model is None:
+            raise MmeError(
+                Kind.UNKNOWN_VERSION,
+                f"Request for unknown model: '{self.name}' version {number} is not found; "
+                f"served versions are {', '.join(map(str, sorted(self.versions)))}",
+            )
+        return model
+
+    def start(self) -> None:
+        if self._started is not None:
+            self._started(self)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it lives in processes of its own, without its members."""
+        return any(model.apart for model in self.versions.values())
+
+    def is_memory_only(self) -> bool:
+        """Whether it and its members hold memory and nothing else, which goes with the process."""
+        return all(model.memory_only for model in self.models())
+
+    @property
+    def executes_here(self) -> bool:
+        """Whether it, or a member, executes in the serving process."""
+        return any(not part.apart for part in self.parts())
+
+    def known(self) -> Footprint:
+        """What it takes with its members without `grown`: of the host, in the serving process alone."""
+        return total(
+            [Footprint(0 if part.apart else part.footprint.host, part.footprint.devices) for part in self.parts()]
+        )
+
+    def growth(self) -> Footprint:
+        """What it takes with its members beyond what they took when they were loaded."""
+        own = sum(max(part.footprint.host - part.at_load.host, 0) for part in self.parts() if part.apart)
+        return self.grown + Footprint(own)
+
+    def memory(self) -> Footprint:
+        """What its processes take now, without its members."""
+        return sum((model.memory() for model in self.versions.values()), Footprint())
+
+    def is_down(self) -> bool:
+        return any(model.readiness.is_down() for model in self.models())
+
+    def refuse_waiting(self) -> None:
+        for model in self.models():
+            model.refuse_waiting()
+
+    def parts(self) -> Iterator[Target]:
+        yield self
+        for member in self.members.values():
+            yield from member.parts()
+
+    def models(self) -> Iterator[AnyModel]:
+        """Every version of it and of its members."""
+        for part in self.parts():
+            yield from part.versions.values()
+
+    def takes(self) -> Footprint:
+        """What it takes with its members."""
+        return sum((part.footprint for part in self.parts()), self.grown)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as versions:  # each is closed, though another raises
+            versions.callback(self._left)
+            for model in self.models():
+                versions.callback(model.close)
+        self.closed = True
+
+
+class ModelLoader:
+    """Loads what a `Preparer` of its own has prepared; see there, and `Model`, for most arguments. On load threads.
+
+    `stats` are counters by name and version that outlive a model's stay in memory. `outside` tells by a target's name
+    what its models may ask of the server. `started` is told on the event loop of every target that begins to serve,
+    `left` on any thread of every one that was closed. Frameworks may have `threads` in this process, None for any
+    number.
     """
 
     def __init__(
@@ -151,11 +249,10 @@ class ModelLoader:
         self._under_way = under_way or UnderWay()
 
     def overrule(self) -> None:
-        """See `Scales`."""
         self.scales.overrule()
 
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
-        """Have files tried of which there is no proof: see `serve/loading/proofs.py`."""
+        """See `verify`."""
         for each in (*prepared.members, prepared):
             versions = each.directory.versions if each.is_delicate else ()
             with made_of_parts(prepared.directory.config), _blamed(each, prepared):
@@ -198,7 +295,6 @@ class ModelLoader:
         members: dict[str, Target],
         token: CancelToken,
     ) -> Target:
-        """One model of a target; ensembles consist of the `parts` that are loaded already."""
         name, forms, config = prepared.directory.name, prepared.forms, prepared.directory.config
         labels: Labels = read_labels(config, prepared.directory.path)
         if prepared.handler is None:
@@ -268,7 +364,7 @@ class ModelLoader:
         return taken.most(least).on(numbers)  # elsewhere it was others who took some meanwhile
 
     def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
-        """Every selected version of an ensemble: they differ in nothing but their numbers."""
+        # Versions of an ensemble differ in nothing but their numbers.
         directory = prepared.directory
         missing = dict.fromkeys(step.model_name for step in directory.config.ensemble if step.model_name not in members)
         if missing:
@@ -285,16 +381,14 @@ class ModelLoader:
             steps.append(members[step.model_name].version(step.version))
         check_members(directory.config, [step.config for step in steps])
         config = normalise(replace(directory.config, decoupled=any(step.config.decoupled for step in steps)))
-        return {version: self._ensemble(directory, version, config, steps) for version in directory.versions}
-
-    def _ensemble(
-        self, directory: ModelDirectory, version: int, config: ModelConfig, steps: list[AnyModel]
-    ) -> EnsembleModel:
-        stats = self._stats_of(directory, version)
-        return EnsembleModel(directory.name, version, config, steps, stats, self._loop, self._responses)
+        return {
+            version: EnsembleModel(
+                directory.name, version, config, steps, self._stats_of(directory, version), self._loop, self._responses
+            )
+            for version in directory.versions
+        }
 
     def _load_versions(self, prepared: PreparedTarget, token: CancelToken) -> dict[int, AnyModel]:
-        """All selected versions, or none."""
         loaded: dict[int, AnyModel] = {}
         try:
             for version in prepared.directory.versions:
@@ -307,7 +401,6 @@ class ModelLoader:
         return loaded
 
     def _stats_of(self, directory: ModelDirectory, version: int) -> ModelStats:
-        """Those that it had when it was here before, or new ones."""
         name = directory.counted_as or directory.name
         return self._stats.setdefault((name, version), new_stats(self._latencies))
 
@@ -363,7 +456,6 @@ class ModelLoader:
             raise
 
     def _proof_of(self, prepared: PreparedTarget, version: int, config: ModelConfig) -> BatchProof | None:
-        """What is known of a version whose batch dimension is guessed."""
         if config.guess is Guess.NONE or prepared.handler is None:
             return None
         return self._verdicts.proof(prepared.handler, config, prepared.directory.model_file(version))
@@ -371,7 +463,6 @@ class ModelLoader:
 
 @contextlib.contextmanager
 def _of_version(version: int) -> Iterator[None]:
-    """What goes wrong in there is wrong with a version."""
     try:
         yield
     except MmeError as error:
@@ -400,7 +491,6 @@ def _blamed(member: PreparedTarget, whole: PreparedTarget) -> Iterator[None]:
 
 
 def _to_prove(prepared: PreparedTarget, version: int) -> tuple[type[Handler], ModelConfig, Path]:
-    """What reads a version's file, and the file; what dies of files has no other file for GPUs."""
     assert prepared.handler is not None  # noqa: S101 - it is delicate
     config = prepared.directory.config
-    return prepared.handler, config, prepared.file(version, config, CPU)
+    return prepared.handler, config, prepared.file(version, config, CPU)  # there is no other file for GPUs

@@ -10,8 +10,8 @@ import pytest
 from model_handlers.base import Handler
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from serve.loading import proofs
-from serve.loading.proofs import Proofs
+from serve.loading import verify
+from serve.loading.verify import Proofs
 from serve.state_file import StateFile
 
 
@@ -30,7 +30,7 @@ class Reader(Handler):
 def tried(monkeypatch):
     """The contents of the files that were tried, in place of a trial."""
     contents = []
-    monkeypatch.setattr(proofs, "try_file", lambda _handler, _config, file: contents.append(file.read_text()))
+    monkeypatch.setattr(verify, "try_file", lambda _handler, _config, file: contents.append(file.read_text()))
     monkeypatch.setattr(Reader, "version", 1)
     return contents
 
@@ -38,7 +38,7 @@ def tried(monkeypatch):
 @pytest.fixture
 def state(tmp_path):
     """A file for proofs."""
-    return StateFile(tmp_path / "cache" / "proofs.json", proofs.FORM)
+    return StateFile(tmp_path / "cache" / "proofs.json", verify.PROOFS_FORM)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_file_that_fails_is_tried_again(monkeypatch, tried, file, state):
     """There is no proof of it."""
     known = Proofs(state)
     with monkeypatch.context() as failing:
-        failing.setattr(proofs, "try_file", lambda *_: (_ for _ in ()).throw(MmeError(Kind.INVALID_MODEL, "died")))
+        failing.setattr(verify, "try_file", lambda *_: (_ for _ in ()).throw(MmeError(Kind.INVALID_MODEL, "died")))
         for _ in range(2):
             with pytest.raises(MmeError, match="died"):
                 known.provide(Reader, CONFIG, file)
@@ -119,7 +119,7 @@ def test_a_file_that_is_written_meanwhile_is_refused(monkeypatch, tried, file):
     """While it is tried, and between its trial and its load."""
     known = Proofs()
     with monkeypatch.context() as writing:
-        writing.setattr(proofs, "try_file", lambda *_: file.write_text("two, which is longer"))
+        writing.setattr(verify, "try_file", lambda *_: file.write_text("two, which is longer"))
         with pytest.raises(MmeError, match="was written while it was loaded; load it again once it is whole"):
             known.provide(Reader, CONFIG, file)
     known.provide(Reader, CONFIG, file)
@@ -138,4 +138,4 @@ def test_a_file_of_nonsense_is_ignored(tmp_path, proven, count):
     path.parent.mkdir()
     path.write_text(f'{{"form": "mme proofs 1", "proven": {proven}}}')
 
-    assert repr(Proofs(StateFile(path, proofs.FORM))) == f"<Proofs of {count} files>"
+    assert repr(Proofs(StateFile(path, verify.PROOFS_FORM))) == f"<Proofs of {count} files>"

@@ -1,57 +1,239 @@
 """What is done before a target is loaded: it is fetched and understood, and equipped with what it needs around it.
 
-All of it runs on load threads, and takes no memory worth counting.
+On load threads; takes no memory worth counting. The rules here need the handler, or names that several packages know;
+`model_handlers.config.validate` has all others. A load stops at the first that is broken, `check` tells every one.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import time
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from model_handlers.base import CPU, Footprint, Handler, Placement
-from model_handlers.config.model_config import InstanceGroup, warn_once
+from model_handlers.config.model_config import OURS, InstanceGroup, warn_once
+from model_handlers.config.pbtxt import refusal
+from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.mapped import MappedHandler
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.system import devices
-from model_handlers.worker.parameters import placement_of
-from serve.loading.asked import asked_checks, is_pinned, unheard_of
+from model_handlers.worker.parameters import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT, Deadlines, placement_of
+from model_handlers.worker.start import start_isolated
+from serve.control import WEIGHTS, Weights, weights_of
 from serve.loading.environments import Brought, look, make
-from serve.loading.prepared import PreparedTarget, still_there
+from serve.model.ensemble_plan import check_circle
+from serve.model.warmup import warm_up
 from serve.sources.gathering import Gathering
+from serve.sources.layout import ENTRY
 from serve.sources.override import digest_of
 from serve.sources.repositories import print_of
 from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
 from serve.weights.forms import TargetForms
-from serve.weights.mode import Weights, weights_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from model_handlers.base import Device
     from model_handlers.cancel_token import CancelToken
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
     from serve.cache.footprints import Footprints
     from serve.loading.measuring import Scales
+    from serve.sources.disk_room import Hold
     from serve.sources.override import OverrideFolder
     from serve.sources.scripts import Scripts
     from serve.weights.store import WeightStore
 
 
-class Preparer:
-    """Fetches and opens. All methods run on load threads.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
-    Args:
-        footprints: what models took before.
-        require_gpu: whether KIND_GPU without a GPU is an error.
-        scripts: tells what is the same for all inference scripts.
-        environments: those that models bring; may only be left out where none does.
-        store: keeps the forms of models that can be mapped; None for no forms at all.
-        weights: how models hold their weights whose configuration does not say.
-        scales: measures what the models of a handler share in this process.
-        host: bytes of the host that all models together may take; 0 for no such bound.
+    from model_handlers.base import Handler
+    from model_handlers.config.model_config import ModelConfig
+
+    Check = tuple[str, Callable[[], object]]
+
+PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
+_ALIKE = 0.75  # what they begin with is alike already
+PARAMETERS = (ENTRY, PIN, WEIGHTS, PLACEMENT, LOAD_TIMEOUT, EXECUTION_TIMEOUT)
+
+
+def asked_checks(config: ModelConfig, handler: type[Handler] | None) -> Iterator[Check]:
+    """Every rule: the field that it is about, and a function that raises where it is broken. None: an ensemble."""
+    yield f"parameters['{PIN}']", partial(is_pinned, config)
+    if handler is None:
+        return
+    yield f"parameters['{WEIGHTS}']", partial(weights_of, config, Weights.AUTO)
+    yield f"parameters['{PLACEMENT}']", partial(placement_of, config, handler)
+    yield "parameters", partial(Deadlines.of, config)
+    if handler.sees_requests and (config.batch_input or config.batch_output):
+        field = "batch_input" if config.batch_input else "batch_output"
+        reason = f"models of backend '{handler.backend}' get each request as it came"
+        yield field, partial(_refuse, field, reason, config.name)
+    if config.op_libraries and not handler.custom_operations:
+        field = "model_operations.op_library_filename"
+        reason = f"backend '{handler.backend}' loads no libraries of operations"
+        yield field, partial(_refuse, field, reason, config.name)
+
+
+def unknown_parameters(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Parameters that begin as ours do and are none of them, with a sentence; a model may read such of its own."""
+    for name in sorted(config.parameters):
+        if not name.startswith(OURS) or name in PARAMETERS:
+            continue
+        nearest = difflib.get_close_matches(name, PARAMETERS, 1, _ALIKE)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(PARAMETERS)}"
+        yield name, f"parameter '{name}' means nothing to the server; {hint}"
+
+
+def is_pinned(config: ModelConfig) -> bool:
+    """Whether the model's own configuration wants it to stay in memory once it is there."""
+    text = config.parameters.get(PIN, "false")
+    try:
+        return {"true": True, "false": False}[text.strip().lower()]
+    except KeyError:
+        raise invalid_model(
+            f"model '{config.name}': parameter '{PIN}' must be 'true' or 'false', got '{text}'"
+        ) from None
+
+
+def _refuse(field: str, reason: str, model: str) -> None:
+    raise refusal(field, reason, model)
+
+
+_OF_FILES = {Kind.INVALID_MODEL, Kind.UNSUPPORTED, Kind.INTERNAL}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTarget:
+    """A model's files, found and understood, and where each of its lanes is to run. See `serve.cache.load.Prepared`.
+
+    Attributes:
+        target: the name of the target model, which a member only begins with.
+        content: see there.
+        brought: the environments of its versions.
+        forms: that it is loaded from; None where that is the model's files.
+        members: the other models of the archive.
+        hold: keeps the files on disk, where they were downloaded.
+    """
+
+    target: str
+
+    directory: ModelDirectory
+    handler: type[Handler] | None  # None for an ensemble
+    lanes: list[tuple[str, Device]]
+    placement: Placement
+    brought: Brought
+    identity: str
+    on_disk: Footprint
+    estimate: Footprint
+    pinned: bool
+    forms: TargetForms | None = None
+    download_ns: int = 0
+    members: tuple[PreparedTarget, ...] = ()
+    hold: Hold | Gathering | None = None
+    content: object = None
+
+    @property
+    def equipped(self) -> bool:
+        """Whether every environment is there that the target's models bring."""
+        return self.brought.complete and all(member.equipped for member in self.members)
+
+    @property
+    def alone(self) -> bool:
+        """Whether any of its models is measured by what the process or the GPUs take more."""
+        inside = self.handler is not None and self.placement is Placement.INLINE
+        on_gpu = any(device != CPU for _, device in self.lanes)
+        return inside or on_gpu or any(member.alone for member in self.members)
+
+    @property
+    def is_delicate(self) -> bool:
+        """Whether its own files are loaded into this process only with a proof: see `serve/loading/verify.py`."""
+        return self.handler is not None and self.handler.tried_first and self.placement is Placement.INLINE
+
+    @property
+    def tried_first(self) -> bool:
+        """Whether there have to be such proofs of any of the target's models."""
+        return self.is_delicate or any(member.tried_first for member in self.members)
+
+    def folders(self) -> Iterator[Path]:
+        """Where the files of its models lie."""
+        yield self.directory.path
+        yield from self.directory.versions.values()
+        for member in self.members:
+            yield from member.folders()
+
+    def release(self) -> None:
+        """The files may go."""
+        if self.hold is not None:
+            self.hold.release()
+
+    def start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
+        """Load one instance where it is to execute, from its form if it has one; warm up what names no samples."""
+        handler = self.forms.start(version) if self.forms is not None else None
+        if handler is None:
+            handler = self._start(version, config, device, lane)
+            if not config.model_warmup:
+                warm_up(handler)
+        return handler
+
+    def _start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
+        assert self.handler is not None  # noqa: S101 - ensembles have no instances
+        model_file = self.file(version, config, device)
+        if self.placement is Placement.PROCESS:
+            environment = self.brought.there.get(self.directory.model_file(version))
+            return start_isolated(self.handler, config, model_file, device, lane, environment)
+        return self.handler.load(config, model_file, device, lane)
+
+    def file(self, version: int, config: ModelConfig, device: Device) -> Path:
+        """The model file of a version for a device."""
+        if config.cc_model_filenames:
+            return devices.file_for(device, config, self.directory.versions[version])
+        return self.directory.model_file(version)
+
+
+@contextmanager
+def still_there(name: str, folders: Iterable[Path]) -> Iterator[None]:
+    """What goes wrong in there with the files of a model is UNAVAILABLE if they were removed meanwhile."""
+    try:
+        yield
+    except (MmeError, OSError) as error:
+        gone = next((folder for folder in folders if not folder.is_dir()), None)
+        if gone is None or (isinstance(error, MmeError) and error.kind not in _OF_FILES):
+            raise
+        raise MmeError(
+            Kind.UNAVAILABLE, f"model '{name}': {gone} was removed while it was loaded; put it back, and load it again"
+        ) from error
+
+
+def in_order(target: PreparedTarget) -> list[PreparedTarget]:
+    """The members of a target, ensembles behind those that they consist of; INVALID_MODEL for a circle."""
+    steps = {model.directory.path.name: _steps(model) for model in (target, *target.members)}
+    for name in steps:
+        check_circle(name, steps)
+    ordered: list[PreparedTarget] = []
+    left = {member.directory.path.name: member for member in target.members}
+    while left:
+        ready = [name for name, member in left.items() if not any(step in left for step in _steps(member))]
+        ordered += [left.pop(name) for name in ready]
+    return ordered
+
+
+def _steps(model: PreparedTarget) -> list[str]:
+    return [step.model_name for step in model.directory.config.ensemble]
+
+
+class Preparer:
+    """Fetches and opens, on load threads.
+
+    With `require_gpu` KIND_GPU without a GPU is an error. `environments` may be None where no model brings any, `store`
+    for no forms at all. All models together may take `host` bytes, 0 for no bound.
     """
 
     def __init__(
@@ -77,7 +259,7 @@ class Preparer:
         self._shared: set[type[Handler]] = set()  # whose models share by now what they can
 
     def prepare(self, name: str, source: Source, token: CancelToken) -> PreparedTarget:
-        """Fetch what has to be downloaded, and understand what is in it."""
+        """See `Loader`."""
         override, sent = "", None
         if isinstance(source, Overridden):
             override, sent = source.config, source.folder
@@ -97,7 +279,6 @@ class Preparer:
         sent: OverrideFolder | None,
         token: CancelToken,
     ) -> PreparedTarget:
-        """What is in a folder, or was sent by a client, and the models beside it that it consists of."""
         # First: what is written while the rest is read is a change.
         prints = [print_of(source.path) if sent is None else sent.contents]
         directory = _opened(source, name, self._scripts(), override)
@@ -107,7 +288,6 @@ class Preparer:
         return replace(prepared, content=(*prints, override))
 
     def _fetched(self, name: str, source: Archived, override: str, token: CancelToken) -> PreparedTarget:
-        """What is in an archive."""
         began = time.perf_counter_ns()
         artifact = source.artifacts.fetch(source.name, token)
         download_ns = time.perf_counter_ns() - began if artifact.downloaded else 0
@@ -120,7 +300,6 @@ class Preparer:
         return replace(prepared, download_ns=download_ns, hold=artifact.hold, content=(artifact.identity, override))
 
     def _gathered(self, name: str, source: InBucket, override: str, token: CancelToken) -> PreparedTarget:
-        """A model of a repository in S3, and the models that it consists of."""
         models = Gathering(source.artifacts, token)
         if override:
             source.artifacts.want_whole(source.name)
@@ -136,7 +315,6 @@ class Preparer:
         )
 
     def _prepared(self, directory: ModelDirectory, name: str, content: str, token: CancelToken) -> PreparedTarget:
-        """The model of a target and its members."""
         prepared = self._understood(directory, name, content, token)
         with made_of_parts(directory.config):
             members = tuple(self._understood(m, name, f"{content}/{m.path.name}", token) for m in directory.members)
@@ -144,7 +322,7 @@ class Preparer:
         return replace(prepared, members=members, estimate=estimate)
 
     def equip(self, prepared: PreparedTarget, token: CancelToken) -> PreparedTarget:
-        """Make the environments that its models bring and that are not there yet, which may take minutes."""
+        """See `Loader`."""
         environments = self._environments
         assert environments is not None  # noqa: S101 - an engine has them
         return replace(
@@ -154,9 +332,8 @@ class Preparer:
         )
 
     def _understood(self, directory: ModelDirectory, target: str, content: str, token: CancelToken) -> PreparedTarget:
-        """One model of a target, and how it is to be loaded."""
         name = directory.name
-        for _, sentence in unheard_of(directory.config):
+        for _, sentence in unknown_parameters(directory.config):
             warn_once("mme.load", sentence, name)
         if directory.config.ensemble:
             none, pinned = Footprint(), is_pinned(directory.config)
@@ -213,7 +390,6 @@ class Preparer:
     def _placed(
         self, directory: ModelDirectory, handler: type[Handler]
     ) -> tuple[ModelDirectory, list[tuple[str, Device]]]:
-        """The model with its instance groups as they are on this machine, and their lanes."""
         name, gpu_capable = directory.name, handler.gpu_capable()
         groups = directory.config.instance_group or (InstanceGroup(name),)
         lanes = devices.place(groups, name, gpu_capable=gpu_capable, require_gpu=self._require_gpu)
@@ -223,7 +399,6 @@ class Preparer:
     def _forms(
         self, directory: ModelDirectory, handler: type[Handler], placement: Placement, lanes: list[tuple[str, Device]]
     ) -> TargetForms | None:
-        """The forms of a model that executes in this process, on the CPU, and can be mapped."""
         weights = weights_of(directory.config, self._weights)
         here = placement is Placement.INLINE and all(device == CPU for _, device in lanes)
         here = here and not directory.config.cpu_accelerators and not directory.config.op_libraries
