@@ -22,10 +22,8 @@ COMPILED = {
         "worker/process",
         "worker/requests_handler",
         "worker/memory",
-        "python/answers",
+        "python/outputs",
         "python/host",
-        "python/hosted",
-        "python/responses",
         "requests",
     ],
     "serve": [

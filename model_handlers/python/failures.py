@@ -1,7 +1,7 @@
 """What the author's code raised, as an error of the model. PURE, but for a look at whether a file is there.
 
-Anything that it raises is the model's failure and nobody else's: `sys.exit` and KeyboardInterrupt too, which would
-otherwise end the process that hosts it.
+Anything that it raises is the model's failure: `sys.exit` and KeyboardInterrupt too, which would otherwise end the
+process that hosts it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def told(error: BaseException) -> str:
 
 
 def _places(frames: Iterable[tuple[FrameType, int]]) -> Iterator[str]:
-    """A line a frame; of one that comes again and again, as a recursion's does, few."""
+    # A line a frame; of one that comes again and again, as a recursion's does, few.
     lines = (f"  {frame.f_code.co_filename}({line}): {frame.f_code.co_name}\n" for frame, line in frames)
     for place, same in itertools.groupby(lines):
         times = sum(1 for _ in same)
@@ -75,7 +75,6 @@ def _places(frames: Iterable[tuple[FrameType, int]]) -> Iterator[str]:
 
 
 def _advice(error: BaseException, files: list[Path]) -> str:
-    """What to do about mistakes that many make; "" for others."""
     if isinstance(error, ModuleNotFoundError):
         return "Install it into the image, or let the model bring it: by a requirements.txt, or EXECUTION_ENV_PATH"
     if isinstance(error, AttributeError) and error.obj is None and error.name == "as_numpy":
@@ -90,7 +89,6 @@ def _advice(error: BaseException, files: list[Path]) -> str:
 
 
 def _where_it_lies(name: str, files: list[Path]) -> str:
-    """How to write the path of a file that was looked for in the working directory."""
     for file in reversed(files):
         for up, directory in enumerate(file.parents[:2]):
             if (directory / name).exists():

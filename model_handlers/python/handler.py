@@ -1,8 +1,7 @@
 """Models of backend "python": Triton's TritonPythonModel behind the Handler interface.
 
-The author's code runs in `load`, `execute_requests` and `close`, on whatever thread calls them, and in `ask_ready` on
-one of its own; in whatever process this is, by default one of the instance's own. `autocomplete` only reads, because a
-configuration may be asked for where code of strangers must not run.
+The author's code runs in `load`, `execute_requests`, `ask_ready` and `close`, by default in a process of the instance's
+own. `autocomplete` only reads, because a configuration may be asked for where code of strangers must not run.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ from model_handlers.base import Handler, Placement
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import offered
-from model_handlers.python.environment import wanted
-from model_handlers.python.frameworks import preload_for
+from model_handlers.python.author_code import ModelFile, check_class, check_syntax, wanted
 from model_handlers.python.host import Host
-from model_handlers.python.imports import check_syntax
-from model_handlers.python.module import ModelFile, check_class
+from model_handlers.python.preload import preload_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,21 +56,13 @@ class PythonHandler(Handler):
 
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
-        """What its parameter names, or what its requirements.txt does.
-
-        Raises:
-            MmeError: INVALID_MODEL when the parameter can't be a path.
-        """
+        """What its parameter names, or what its requirements.txt does."""
         file = ModelFile(config, model_file)
         return wanted(config, file.model_directory, map(Path, file.directories()))
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Check that the file is Python, and has the class.
-
-        Raises:
-            MmeError: INVALID_MODEL, UNSUPPORTED. The latter also where only `auto_complete_config` knows the tensors.
-        """
+        """Check the file; raises UNSUPPORTED where only `auto_complete_config` knows the tensors."""
         file = ModelFile(config, model_file)
         check_class(config.name, file, check_syntax(config.name, file.path))
         named = bool(config.inputs) + bool(config.outputs)  # a model may do without either
@@ -100,5 +89,4 @@ class PythonHandler(Handler):
         _thread.start_new_thread(lambda: done(self._host.is_ready()), ())
 
     def close(self) -> None:
-        """Call `finalize`."""
         self._host.close()

@@ -1,9 +1,7 @@
 """A model's author's object between `initialize` and `finalize`. Whatever it raises is caught.
 
-Its methods are called one at a time, but for `is_ready`, which is called at any time.
-
-The host gives the object its arguments and its requests and takes back what it returns; whether that is right is
-judged by `answers.py`. Runs on whatever thread loads, executes or closes.
+Its methods are called one at a time, but for `is_ready`, which is called at any time. Whether what it returns is right
+is judged by `outputs`.
 """
 
 from __future__ import annotations
@@ -19,15 +17,14 @@ from model_handlers.config.convert import config_json
 from model_handlers.config.model_config import InstanceKind, all_inputs
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS
-from model_handlers.python.answers import answers, inside
-from model_handlers.python.completion import complete
-from model_handlers.python.coroutines import LoopThread
+from model_handlers.python import pb_utils
+from model_handlers.python.author_code import ModelModule
+from model_handlers.python.autocomplete import complete
 from model_handlers.python.failures import failed_execution, failed_load, told
-from model_handlers.python.hosted import Hosted, Running
-from model_handlers.python.module import ModelModule
-from model_handlers.python.pb_messages import ReceivedRequest
-from model_handlers.python.pb_tensor import ReceivedTensor
-from model_handlers.python.responses import Responses
+from model_handlers.python.outputs import ResponseState, answers, inside
+from model_handlers.python.pb_calls import LoopThread, ModelContext, Running
+from model_handlers.python.pb_requests import ReceivedRequest
+from model_handlers.python.pb_responses import ReceivedTensor
 from model_handlers.requests import PUT_BACK
 
 if TYPE_CHECKING:
@@ -36,8 +33,8 @@ if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.outside import Outside
-    from model_handlers.python.module import ModelFile
-    from model_handlers.python.pb_tensor import Tensor
+    from model_handlers.python.author_code import ModelFile
+    from model_handlers.python.pb_responses import Tensor
     from model_handlers.requests import ModelRequest, ModelResponse
 
 _log = logging.getLogger("mme.model")
@@ -46,19 +43,8 @@ _log = logging.getLogger("mme.model")
 class Host:
     """One initialized `TritonPythonModel`.
 
-    Attributes:
-        config: the configuration, completed by the model.
-        tells_ready: whether the object has an `is_ready`.
-
-    Args:
-        config: as config.pbtxt has it.
-        file: the model's files.
-        device: where the model is to compute; it is told, and does as it likes.
-        lane: the instance's name.
-        outside: what the model may ask of the server while it is initialized; None for nothing.
-
-    Raises:
-        MmeError: INVALID_MODEL when the author's code fails, OUT_OF_MEMORY when it finds no room.
+    `device` is told to the model, which does as it likes; `outside` is what it may ask of the server while it is
+    initialized. Raises INVALID_MODEL when the author's code fails, OUT_OF_MEMORY when it finds no room.
     """
 
     __deletable__ = ("_author", "_module")  # which compiled classes have to say
@@ -66,22 +52,23 @@ class Host:
     def __init__(
         self, config: ModelConfig, file: ModelFile, device: Device, lane: str, outside: Outside | None = None
     ) -> None:
-        self._hosted = Hosted(config.name, file.path.parent, callers=(config.name,))
+        self._context = ModelContext(config.name, file.path.parent, callers=(config.name,))
         self._lane = config.own(lane)
         self._one_at_a_time = threading.Lock()
         self._loop: LoopThread | None = None
         self._loop_lock = threading.Lock()  # both `execute` and `is_ready` may be the first to need it
-        with Running(self._hosted):
+        with Running(self._context):
+            pb_utils.install()
             self._module = ModelModule(config.name, file)
             try:
                 self.config = complete(config, self._module.author_class)
-                self._hosted.outside = outside
+                self._context.outside = outside
                 self._author = self._initialized(file, device)
             except BaseException:
-                self._hosted.outside = None
+                self._context.outside = None
                 self._module.unload()
                 raise
-            self._hosted.initialized = True
+            self._context.initialized = True
         self.tells_ready = callable(getattr(self._author, "is_ready", None))
         self._batches = self.config.max_batch_size > 0
         sequences = self.config.sequence_batching
@@ -94,12 +81,12 @@ class Host:
         self, requests: Sequence[ModelRequest], outside: Outside | None
     ) -> list[ModelResponse | MmeError | None]:
         """Have the author's `execute` answer the requests. See `Handler.execute_requests`."""
-        responses = [Responses(self.config, self._lane, request) for request in requests]
-        with self._one_at_a_time, Running(self._hosted):
-            self._hosted.outside = outside
+        responses = [ResponseState(self.config, self._lane, request) for request in requests]
+        with self._one_at_a_time, Running(self._context):
+            self._context.outside = outside
             callers = dict.fromkeys(caller for request in requests for caller in request.callers)
-            self._hosted.callers = (*callers, self.config.name)
-            self._hosted.waiting = tuple(each.responder for each in requests if each.responder is not None)
+            self._context.callers = (*callers, self.config.name)
+            self._context.waiting = tuple(each.responder for each in requests if each.responder is not None)
             received = list(map(self._received, requests, responses))
             try:
                 returned = self._returned(received, responses)
@@ -115,7 +102,7 @@ class Host:
     def is_ready(self) -> bool:
         """What the author's `is_ready` says, or its coroutine; False where it fails, or says neither True nor False."""
         try:
-            with Running(self._hosted):
+            with Running(self._context):
                 said = self._author.is_ready()
                 if inspect.iscoroutine(said):
                     said = self._event_loop().run(said)
@@ -124,30 +111,30 @@ class Host:
             why = f"returned {type(said)}, expected True or False"
         except BaseException as error:  # noqa: BLE001 - see failures.py
             why = f"failed: {told(error)}"
-        model = self._hosted.name
+        model = self._context.name
         _log.error("model '%s': is_ready %s", model, why, extra={"target_model": model})
         return False
 
     def close(self) -> None:
         """Call `finalize`, if there is one, and forget the model. What `finalize` raises is logged."""
-        with self._one_at_a_time, Running(self._hosted):
-            self._hosted.outside = None
+        with self._one_at_a_time, Running(self._context):
+            self._context.outside = None
             try:
                 if hasattr(self._author, "finalize"):
                     self._author.finalize()
             except BaseException:  # noqa: BLE001 - see failures.py; the model goes in any case
                 _log.exception(
-                    "model '%s' failed in finalize", self._hosted.name, extra={"target_model": self._hosted.name}
+                    "model '%s' failed in finalize", self._context.name, extra={"target_model": self._context.name}
                 )
             finally:
                 if self._loop is not None:
                     self._loop.close()
                 self._module.unload()
-                METRICS.release(self._hosted)
+                METRICS.release(self._context)
                 del self._author, self._module
 
     def _initialized(self, file: ModelFile, device: Device) -> Any:
-        model = self._hosted.name
+        model = self._context.name
         try:
             author = self._module.author_class()
             if hasattr(author, "initialize"):
@@ -157,7 +144,6 @@ class Host:
         return author
 
     def _arguments(self, file: ModelFile, device: Device) -> dict[str, str]:
-        """What `initialize` is told, all of it as text."""
         return {
             "model_config": json.dumps(config_json(self.config.authors())),
             "model_instance_kind": self._kind(device),
@@ -169,17 +155,14 @@ class Host:
         }
 
     def _kind(self, device: Device) -> str:
-        """KIND_MODEL as the configuration has it: such a model places itself. Else where it is."""
+        # KIND_MODEL as the configuration has it: such a model places itself. Else where it is.
         group = self._lane.rpartition("_")[0]
         places_itself = any(g.kind is InstanceKind.MODEL and g.name == group for g in self.config.instance_group)
         return InstanceKind.MODEL.name if places_itself else device.kind.upper()
 
-    def _returned(self, received: list[ReceivedRequest], responses: list[Responses]) -> Any:
-        """What `execute` returned.
-
-        Nobody holds its requests but their list: the senders of those that it takes out go when it lets go of them, and
-        all others when it is known that it returned what it may.
-        """
+    def _returned(self, received: list[ReceivedRequest], responses: list[ResponseState]) -> Any:
+        # Only their list holds the requests: the senders of those that it takes out go when it lets go of them, and all
+        # others when it is known that it returned what it may.
         returned = self._author.execute(received)
         if not inspect.iscoroutine(returned):
             return returned
@@ -196,20 +179,19 @@ class Host:
             return self._loop
 
     def _ended(
-        self, held: list[ReceivedRequest], responses: list[Responses], returned: Any, error: BaseException | None
+        self, held: list[ReceivedRequest], responses: list[ResponseState], returned: Any, error: BaseException | None
     ) -> None:
-        """A coroutine of a decoupled model, which nobody waited for, has ended. On the loop's thread."""
         if error is not None:
             _fail(responses, failed_execution(error, self._lane))
         elif returned is not None:
             self._must_return_none(held, responses)
 
-    def _must_return_none(self, _held: list[ReceivedRequest], responses: list[Responses]) -> MmeError:
-        """Tell whoever still waits; who is given the requests keeps them meanwhile, compiled code as well."""
+    def _must_return_none(self, _held: list[ReceivedRequest], responses: list[ResponseState]) -> MmeError:
+        # The argument keeps the requests meanwhile, in compiled code as well.
         what = f"Python model '{self._lane}' is using the decoupled mode and the execute function must return None."
         return _fail(responses, MmeError(Kind.EXECUTION_FAILED, what))
 
-    def _received(self, request: ModelRequest, responses: Responses) -> ReceivedRequest:
+    def _received(self, request: ModelRequest, responses: ResponseState) -> ReceivedRequest:
         inputs: list[Tensor] = []
         for spec in self._inputs:
             array = request.inputs.get(spec.name)
@@ -223,8 +205,8 @@ class Host:
         return received
 
 
-def _fail(responses: list[Responses], error: MmeError) -> MmeError:
-    """Tell whoever still waits; returns the error, which a frame that raised it must not keep: it keeps the frame."""
+def _fail(responses: list[ResponseState], error: MmeError) -> MmeError:
+    # The error is returned, not raised: a frame that raised it would be kept by it.
     for each in responses:
         each.fail(error)
     return error

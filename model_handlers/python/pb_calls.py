@@ -1,31 +1,144 @@
-"""Calls of other models from a model's code: `exec`, `async_exec`, `load_model` and their like.
+"""What the code of a model reaches: which model it is of, its event loop, and calls of other models.
 
-A call leaves through the model's `Outside`, and what comes back is taken on another thread; whoever called waits on
-its own. Errors of a call are responses that carry them, as those of the model's own clients are.
+The host says which model runs around every call into one. A thread that a model started itself carries no such mark: it
+is taken for one of the model that ran last, the only one where models have processes of their own. A call (`exec`,
+`async_exec`, `load_model`) leaves through the model's `Outside`, and what comes back is taken on another thread. Errors
+of a call are responses that carry them, as those of the model's own clients are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import threading
 from concurrent.futures import Future, InvalidStateError
+from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.outside import Caller, ModelCall
-from model_handlers.python.hosted import hosted
-from model_handlers.python.pb_errors import TritonModelException
-from model_handlers.python.pb_responses import InferenceResponse, TritonError
-from model_handlers.python.pb_tensor import ReceivedTensor
+from model_handlers.python.pb_responses import InferenceResponse, ReceivedTensor, TritonError, TritonModelException
 from model_handlers.tensor import BY_DTYPE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+    from contextvars import Token
+    from pathlib import Path
 
     from model_handlers.outside import Done, Outside
-    from model_handlers.python.pb_messages import InferenceRequest
+    from model_handlers.python.pb_requests import InferenceRequest
     from model_handlers.requests import ModelResponse, Responder
+
+
+class ModelContext:
+    """A model as its own code may ask about it.
+
+    Attributes:
+        outside: what it may ask of the server; None before `initialize` begins and from `finalize` on.
+        initialized: whether `initialize` has ended, so that it may also call other models.
+        callers: the models that wait for what it executes, itself the last.
+        waiting: see `ModelCall`.
+    """
+
+    def __init__(self, name: str, directory: Path, callers: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.directory = directory
+        self.outside: Outside | None = None
+        self.initialized = False
+        self.callers = callers
+        self.waiting: tuple[Responder, ...] = ()
+
+
+_current: ContextVar[ModelContext] = ContextVar("hosted model")
+_last: list[ModelContext] = []
+
+
+class Running:
+    """Everything inside belongs to this model."""
+
+    def __init__(self, model: ModelContext) -> None:
+        self._model = model
+        self._token: Token[ModelContext] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._model)
+        _last[:] = [self._model]
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
+
+
+def current_model() -> ModelContext | None:
+    """The model whose code is running, None where no model was ever loaded."""
+    return _current.get(_last[0] if _last else None)
+
+
+_log = logging.getLogger("mme.model")
+
+
+class LoopThread:
+    """The event loop of a model whose `execute` is a coroutine, from the first one on.
+
+    It keeps turning between batches, so that connections and tasks that the model keeps stay alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._closing = False
+        self._aside: set[Future[None]] = set()  # asyncio itself would forget a task that nobody else holds
+        self._thread = threading.Thread(target=self._turn, name=f"{name} asyncio", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What the coroutine returns, or raises. Called on another thread, which waits."""
+        result, error = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop).result()
+        if error is not None:
+            raise error
+        return result
+
+    def start(self, coroutine: Coroutine[Any, Any, Any], ended: Callable[[Any, BaseException | None], None]) -> None:
+        """Run the coroutine aside; `ended` is told on the loop's thread what it returned or raised."""
+
+        async def run() -> None:
+            ended(*await _outcome(coroutine))
+
+        task = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    def close(self) -> None:
+        """Cancel what is still running, and end the thread."""
+        self._closing = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(_wound_up())
+        self._loop.close()
+
+    def _turn(self) -> None:
+        while not self._closing:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:  # of a task that the model started: asyncio lets them out
+                _log.error("a task of the model raised %s, which ends nothing but the task", type(error).__name__)
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return await coroutine, None
+    except BaseException as error:  # noqa: BLE001 - see failures.py; asyncio would let some of them out of the loop
+        return None, error
+
+
+async def _wound_up() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
 
 _CODES = {
     Kind.UNKNOWN_MODEL: TritonError.NOT_FOUND,
@@ -46,8 +159,6 @@ _CODES = {
 
 
 class _One(Caller):
-    """Waits for one response."""
-
     def __init__(self, model: str) -> None:
         super().__init__()
         self._model = model
@@ -61,11 +172,7 @@ class _One(Caller):
 
 
 class _Many(Caller):
-    """Keeps responses for one thread or coroutine that takes them.
-
-    A model that says by itself that its last response was the last has an empty one behind it, as in Triton.
-    """
-
+    # A model that says by itself that its last response was the last has an empty one behind it, as in Triton.
     def __init__(self, model: str) -> None:
         super().__init__()
         self._model = model
@@ -83,11 +190,9 @@ class _Many(Caller):
         self._put(None)
 
     def take(self) -> InferenceResponse | None:
-        """The next one, None behind the last; waits for it."""
         return self._responses.get()
 
     async def take_async(self) -> InferenceResponse | None:
-        """The same for a coroutine."""
         loop = asyncio.get_running_loop()
         while True:
             waiting = loop.create_future()
@@ -113,8 +218,8 @@ def _wake(future: asyncio.Future[None]) -> None:
 class ResponseIterator:
     """The responses of a decoupled model, as they come, errors too. Ends with the last one.
 
-    Whoever lets go of it waits for no more of them, which the called model may learn. They are kept: once it has ended
-    they may be iterated again.
+    Once it is let go of, no more of them are waited for, which the called model may learn. They are kept: once it has
+    ended they may be iterated again.
     """
 
     def __init__(self, inbox: _Many) -> None:
@@ -194,11 +299,7 @@ def call_decoupled(request: InferenceRequest) -> ResponseIterator:
 
 
 def ask(put: Callable[[Outside, tuple[str, ...], Done], None]) -> bool:
-    """The answer to a question that `put` asks of the server, on behalf of those who wait for the model.
-
-    Raises:
-        TritonModelException: it is an error.
-    """
+    """The answer to a question that `put` asks of the server, on behalf of those that wait for the model."""
     answered: Future[bool | MmeError] = Future()
     put(_outside(), _callers(), answered.set_result)
     answer = answered.result()
@@ -208,7 +309,7 @@ def ask(put: Callable[[Outside, tuple[str, ...], Done], None]) -> bool:
 
 
 def _outside() -> Outside:
-    model = hosted()
+    model = current_model()
     if model is None or model.outside is None:
         raise TritonModelException(
             "models can be loaded, unloaded and asked about from 'initialize' on, neither before it nor in 'finalize'"
@@ -217,20 +318,19 @@ def _outside() -> Outside:
 
 
 def _others() -> Outside:
-    """The same, to call other models."""
-    model = hosted()
+    model = current_model()
     if model is None or model.outside is None or not model.initialized:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
     return model.outside
 
 
 def _callers() -> tuple[str, ...]:
-    model = hosted()
+    model = current_model()
     return model.callers if model is not None else ()
 
 
 def _waiting() -> tuple[Responder, ...]:
-    model = hosted()
+    model = current_model()
     return model.waiting if model is not None else ()
 
 
@@ -266,7 +366,6 @@ def _received(response: ModelResponse | MmeError, model: str) -> InferenceRespon
 
 
 def _words(error: MmeError, model: str) -> str:
-    """What went wrong with a call, behind Triton's words where it has its own for calls."""
     if error.kind is Kind.UNKNOWN_MODEL:
         return f"Failed for execute the inference request. Model '{model}' is not ready. {error.message}"
     return error.message

@@ -1,27 +1,30 @@
 """What models import as `triton_python_backend_utils`: all of Triton's names for a model's own code.
 
-`install` puts this module into the loading process under that name; no file of that name is on anybody's import path.
-Calls of other models are the business of `pb_calls`.
+`install` puts this module into the loading process under that name; no file of that name is on an import path. What is
+counted in metrics comes together in the server: instances and models that use one name and the same labels count into
+one metric. `value` tells what this process has counted into it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import struct
 import sys
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from model_handlers.errors import MmeError
+from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.outside import Override
 from model_handlers.python import pb_calls
-from model_handlers.python.hosted import hosted
-from model_handlers.python.pb_calls import ResponseIterator
-from model_handlers.python.pb_config import ModelConfig
-from model_handlers.python.pb_errors import TritonModelException
-from model_handlers.python.pb_messages import (
+from model_handlers.python.autocomplete import ModelConfig
+from model_handlers.python.pb_calls import ResponseIterator, current_model
+from model_handlers.python.pb_requests import (
     MEMORY_CPU,
     MEMORY_GPU,
     InferenceRequest,
@@ -29,16 +32,103 @@ from model_handlers.python.pb_messages import (
     InferenceTrace,
     PreferredMemory,
 )
-from model_handlers.python.pb_metrics import Metric, MetricFamily
-from model_handlers.python.pb_responses import InferenceResponse, TritonError
-from model_handlers.python.pb_tensor import Tensor
-from model_handlers.python.pb_text import text
+from model_handlers.python.pb_responses import InferenceResponse, Tensor, TritonError, TritonModelException, text
 from model_handlers.tensor import BF16, BOOL, BY_NUMBER, DATA_TYPES, encode_bytes_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
+    from model_handlers import metrics
     from model_handlers.tensor import Array
+
+
+class Metric:
+    """One metric of a family: the numbers of one set of labels. Made by `MetricFamily.Metric`."""
+
+    __slots__ = ("_kind", "_metric", "_name", "_owner")
+
+    def __init__(self, metric: metrics.Metric, owner: object) -> None:
+        self._metric = metric
+        self._owner = owner
+        self._name = metric.family.name
+        self._kind = metric.family.kind
+
+    def increment(self, value: float) -> None:
+        """Add to a counter or a gauge; counters only grow."""
+        doing = "increment metric value"
+        self._check(doing, "Increment", MetricKind.COUNTER, MetricKind.GAUGE)
+        if self._kind is MetricKind.COUNTER and not 0 <= value < math.inf:
+            what = "can only be incremented monotonically by non-negative values."
+            raise TritonModelException(f"Failed to {doing}: {self._kind_name()} {what} Metric '{self._name}': {value}")
+        self._metric.add(float(value), self._owner)
+
+    def set(self, value: float) -> None:
+        self._check("set metric value", "Set", MetricKind.GAUGE)
+        self._metric.set(float(value))
+
+    def observe(self, value: float) -> None:
+        """Count a value into a histogram."""
+        self._check("observe metric value", "Observe", MetricKind.HISTOGRAM)
+        self._metric.observe(float(value))
+
+    def value(self) -> float:
+        """What a counter or a gauge stands at, as far as this process has counted."""
+        self._check("get metric value", "Value", MetricKind.COUNTER, MetricKind.GAUGE)
+        return self._metric.value
+
+    def _check(self, doing: str, method: str, *kinds: MetricKind) -> None:
+        if self._kind not in kinds:
+            raise TritonModelException(f"Failed to {doing}: {self._kind_name()} does not support {method}")
+
+    def _kind_name(self) -> str:
+        return f"TRITONSERVER_METRIC_KIND_{self._kind.name}"
+
+
+class MetricFamily:
+    """Metrics of one name, which differ in their labels."""
+
+    COUNTER: ClassVar[int] = 0
+    GAUGE: ClassVar[int] = 1
+    HISTOGRAM: ClassVar[int] = 2
+
+    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
+        if kind not in _KINDS:
+            raise TritonModelException(f"metric family '{name}' has kind {kind!r}; use one of MetricFamily's constants")
+        try:
+            self._family = METRICS.family(name, description, _KINDS[kind])
+        except MmeError as error:
+            raise TritonModelException(error.message) from None
+
+    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802 - its interface
+        """The metric of these labels: the same one each time. `buckets` are a histogram's upper bounds, ascending."""
+        if labels is not None and not isinstance(labels, Mapping):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        bounds = self._bounds(buckets)
+        try:
+            owner = current_model()
+            return Metric(METRICS.metric(self._family, labels or {}, bounds, owner), owner)
+        except MmeError as error:
+            raise TritonModelException(f"Failed to create metric. {error.message}") from None
+
+    def _bounds(self, buckets: Sequence[float] | None) -> tuple[float, ...]:
+        has_buckets = self._family.kind is MetricKind.HISTOGRAM
+        if buckets is None:
+            if has_buckets:
+                raise TritonModelException("Failed to create metric. Missing required buckets.")
+            return ()
+        if not isinstance(buckets, list | tuple):
+            raise TritonModelException("Failed to create metric. Buckets must be a list.")
+        if not has_buckets:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        return tuple(map(float, buckets))
+
+
+_KINDS = {
+    MetricFamily.COUNTER: MetricKind.COUNTER,
+    MetricFamily.GAUGE: MetricKind.GAUGE,
+    MetricFamily.HISTOGRAM: MetricKind.HISTOGRAM,
+}
+
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -167,11 +257,7 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
-    """The strings in a wire form (bytes or `np.uint8`), as a one-dimensional object array of `bytes`.
-
-    Raises:
-        struct.error: it is cut short.
-    """
+    """The strings in a wire form, as a one-dimensional object array of `bytes`. Raises struct.error."""
     strings: list[bytes] = []
     offset = 0
     while offset < len(encoded_tensor):
@@ -183,7 +269,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
 
 def get_model_dir() -> str:
     """The directory of model.py: that of the version, with the model's other files."""
-    model = hosted()
+    model = current_model()
     if model is None:
         raise TritonModelException("get_model_dir is for models that are loaded")
     return str(model.directory)
@@ -192,13 +278,8 @@ def get_model_dir() -> str:
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
     """Load a model and wait until it is ready.
 
-    Args:
-        model_name: which.
-        config: a configuration to load it with this once, as JSON.
-        files: files to load it from this once: `file:1/model.onnx` and its like → contents; with a `config` alone.
-
-    Raises:
-        TritonModelException: why it can't be loaded.
+    `config` is JSON to load it with this once, `files` what to load it from: `file:1/model.onnx` and its like →
+    contents.
     """
     if files is not None and not isinstance(files, dict):
         what = "files should be a dictionary of file paths and file contents"
@@ -212,11 +293,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: FBT001, FBT002 - its interface
-    """Unload a model and wait until it is gone; with the models that it depends on if they are to be.
-
-    Raises:
-        TritonModelException: why it can't be unloaded.
-    """
+    """Unload a model and wait until it is gone; with the models that it depends on if they are to be."""
     name = text("model_name", model_name)
     pb_calls.ask(lambda outside, callers, done: outside.unload(name, unload_dependents, callers, done))
 
@@ -255,7 +332,7 @@ class Logger:
         """
         message = text("message of a line", message) if isinstance(message, bytes) else message
         if _log.hasHandlers():
-            model = hosted()
+            model = current_model()
             _log.log(level, "%s", message, extra={"target_model": model.name} if model else None)
         else:
             sys.stderr.write(f"{logging.getLevelName(level)}: {message}\n")
@@ -263,20 +340,18 @@ class Logger:
 
     @staticmethod
     def log_info(message: str) -> None:
-        """Write a line for everybody."""
+        """Write a line for every reader of the log."""
         Logger.log(message, Logger.INFO)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        """Write a warning."""
         Logger.log(message, Logger.WARNING)
 
     @staticmethod
     def log_error(message: str) -> None:
-        """Write an error."""
         Logger.log(message, Logger.ERROR)
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """Write a line for whoever debugs."""
+        """Write a line for debugging."""
         Logger.log(message, Logger.VERBOSE)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.python.imports import ImportedFile, free_name
+from model_handlers.python.author_code import ImportedFile, free_name
 from model_handlers.pytorch.runtime import data_type, never_unpickling, pytorch, translated
 from model_handlers.system.disk import identity_of
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Handler, Placement
 from model_handlers.body import BACKEND
 from model_handlers.config.validate import normalise
-from model_handlers.python import frameworks
-from model_handlers.python.environment import wanted
-from model_handlers.python.imports import check_syntax
+from model_handlers.python import preload
+from model_handlers.python.author_code import check_syntax, wanted
 from model_handlers.scripts.host import ScriptHost
 from model_handlers.scripts.no_script import BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, script_for
 from model_handlers.scripts.script_file import ScriptFile, with_body
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from model_handlers.errors import MmeError
     from model_handlers.requests import ModelRequest, ModelResponse
 
-_IMPORTS = {PIPELINE: "transformers", BOOSTER: "xgboost", SAVED_MODEL: frameworks.SAVED_MODEL}
+_IMPORTS = {PIPELINE: "transformers", BOOSTER: "xgboost", SAVED_MODEL: preload.SAVED_MODEL}
 
 
 class ScriptHandler(Handler):
@@ -57,10 +56,10 @@ class ScriptHandler(Handler):
             return ""
         file = ScriptFile(config, model_file)
         if file.path.parent == FOLDER:
-            return frameworks.preload_for(file.path, (file.model_directory,), _IMPORTS[file.path.name])
+            return preload.preload_for(file.path, (file.model_directory,), _IMPORTS[file.path.name])
         handles = script_for(file.model_directory) == SAVED_MODEL  # which are loaded for a script without a model_fn
         places = (file.path.parent, file.model_directory)
-        return frameworks.preload_for(file.path, places, frameworks.SAVED_MODEL if handles else "")
+        return preload.preload_for(file.path, places, preload.SAVED_MODEL if handles else "")
 
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.body import BACKEND, BODY, SUBMIT_DIRECTORY
 from model_handlers.errors import invalid_model
-from model_handlers.python.imports import ImportedFile, free_name, version_directory
+from model_handlers.python.author_code import ImportedFile, free_name, version_directory
 from model_handlers.scripts import toolkits
 from model_handlers.tensor import UINT8, TensorSpec
 

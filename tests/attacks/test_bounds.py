@@ -22,7 +22,7 @@ from model_handlers.config.findings import understand
 from model_handlers.config.pbtxt import parse_config, parse_config_json
 from model_handlers.errors import Kind, MmeError
 from model_handlers.proto import model_config_pb2 as pb
-from model_handlers.python.completion import complete
+from model_handlers.python.autocomplete import complete
 from model_handlers.system.bounds import BOUNDS, MAX_CONFIG_SIZE, MAX_INSTANCES, excesses
 from model_handlers.system.devices import place
 from serve.model.sequence_batcher import queue_for

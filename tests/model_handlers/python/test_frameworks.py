@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from model_handlers.python import frameworks
+from model_handlers.python import preload
 from tests.frameworks import framework
 
 pytest.importorskip("sklearn")
-SCIKIT_LEARN = frameworks.SCIKIT_LEARN
+SCIKIT_LEARN = preload.SCIKIT_LEARN
 
 CODE = {
     "it is imported": ("import sklearn", SCIKIT_LEARN),
@@ -41,7 +41,7 @@ def test_code_tells(tmp_path, what):
     source, expected = CODE[what]
     file = tmp_path / "inference.py"
     file.write_text(source)
-    assert frameworks.preload_for(file, [tmp_path]) == expected
+    assert preload.preload_for(file, [tmp_path]) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_lies_beside_it_tells_too(tmp_path, neighbour, source, expected):
     file.write_text("import helper" if neighbour == "helper.py" else "import joblib")
     (tmp_path / neighbour).parent.mkdir(exist_ok=True)
     (tmp_path / neighbour).write_text(source)
-    assert frameworks.preload_for(file, [file.parent, tmp_path]) == expected
+    assert preload.preload_for(file, [file.parent, tmp_path]) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_packages_of_its_own_tell_too(tmp_path, source, expected):
     }.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(text)
-    assert frameworks.preload_for(tmp_path / "model.py", [tmp_path]) == expected
+    assert preload.preload_for(tmp_path / "model.py", [tmp_path]) == expected
 
 
 def test_a_large_package_of_its_own_is_not_read(tmp_path):
@@ -92,14 +92,14 @@ def test_a_large_package_of_its_own_is_not_read(tmp_path):
     for number in range(100):
         (tmp_path / f"mine/part{number}.py").touch()
     (tmp_path / "model.py").write_text("import mine, sklearn")
-    assert not frameworks.preload_for(tmp_path / "model.py", [tmp_path])
+    assert not preload.preload_for(tmp_path / "model.py", [tmp_path])
 
 
 @pytest.mark.parametrize(("neighbour", "expected"), [("config.json", SCIKIT_LEARN), ("sklearn.py", "")])
 def test_what_a_script_of_ours_imports_is_known(tmp_path, neighbour, expected):
     """Unless the model brings its own."""
     (tmp_path / neighbour).touch()
-    assert frameworks.preload_for(Path(frameworks.__file__), [tmp_path], "sklearn") == expected
+    assert preload.preload_for(Path(preload.__file__), [tmp_path], "sklearn") == expected
 
 
 def test_the_larger_one_is_chosen(tmp_path):
@@ -107,16 +107,16 @@ def test_the_larger_one_is_chosen(tmp_path):
     framework("torch")
     file = tmp_path / "model.py"
     file.write_text("import sklearn\nimport torch")
-    assert frameworks.preload_for(file, [tmp_path]) == frameworks.PYTORCH
+    assert preload.preload_for(file, [tmp_path]) == preload.PYTORCH
 
 
 @pytest.mark.parametrize(
     ("source", "imports", "expected"),
     [
-        ("import json", frameworks.SAVED_MODEL, frameworks.TENSORFLOW),
-        ("import tensorflow", frameworks.SAVED_MODEL, ""),
+        ("import json", preload.SAVED_MODEL, preload.TENSORFLOW),
+        ("import tensorflow", preload.SAVED_MODEL, ""),
         ("from tensorflow.keras.models import load_model", "", ""),
-        ("import keras", frameworks.SAVED_MODEL, ""),
+        ("import keras", preload.SAVED_MODEL, ""),
     ],
 )
 def test_tensorflow_without_keras_is_for_saved_models_alone(tmp_path, source, imports, expected):
@@ -124,11 +124,11 @@ def test_tensorflow_without_keras_is_for_saved_models_alone(tmp_path, source, im
     framework("tensorflow")
     file = tmp_path / "inference.py"
     file.write_text(source)
-    assert frameworks.preload_for(file, [tmp_path], imports) == expected
+    assert preload.preload_for(file, [tmp_path], imports) == expected
 
 
 def test_what_is_not_installed_is_left_to_the_model(tmp_path):
     """Whose error says so."""
     file = tmp_path / "model.py"
     file.write_text(textwrap.dedent("import no_such_framework, joblib_of_another_name"))
-    assert not frameworks.preload_for(file, [tmp_path])
+    assert not preload.preload_for(file, [tmp_path])

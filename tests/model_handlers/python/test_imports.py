@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from model_handlers.python.imports import ImportedFile
+from model_handlers.python.author_code import ImportedFile
 
 
 def test_copies_of_a_model_may_be_forgotten_at_the_same_time(tmp_path, monkeypatch):

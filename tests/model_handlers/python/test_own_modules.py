@@ -13,8 +13,8 @@ from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.custom import FileHandler
+from model_handlers.python.author_code import OwnModules
 from model_handlers.python.handler import PythonHandler
-from model_handlers.python.own_modules import OwnModules
 from model_handlers.requests import ModelRequest
 from model_handlers.scripts.handler import ScriptHandler
 from model_handlers.worker.start import start_isolated

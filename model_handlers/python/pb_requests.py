@@ -8,16 +8,13 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.python import pb_calls
-from model_handlers.python.pb_errors import TritonModelException
-from model_handlers.python.pb_responses import checked_parameters
-from model_handlers.python.pb_tensor import Tensor
-from model_handlers.python.pb_text import text
+from model_handlers.python.pb_responses import Tensor, TritonModelException, checked_parameters, text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping
 
+    from model_handlers.python.outputs import ResponseState
     from model_handlers.python.pb_responses import InferenceResponse
-    from model_handlers.python.responses import Responses
     from model_handlers.requests import ModelRequest
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them
@@ -48,15 +45,11 @@ class InferenceResponseSender:
 
     __slots__ = ("_responses",)
 
-    def __init__(self, responses: Responses) -> None:
+    def __init__(self, responses: ResponseState) -> None:
         self._responses = responses
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response; TRITONSERVER_RESPONSE_COMPLETE_FINAL says that it is the last, or that there was none.
-
-        Raises:
-            TritonModelException: the last one was sent, or the model may not send another.
-        """
+        """Send a response; TRITONSERVER_RESPONSE_COMPLETE_FINAL says that it is the last, or that there was none."""
         self._responses.send(response, flags)
 
     def is_cancelled(self) -> bool:
@@ -65,17 +58,11 @@ class InferenceResponseSender:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # in an interpreter that ends nothing is sure to work
-            self._responses.let_go()
+            self._responses.sender_dropped()
 
 
 class InferenceRequest:
-    """A request: one that `execute` is given, or one that a model makes in order to call another.
-
-    Raises:
-        TypeError: an argument is of another type.
-        TritonModelException: one of its tensors is None, one of its outputs has no name, its correlation id is neither
-            a number nor text, or its parameters can't be sent.
-    """
+    """A request: one that `execute` is given, or one that a model makes in order to call another."""
 
     __slots__ = (
         "_correlation_id",
@@ -107,7 +94,7 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
-        self._responses: Responses | None = None
+        self._responses: ResponseState | None = None
         self._sender: InferenceResponseSender | None = None
         self._request_id = _text("request_id", request_id)
         self.model_name = _text("model_name", model_name)
@@ -145,7 +132,6 @@ class InferenceRequest:
         return self._correlation_id
 
     def flags(self) -> int:
-        """TRITONSERVER_REQUEST_FLAG_* together."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
@@ -165,11 +151,10 @@ class InferenceRequest:
         return dict(self._parameters)
 
     def trace(self) -> InferenceTrace:
-        """Its trace."""
         return self._trace or InferenceTrace()
 
     def requested_output_names(self) -> set[str]:
-        """The outputs that the client wants; others are computed in vain."""
+        """The outputs that the client wants; others are computed for nothing."""
         return set(self._requested_output_names)
 
     def wanted_outputs(self) -> tuple[str, ...]:
@@ -185,11 +170,7 @@ class InferenceRequest:
         return self._responses is not None and self._responses.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of the request after `execute`: it is done with, or executed once more.
-
-        Raises:
-            TritonModelException: for other flags, or where requests can't be executed once more.
-        """
+        """Say what becomes of the request after `execute`: it is done with, or executed once more."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(f"set_release_flags of {flags!r}: use one of TRITONSERVER_REQUEST_RELEASE_*")
         if self._responses is not None:
@@ -206,13 +187,9 @@ class InferenceRequest:
         return self._sender
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | pb_calls.ResponseIterator:  # noqa: FBT001, FBT002 - its interface
-        """Have the model `model_name` answer this request, and wait for it.
+        """Have the model `model_name` answer this request, and wait for its response, which may carry an error.
 
-        Returns:
-            its response, which carries the error if there was one; with `decoupled` an iterator of its responses.
-
-        Raises:
-            TritonModelException: outside of `execute`, or without a model's name.
+        With `decoupled` an iterator of its responses. Raises TritonModelException outside of `execute`.
         """
         return pb_calls.call(self, decoupled=decoupled)
 
@@ -226,7 +203,7 @@ class ReceivedRequest(InferenceRequest):
 
     __slots__ = ()
 
-    def __init__(self, request: ModelRequest, inputs: list[Tensor], responses: Responses) -> None:
+    def __init__(self, request: ModelRequest, inputs: list[Tensor], responses: ResponseState) -> None:
         self._responses = responses
         self._sender = None
         self._request_id = request.id
@@ -257,7 +234,6 @@ def _texts(what: str, values: Any) -> tuple[str, ...]:
 
 
 def _integer(what: str, value: Any) -> int:
-    """The integer that a value is: numpy's are, too."""
     try:
         return operator.index(value)
     except TypeError:
@@ -274,7 +250,6 @@ def _correlation_id(value: Any) -> int | str:
 
 
 def _parameters(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """What a caller says beside tensors: a dict, or the JSON text of one."""
     if given is None:
         return {}
     return checked_parameters(json.loads(given) if isinstance(given, str) else given)

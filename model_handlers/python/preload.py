@@ -1,10 +1,9 @@
 """Which framework a model's code imports, so that its process is forked from one that has imported it already.
 
 Importing scikit-learn takes a second and 80 MB, transformers with PyTorch three seconds and 280 MB: in each of hundreds
-of processes, unless they share it. `preload_for` only reads. It leaves alone whose code could tell the difference: what
+of processes, unless they share it. `preload_for` only reads. It leaves alone code that could tell the difference: what
 changes variables of the environment, or where modules are looked for, which frameworks heed when they are imported, and
-what brings a module of an installed one's name. The functions that import are called in fork servers: see
-`worker/fork_client.py`.
+what brings a module of an installed one's name. The functions that import are called in fork servers.
 """
 
 from __future__ import annotations
@@ -35,11 +34,8 @@ _MOST_FILES = 64
 
 
 class _Preload(NamedTuple):
-    """A function that imports, what has to be installed for it, and for whom it is: code that imports one of `users`.
-
-    Code that imports one of `others` as well begins without.
-    """
-
+    # A function that imports, what has to be installed for it, and code of what imports it is for: one of `users`, none
+    # of `others`.
     function: str
     needs: tuple[str, ...]
     users: frozenset[str]
@@ -63,10 +59,7 @@ _PRELOADS = (  # the larger one first, for code that imports of both
 def preload_for(file: Path, directories: Iterable[Path], imports: str = "") -> str:
     """`module:function` to be called before the process of a model is forked, "" for nothing.
 
-    Args:
-        file: the model's code.
-        directories: where it imports modules and packages of its own from.
-        imports: what it is known to import, though it does not show; SAVED_MODEL where it has SavedModels loaded.
+    `imports` is what the file imports though it does not show; SAVED_MODEL where it has SavedModels loaded.
     """
     places = list(directories)
     beside = [each for place in places for each in sorted(place.glob("*.py")) if each != file]
@@ -81,7 +74,7 @@ def preload_for(file: Path, directories: Iterable[Path], imports: str = "") -> s
 
 
 def _all_imported(files: Iterable[Path], places: Sequence[Path]) -> set[str] | None:
-    """What these files import, and the packages in `places` that they import; None where it has to be left alone."""
+    # And what the packages in `places` import; None where it has to be left alone.
     names: set[str] = set()
     waiting = deque(files)
     for _ in range(_MOST_FILES):
@@ -119,7 +112,6 @@ def scikit_learn() -> None:
 
 
 def _installed(names: Sequence[str]) -> bool:
-    """Whether all of these can be imported from what is installed beside the server."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in names)
     except ValueError:  # of a module that hides how it was found
@@ -127,7 +119,6 @@ def _installed(names: Sequence[str]) -> bool:
 
 
 def _imported(file: Path) -> set[str] | None:
-    """The names of the packages that a source file imports, None where it has to be left alone."""
     try:
         if file.stat().st_size > _LARGEST:
             return None
@@ -147,7 +138,6 @@ def _imported(file: Path) -> set[str] | None:
 
 
 def _read(node: ast.AST) -> Iterator[ast.AST]:
-    """`environ` where `node` only looks something up in it."""
     match node:
         case ast.Attribute(value, attr) if attr in _READS:
             yield value
@@ -158,7 +148,6 @@ def _read(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_setting(node: ast.AST) -> bool:
-    """Whether it stands for the environment's variables, or for where modules are looked for."""
     if isinstance(node, ast.Attribute):
         in_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
         return node.attr in _VARIABLES or (node.attr == "path" and in_sys)

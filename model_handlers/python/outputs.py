@@ -1,13 +1,15 @@
 """What `execute` returned, checked: each request's outputs as the protocol carries them, or its own error.
 
 Tensors cross here between the shapes that clients see and those that the model sees, where the configuration has a
-`reshape`.
+`reshape`. A request is answered by its response sender, on any thread, or by what `execute` returned for it. A sender
+belongs to the model's code: when that lets go of it, the request has had its last response.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,8 @@ import numpy as np
 from model_handlers.config.model_config import hidden_outputs
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
-from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError
+from model_handlers.python.pb_requests import InferenceResponseSender
+from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError, TritonModelException
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.tensor import BF16, BYTES, UINT16, shape_matches
 
@@ -23,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.python.pb_tensor import Tensor
-    from model_handlers.python.responses import Responses
-    from model_handlers.requests import ModelRequest
+    from model_handlers.python.pb_responses import Tensor
+    from model_handlers.requests import ModelRequest, Responder
     from model_handlers.tensor import Array, DataType, TensorSpec
+
 
 _log = logging.getLogger("mme.model")
 _MISSHAPEN: set[tuple[str, str]] = set()  # outputs, by their models, of which it was said
@@ -34,14 +37,10 @@ _fits = functools.lru_cache(maxsize=1024)(shape_matches)
 
 
 def answers(
-    config: ModelConfig, lane: str, requests: Sequence[ModelRequest], responses: Sequence[Responses], returned: Any
+    config: ModelConfig, lane: str, requests: Sequence[ModelRequest], responses: Sequence[ResponseState], returned: Any
 ) -> list[ModelResponse | MmeError | None]:
-    """One answer a request, None for one that its response sender answers.
-
-    Raises:
-        MmeError: EXECUTION_FAILED for the whole batch, when what was returned is no list of its responses.
-    """
-    if returned is None and any(each.taken or each.again for each in responses):
+    """One answer a request, None for one that its response sender answers. Raises EXECUTION_FAILED for the batch."""
+    if returned is None and any(each.sender_taken or each.rescheduled for each in responses):
         returned = [None] * len(requests)  # senders answer them all
     if not isinstance(returned, list):
         raise failed_batch(f"Expected a list in the execute return, found type '{type(returned)}'.", lane)
@@ -63,16 +62,16 @@ def inside(spec: TensorSpec, array: Array, *, batches: bool) -> Array:
 
 
 def _answer(
-    config: ModelConfig, lane: str, request: ModelRequest, responses: Responses, response: InferenceResponse | None
+    config: ModelConfig, lane: str, request: ModelRequest, responses: ResponseState, response: InferenceResponse | None
 ) -> ModelResponse | MmeError | None:
     if responses.executed():
         if response is None:
             return PUT_BACK
         what = "Expected a None object in the execute function return list for reschduled request, found type "
         return failed_batch(f"{what}'{type(response)}'.", lane)
-    if response is None and responses.taken:
-        return responses.leave()
-    if not responses.settle():
+    if response is None and responses.sender_taken:
+        return responses.deferred()
+    if not responses.finished():
         _log.error(
             "%s",
             failed_batch("execute returned a response to a request that its response sender had answered.", lane),
@@ -100,10 +99,7 @@ def answer_of(
 
 
 def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResponse) -> dict[str, Array]:
-    """The outputs that the client asked for, in the model's order, and states.
-
-    As in Triton, a model may leave outputs out; what its configuration does not have goes nowhere.
-    """
+    # As in Triton, a model may leave outputs out; what its configuration does not have goes nowhere.
     tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
     specs = {spec.name: spec for spec in config.outputs}
     outputs, expected = {}, 0
@@ -130,7 +126,7 @@ def _outputs(config: ModelConfig, request: ModelRequest, response: InferenceResp
 
 
 def _name_unexpected(config: ModelConfig, tensors: Iterable[str], *, some: bool) -> None:
-    """Say once that a model returns outputs that there are not; beside none that there are they are an error."""
+    # Said once; beside none that there are they are an error.
     unexpected = next(name for name in tensors if config.output(name) is None)
     names = ", ".join(spec.name for spec in config.outputs)
     what = f"returned unexpected inference output '{unexpected}', its outputs are: {names}"
@@ -140,7 +136,7 @@ def _name_unexpected(config: ModelConfig, tensors: Iterable[str], *, some: bool)
 
 
 def _warn_of_shape(model: str, output: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Say of an output once that it is not as declared, whatever other shapes come; as in Triton it is handed on."""
+    # Said of an output once, whatever other shapes come; as in Triton it is handed on.
     if (model, output) not in _MISSHAPEN:
         _MISSHAPEN.add((model, output))
         _warn_once(model, f"returned output '{output}' with shape {list(shape)}, expected {list(expected)}")
@@ -152,7 +148,7 @@ def _warn_once(model: str, what: str) -> None:
 
 
 def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, *, whole_numbers: bool = False) -> Array:
-    """An output as the client sees it: where floats were declared, whole numbers may stay what they are."""
+    # Where floats were declared, whole numbers may stay what they are.
     data_type, array = tensor.carried()
     if data_type is not spec.data_type and not _same_bits(data_type, spec.data_type):
         what = f"returned output '{spec.name}' as {data_type.name}, expected {spec.data_type.name}"
@@ -176,7 +172,7 @@ def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, *, whole_num
 
 
 def _check_rows(config: ModelConfig, request: ModelRequest, name: str, tensor: Tensor) -> None:
-    """A state comes back with the next request, and so has to have as many rows as this one."""
+    # A state comes back with the next request, and so has to have as many rows as this one.
     shape, rows = tensor.shape(), _rows(config, request)
     if rows is not None and shape[:1] != [rows]:
         raise _wrong(
@@ -200,11 +196,6 @@ def _refitted(
     inner: tuple[int, ...],
     batches: bool,  # noqa: FBT001 - both callers name it
 ) -> tuple[int, ...]:
-    """`inner` with the sizes that `shape`, which fits `outer`, has in its variable dimensions: they keep their order.
-
-    Raises:
-        ValueError: when `shape` does not fit `outer`.
-    """
     batch, rest = (shape[:1], shape[1:]) if batches else ((), shape)
     if any(want not in (-1, have) for want, have in zip(outer, rest, strict=True)):
         raise ValueError(shape)
@@ -213,12 +204,12 @@ def _refitted(
 
 
 def _same_bits(returned: DataType, expected: DataType) -> bool:
-    """Bit patterns of BF16, which numpy does not have, come as UINT16."""
+    # Bit patterns of BF16, which numpy does not have, come as UINT16.
     return returned is UINT16 and expected is BF16
 
 
 def _cast(array: Array, returned: DataType, expected: DataType) -> Array | None:
-    """Numbers as another type of their kind has them, FP64 as FP32; None where they would be others."""
+    # Numbers as another type of their kind has them, FP64 as FP32; None where they would be others.
     if not {returned, expected}.isdisjoint((BF16, BYTES)) or not np.can_cast(array.dtype, expected.dtype, "same_kind"):
         return None
     cast = array.astype(expected.dtype)
@@ -237,3 +228,134 @@ def _expected_response(item: object) -> str:
 
 def _wrong(config: ModelConfig, what: str) -> MmeError:
     return MmeError(Kind.EXECUTION_FAILED, printable(f"model '{config.name}' {what}"))
+
+
+_FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class ResponseState:
+    """The responses to one request.
+
+    What comes first as the last one is taken, be it a response, an error or the end of the sender: so the ways in which
+    a request may end here need not wait for one another. Only `send` keeps an order among threads. Where the request is
+    `rescheduled`, another sender sends its last response.
+    """
+
+    def __init__(self, config: ModelConfig, lane: str, request: ModelRequest) -> None:
+        self._config = config
+        self._lane = lane
+        self._request = request
+        self._lock = (
+            threading.Lock()
+        )  # whoever holds it holds the sender, so that no collection comes to `sender_dropped`
+        self._sent = 0
+        self._closed = False
+        self._gone = False  # the sender
+        self._left = False  # to the sender, by `execute`
+        self._executed = False
+        self.rescheduled = False
+        self.sender_taken = False
+
+    def sender(self) -> InferenceResponseSender:
+        """A new sender, of which there may be one."""
+        self.sender_taken = True
+        return InferenceResponseSender(self)
+
+    def send(self, response: InferenceResponse | None, flags: int) -> None:
+        """`InferenceResponseSender.send`. Raises TypeError, or TritonModelException where no more may be sent."""
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"Unable to send response. Expected an InferenceResponse, got {type(response)}.")
+        if flags not in (0, _FINAL):
+            raise TritonModelException(
+                f"Unable to send response. Unsupported flag provided. Got {flags!r}, expected 0 or "
+                "TRITONSERVER_RESPONSE_COMPLETE_FINAL."
+            )
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        final = flags == _FINAL
+        with self._lock:
+            self._check(response)
+            self._closed = final
+            if response is not None:
+                self._sent += 1
+                answer = answer_of(self._config, self._lane, self._request, response)
+                self._responder().send(answer, final=final or not self._config.decoupled)
+            elif self._config.decoupled:
+                self._responder().send(None, final=True)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left."""
+        responder = self._request.responder
+        return responder is not None and responder.is_cancelled()
+
+    def release(self, *, again: bool) -> None:
+        """`InferenceRequest.set_release_flags`."""
+        batching = self._config.sequence_batching
+        if again and (batching is None or not batching.iterative_sequence):
+            raise TritonModelException(
+                "rescheduling a request needs 'sequence_batching { iterative_sequence: true }' in config.pbtxt"
+            )
+        if again and self._executed:
+            raise TritonModelException("rescheduling a request must be asked for before execute returns")
+        self.rescheduled = again
+
+    def executed(self) -> bool:
+        """`execute` has returned. Whether the request is to be executed once more."""
+        self._executed = True
+        if self.rescheduled:
+            self._closed = True
+        return self.rescheduled
+
+    def sender_dropped(self) -> None:
+        """The model has no sender any more. In a collection of garbage, maybe, in the middle of anything."""
+        self._gone = True
+        if self._closed or self.rescheduled:
+            return
+        if self._config.decoupled:
+            self._closed = True
+            self._responder().send(None, final=True)
+        elif self._left and not self._sent:
+            self._closed = True
+            self._responder().send(self._forgotten(), final=True)
+
+    def fail(self, error: MmeError) -> None:
+        """`execute` raised: what still waits is told."""
+        if not self._closed:
+            self._closed = True
+            if self.sender_taken:
+                self._responder().send(error, final=True)
+
+    def finished(self) -> bool:
+        """`execute` returned a response: the sender is good for nothing more. False if it was used."""
+        self._closed = True
+        self._sent += 1
+        return self._sent == 1
+
+    def deferred(self) -> MmeError | None:
+        """`execute` returned nothing: the sender answers, or has answered. An error if it can't any more."""
+        self._left = True
+        return self._forgotten() if self._gone and not self._sent else None
+
+    def _forgotten(self) -> MmeError:
+        what = "the response sender was dropped before it sent a response"
+        return MmeError(Kind.EXECUTION_FAILED, f"model '{self._config.name}': {what}")
+
+    def _check(self, response: InferenceResponse | None) -> None:
+        if not self._config.decoupled and response is not None and self._sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send more than one response."
+            )
+        if not self._config.decoupled and response is None and not self._sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+            )
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    def _responder(self) -> Responder:
+        responder = self._request.responder
+        if responder is None:
+            raise TritonModelException("Unable to send response. Nobody takes responses to this request.")
+        return responder

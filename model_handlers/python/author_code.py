@@ -1,0 +1,379 @@
+"""Files of a model's author as modules, and which environment of its own they ask for.
+
+The author's directories go in front of `sys.path`, as that of a script does, so that `import helper` finds a file in
+them. They belong to the whole process, and so do the names of modules: another model's helper makes way, which that
+model has by then, unless it imports it again while it executes. A process of models has our packages, too, and what
+they import: an author's `serve` or `psutil` would be ours to the author's code. So where an author's directories hold
+such a name, import statements of code that lies in them find the author's module, which is not in `sys.modules`, where
+there is one place for a name, and those of any other code what they always do.
+
+model.py is `<version>.model`, as Triton has it, so that `from .helper import f` finds a file beside it; `import helper`
+finds one there too, and in the model's directory, where no file hides a module of Python's own library. Models that
+share a process are told apart by a number behind the version.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import threading
+from importlib.machinery import PathFinder
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from model_handlers.errors import invalid_model
+from model_handlers.python.failures import failed_load
+from model_handlers.source_code import syntax_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from model_handlers.config.model_config import ModelConfig
+    from model_handlers.environments.wanted import Wanted
+    from model_handlers.errors import MmeError
+
+
+_OURS = frozenset({"container", "model_handlers", "serve"})
+_SHARED = frozenset({"numpy"})  # what tensors cross in: there is one in a process
+
+_import = builtins.__import__
+_here: list[OwnModules] = []  # all of this process
+
+
+class OwnModules:
+    """The modules of one author that lie under taken names; the names in `left` stay the server's."""
+
+    def __init__(self, directories: Sequence[str], inside: str, left: Collection[str] = ()) -> None:
+        self.inside = inside
+        self._directories = [place for place in directories if f"{place}/".startswith(inside)]
+        self._modules: dict[str, ModuleType] = {}
+        self._lock = threading.RLock()
+        self._names = {
+            name for place in self._directories for name in _names_in(Path(place), inside) if name not in left
+        }
+        if self._names:
+            _here.append(self)
+            builtins.__import__ = _imported
+
+    def forget(self) -> None:
+        """Have import statements find what they did before."""
+        if self in _here:
+            _here.remove(self)
+        if not _here:
+            builtins.__import__ = _import
+
+    def has(self, name: str) -> bool:
+        """Whether a module is the author's."""
+        return name.partition(".")[0] in self._names
+
+    def module(self, name: str, wanted: Sequence[str], *, top: bool) -> ModuleType:
+        """What an import statement of the author's code gets.
+
+        `wanted` is what is taken from it, submodules among them; with `top` it binds the package that all of it lies
+        in.
+        """
+        with self._lock:
+            module = self._loaded(name)
+            names = getattr(module, "__all__", ()) if "*" in wanted else wanted
+            for each in names:
+                if not hasattr(module, each) and hasattr(module, "__path__"):
+                    self._load_if_there(f"{name}.{each}")
+            return self._modules[name.partition(".")[0]] if top else module
+
+    def _load_if_there(self, name: str) -> None:
+        try:
+            self._loaded(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+
+    def _loaded(self, name: str) -> ModuleType:
+        known = self._modules.get(name)
+        if known is not None:
+            return known
+        above, _, own = name.rpartition(".")
+        parent = self._loaded(above) if above else None
+        spec = PathFinder.find_spec(name, self._directories if parent is None else getattr(parent, "__path__", []))
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        module = self._modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            if spec.loader is not None:
+                spec.loader.exec_module(module)
+        except BaseException:
+            self._modules.pop(name, None)
+            raise
+        if parent is not None:
+            setattr(parent, own, module)
+        return module
+
+
+def _names_in(directory: Path, inside: str) -> list[str]:
+    files = [file.stem for file in directory.glob("*.py")]
+    packages = [file.parent.name for file in directory.glob("*/__init__.py")]
+    taken = [name for name in (*files, *packages) if name in _OURS or _is_taken(name, inside)]
+    return [*taken, *(name for name in _OURS if (directory / name).is_dir())]
+
+
+def _is_taken(name: str, inside: str) -> bool:
+    # The process has another module of that name, which is not Python's own.
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None) or ""
+    others = name not in _SHARED and name not in sys.stdlib_module_names
+    return module is not None and others and not file.startswith(inside) and name != "__main__"
+
+
+def _imported(
+    name: str,
+    globals: Mapping[str, Any] | None = None,  # noqa: A002 - what Python calls them
+    locals: Mapping[str, Any] | None = None,  # noqa: A002
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    file = (globals or {}).get("__file__") or ""
+    for own in _here if isinstance(file, str) else ():
+        if file.startswith(own.inside):
+            whole = _whole(name, globals or {}, level)
+            if own.has(whole):
+                return own.module(whole, fromlist or (), top=not fromlist and not level)
+    return _import(name, globals, locals, fromlist or (), level)
+
+
+def _whole(name: str, importer: Mapping[str, Any], level: int) -> str:
+    if not level:
+        return name
+    package = importer.get("__package__") or ""
+    above = package.rsplit(".", level - 1)[0]
+    return f"{above}.{name}" if name else above
+
+
+_files: list[ImportedFile] = []  # all of this process
+
+
+class ImportedFile:
+    """One file, imported under a name; it may import from `directories`, and what lies in `root` is its own.
+
+    The names in `left` stay the server's. Raises INVALID_MODEL when it is no Python file or raises, OUT_OF_MEMORY.
+    """
+
+    def __init__(
+        self, model: str, path: Path, name: str, directories: Sequence[str], root: Path, left: Collection[str] = ()
+    ) -> None:
+        self._directories = directories
+        self._inside = f"{root}/"
+        self._top = name.partition(".")[0]
+        self._others_make_way()
+        self._own = OwnModules(directories, self._inside, left)
+        _files.append(self)
+        sys.path[:0] = directories
+        importlib.invalidate_caches()
+        try:
+            self.module = _imported_module(model, path, name)
+        except BaseException:
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """Forget the module, those that it imported from its own directories, and the directories."""
+        if self in _files:
+            _files.remove(self)
+        self._own.forget()
+        for directory in self._directories:
+            if directory in sys.path:
+                sys.path.remove(directory)
+        for name in self._imported():
+            sys.modules.pop(name, None)  # another copy of the model may be forgotten at the same time
+
+    def _imported(self) -> list[str]:
+        files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+        return [name for name, file in files.items() if file.startswith(self._inside)]
+
+    def _others_make_way(self) -> None:
+        others = [each for each in _files if each._inside != self._inside]  # noqa: SLF001 - of its own class, as below
+        for name, own in ((name, each._top) for each in others for name in each._imported()):  # noqa: SLF001
+            top = name.partition(".")[0]
+            if top != own and _has(self._directories, top):
+                sys.modules.pop(name, None)
+
+
+def _has(directories: Sequence[str], name: str) -> bool:
+    return any(Path(each, f"{name}.py").is_file() or Path(each, name).is_dir() for each in directories)
+
+
+def version_directory(config: ModelConfig, file: Path) -> Path:
+    """The version directory that a model's file lies in, wherever below it that is."""
+    depth = len(PurePosixPath(config.default_model_filename or file.name).parts)
+    return file.parents[depth - 1]
+
+
+def check_syntax(model: str, path: Path) -> ast.Module:
+    """What a file says, without running it. Raises INVALID_MODEL, naming file and line."""
+    try:
+        return syntax_tree(path)
+    except (SyntaxError, ValueError) as error:
+        raise failed_load(f"{path} was read", error, model) from None
+
+
+def free_name(wanted: str) -> str:
+    """The name for a module, with a number behind it where another model of this process has it."""
+    name, number = wanted, 1
+    while name in sys.modules:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
+def _imported_module(model: str, path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise invalid_model(f"model '{model}': {path} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        raise failed_load(f"{path} was imported", error, model) from error
+    return module
+
+
+_CLASS = "TritonPythonModel"
+
+
+class ModelFile:
+    """Where the files of a model version are."""
+
+    def __init__(self, config: ModelConfig, path: Path) -> None:
+        self.path = path
+        self.version_directory = version_directory(config, path)
+        self.model_directory = self.version_directory.parent
+
+    @property
+    def version(self) -> str:
+        """The version's number, as text."""
+        return self.version_directory.name
+
+    def directories(self) -> list[str]:
+        """Where the model's own modules are looked for."""
+        return list(dict.fromkeys(map(str, (self.path.parent, self.version_directory, self.model_directory))))
+
+
+class ModelModule:
+    """model.py, imported, and its `TritonPythonModel`. Raises INVALID_MODEL."""
+
+    def __init__(self, model: str, file: ModelFile) -> None:
+        self._package = free_name(file.version)
+        package = sys.modules[self._package] = ModuleType(self._package)
+        package.__path__ = [str(file.path.parent)]
+        name = f"{self._package}.{file.path.stem}"
+        try:
+            directories = [*_library(), *file.directories()]
+            self._file = ImportedFile(model, file.path, name, directories, file.model_directory)
+        except BaseException:
+            sys.modules.pop(self._package, None)
+            raise
+        try:
+            self.author_class = _author_class(model, self._file.module, file)
+        except BaseException:
+            self.unload()
+            raise
+
+    def unload(self) -> None:
+        """Forget the module, those that it imported from its own directories, and the directories."""
+        self._file.forget()
+        sys.modules.pop(self._package, None)
+
+
+def _library() -> list[str]:
+    # Where Python's own library is, of what is looked through.
+    pure, platform = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    return [place for place in (pure, platform, f"{platform}/lib-dynload") if place in sys.path]
+
+
+def check_class(model: str, file: ModelFile, source: ast.Module) -> None:
+    """Refuse a file that binds no such class in any way, without running it; the load finds what else is wrong."""
+    bound = {name for node in ast.walk(source) for name in _bound(node)}
+    if bound.isdisjoint({_CLASS, "*"}):
+        raise _no_class(model, file, [node.name for node in source.body if isinstance(node, ast.ClassDef)])
+    if "execute" not in bound and any(_inherits_nothing(node) for node in source.body):
+        raise _no_execute(model, file)
+
+
+def _inherits_nothing(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.ClassDef) or node.name != _CLASS:
+        return False
+    return not (node.bases or node.keywords or node.decorator_list)
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    # Names that a node gives to something, `*` for any.
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in node.names)
+    elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.id if isinstance(node, ast.Name) else node.attr
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # as `globals()` and `setattr` are given
+        yield node.value
+
+
+def _author_class(model: str, module: ModuleType, file: ModelFile) -> type[Any]:
+    author_class: type[Any] | None = getattr(module, _CLASS, None)
+    if not isinstance(author_class, type):
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        raise _no_class(model, file, classes)
+    if not callable(getattr(author_class, "execute", None)):
+        raise _no_execute(model, file)
+    return author_class
+
+
+def _no_class(model: str, file: ModelFile, classes: Iterable[str]) -> MmeError:
+    return invalid_model(
+        f"model '{model}': {file.path} defines no class {_CLASS}; the classes in it are: {', '.join(classes) or 'none'}"
+    )
+
+
+def _no_execute(model: str, file: ModelFile) -> MmeError:
+    return invalid_model(f"Python model {file.path} of '{model}' does not implement `execute` method.")
+
+
+PARAMETER = "EXECUTION_ENV_PATH"
+_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+
+
+def wanted(config: ModelConfig, model_directory: Path, folders: Iterable[Path]) -> Wanted | None:
+    """The environment that a model asks for, None where ours will do.
+
+    Triton's parameter names one that is there, packed or not, and is complete. Without it the first requirements.txt in
+    `folders` says what is to be installed, out of a folder `wheels` if there is one.
+    """
+    from model_handlers.environments.wanted import Given, Requirements  # noqa: PLC0415 - where models run it is not asked
+
+    text = config.parameters.get(PARAMETER, "")
+    if text:
+        return Given(_path(text, config.name, model_directory), brought=_MODEL_DIRECTORY in text)
+    places = list(folders)
+    requirements = next((path for folder in places if (path := folder / "requirements.txt").is_file()), None)
+    if requirements is None or not _asks(requirements):
+        return None
+    wheels = next((path for folder in places if (path := folder / "wheels").is_dir()), None)
+    return Requirements(requirements, wheels)
+
+
+def _asks(requirements: Path) -> bool:
+    lines = requirements.read_text(errors="replace").splitlines()
+    return any(line.strip() and not line.strip().startswith("#") for line in lines)
+
+
+def _path(text: str, model: str, model_directory: Path) -> Path:
+    path = Path(text.replace(_MODEL_DIRECTORY, str(model_directory)))
+    if not path.is_absolute():
+        raise invalid_model(
+            f"model '{model}': parameter '{PARAMETER}' is '{text}'; it must be an absolute path or begin with "
+            f"{_MODEL_DIRECTORY}"
+        )
+    return path
