@@ -1,4 +1,4 @@
-"""How an engine is to behave: values, decided by whoever makes it."""
+"""How an engine is to behave."""
 
 from __future__ import annotations
 
@@ -20,37 +20,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How the engine is to behave.
+    """Values that whoever makes an engine decides.
 
     Attributes:
-        budget: memory for all models together.
         cache_directory: where unpacked archives live, environments that models bring, and what outlives a worker.
         life: of the process that starts workers, whose next one is to know what is registered; "" for no such thing.
-        under_way: told which models are being loaded.
         left_out: models that are not brought back, nor loaded at the start, though the worker before had them.
-        disk_budget: bytes for all of those archives, and for all files of overrides; None for a share of what is free.
-        max_archive_files: files and directories that one of them may hold.
+        disk_budget: bytes for all archives, and for all files of overrides; None for a share of what is free.
+        max_archive_files: files and directories that one archive may hold.
         evicts: whether we make room ourselves; False where a platform manages the models.
-        eviction: whom we evict then, and whom never.
         store: URI of the archives that requests may name, or "".
         buckets: URLs of repositories in S3 whose models requests may name.
         credentials: prefix of such URLs → those that it is asked with.
         repository, more_repositories: folders of models that requests may name; None for no such thing.
         namespaces: whether two of them may have models of one name.
-        control: who decides which of those are served.
         folders: models that requests may name, by their own folders.
-        scripts: what is the same for all inference scripts.
         load_threads: environments made at a time, loads at a time.
         framework_threads: threads that models' frameworks may have in this process; 0 for any number.
-        load_patience: seconds that a load may take, and anybody waits for one.
-        unload_patience: seconds that anybody waits for an unload.
+        load_patience, unload_patience: seconds that a load, or the wait for an unload, may take.
         drain_patience: seconds that an unload waits for requests under way.
         inline_ns: executions expected to take at most this long run on the event loop.
         require_gpu: whether KIND_GPU without a GPU is an error.
-        batch_guess: what is done about models whose configuration does not say whether they batch.
-        weights: how models hold their weights whose configuration does not say.
         resources: (name in lower case, device) → what there is of it, see `RateLimiter`; None for no rate limiting.
-        latencies: which are kept, beyond their sums.
         response_cache_bytes: what the responses kept for models that ask for it may take together; 0 keeps none.
     """
 

@@ -68,7 +68,6 @@ class Maintenance:
         return await self._loop.run_in_executor(self._thread, function, *arguments)
 
     async def close(self) -> None:
-        """Look no more."""
         self.closed = True
         self._stop()
         if self.looking is not None:

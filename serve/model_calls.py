@@ -1,10 +1,10 @@
-"""The server as a model sees it: calls of other models, on behalf of the code of one. See `model_handlers.outside`.
+"""Calls of models by the code of a model (BLS): see `model_handlers.outside`.
 
 A model's code asks on threads and in processes of its own; everything here goes to the event loop at once, where the
 engine is, and is answered from there.
 
 A model that waits for another one keeps its instance busy, and its lease. If that one called it in turn, both would
-wait for ever: a call of a model that waits for the caller is refused, and so is having it unloaded or loaded anew. One
+wait for ever: a call of a model that waits for the caller is refused, and so is having it unloaded or loaded again. One
 that is being loaded may have others loaded and unloaded, but none that waits for its load.
 """
 
@@ -39,10 +39,8 @@ class ModelCalls:
     """The engine, for the code of a target's models, from the beginning of a load on. Called on any thread.
 
     Args:
-        engine: whose models are called.
-        loop: its event loop.
-        waits: who waits for the load of whom.
-        target: the name of the target, whose members are called before anybody else of that name.
+        waits: which models wait for the load of which.
+        target: the name of the target, whose members are called before others of that name.
     """
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, waits: LoadWaits, target: str) -> None:
@@ -54,19 +52,17 @@ class ModelCalls:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def loaded(self) -> None:
-        """Who waits for the load waits no longer for what the model does from now on."""
+        """No load waits any more for what the model does from now on."""
         self._loading = False
 
     def infer(self, call: ModelCall, responder: Responder) -> None:
-        """Have a model called."""
         self._soon(self._infer, call, responder)
 
     def load(self, model: str, override: Override | None, callers: tuple[str, ...], done: Done) -> None:
-        """Load a model, anew if it is in memory, as the repository's own route does."""
+        """Load a model, again if it is in memory, as the repository's own route does."""
         self._soon(self._ask, functools.partial(self._loaded, model, override, callers), done)
 
     def unload(self, model: str, dependents: bool, callers: tuple[str, ...], done: Done) -> None:  # noqa: FBT001 - see Outside
-        """Unload a model."""
         self._soon(self._ask, functools.partial(self._unloaded, model, dependents, callers), done)
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
@@ -123,12 +119,10 @@ class ModelCalls:
         return await self._engine.says_ready(self._engine.canonical(model), version)
 
     def _behind(self) -> tuple[str, ...]:
-        """Who waits for what the model does since it is being loaded."""
         return self._waits.behind(self._target) if self._loading else ()
 
     @contextlib.contextmanager
     def _waiting(self, callers: tuple[str, ...], name: str) -> Iterator[None]:
-        """While the target and its callers wait for another model to be loaded, or to be gone."""
         with self._engine.lent_turn(self._target), self._waits.waiting((self._target, *callers), name):
             yield
 
@@ -150,13 +144,6 @@ class ModelCalls:
 
 
 class _Answering:
-    """One call under way: what is answered goes to who called, and that it was made into the requests that it was for.
-
-    Attributes:
-        call: what is asked.
-        report: what the load cost that it had to wait for, if any.
-    """
-
     def __init__(self, call: ModelCall, responder: Responder) -> None:
         self.report: LoadReport | None = None
         self.call = call
@@ -167,7 +154,6 @@ class _Answering:
         self._ended = False
 
     def request(self) -> InferenceRequest:
-        """The call, as a request like any other."""
         call = self.call
         layout = layout_of(tuple((name, kind, array.shape) for name, kind, array in call.inputs), call.outputs)
         arrays = [array for _, _, array in call.inputs]
@@ -179,7 +165,6 @@ class _Answering:
         return request
 
     def fail(self, error: MmeError) -> None:
-        """It never became a request of a model."""
         self._note(0, error)
         self._responder.send(error, final=True)
 
@@ -202,7 +187,7 @@ class _Answering:
         self._responder.send(_answer(result) if isinstance(result, InferenceResponse) else result, final=True)
 
     def _note(self, arrival: int, error: MmeError | None) -> None:
-        """Before the caller is answered: its own answer, which ends the note, can't come before."""
+        """Note the call before the caller is answered: its own answer, which ends the note, can't come before."""
         report = self.report if self.report is not None and self.report.load else None
         kind = error.kind.name if error is not None else ""
         ended = time.perf_counter_ns()
@@ -222,7 +207,6 @@ def _answer(response: InferenceResponse) -> ModelResponse:
 
 
 def _check_circle(name: str, callers: tuple[str, ...], deed: str) -> None:
-    """Refuse what would have to wait for the caller, or for somebody who waits for the caller."""
     if name in callers:
         chain = " → ".join((*dict.fromkeys(callers), name))
         what = f"model '{callers[-1]}' can't {deed}, which waits for it: {chain}"
@@ -230,7 +214,6 @@ def _check_circle(name: str, callers: tuple[str, ...], deed: str) -> None:
 
 
 def _refusal(error: Exception, call: ModelCall) -> MmeError:
-    """Why a call was not accepted, as the code that called would read it in Triton."""
     if isinstance(error, DecoupledError):
         return MmeError(
             error.kind,

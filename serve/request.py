@@ -27,10 +27,10 @@ _ENTRY_BYTES = 200  # of a tensor in a layout, beside its name and shape
 
 
 class Layout:
-    """The shape of a request without its data: what it sends and what it asks for.
+    """The shape of a request without its data: what it sends and what it asks for. Never changed after it was made.
 
     Layouts are interned by the codec: requests that look alike share one object, so that a model checks a layout once
-    and then knows it by identity. Never changed after it was made.
+    and then knows it by identity.
 
     Attributes:
         inputs: (name, data type, full shape) of each tensor, in the order of the request.
@@ -42,7 +42,7 @@ class Layout:
         self.outputs = outputs
 
     def weight(self) -> int:
-        """Bytes that it takes, about. Clients choose names and their number: who remembers layouts has to count."""
+        """Bytes that it takes, about. Clients choose names and their number: what remembers layouts has to count."""
         sent = sum(_ENTRY_BYTES + len(name) + 8 * len(shape) for name, _, shape in self.inputs)
         return sent + sum(_ENTRY_BYTES + len(name) for name in self.outputs)
 
@@ -75,9 +75,7 @@ class InferenceRequest:
     """A request on its way through the engine.
 
     Attributes:
-        layout: names, types and shapes.
         inputs: one array an input of the layout, in its order, with the full shape. May be views into the body.
-        id: the client's request id, or "".
         parameters: what the client sent beside tensors (never the reserved keys, which have fields of their own).
         timeout_us: the client's own queue timeout in microseconds, 0 for none.
         priority: the level that the client asks for, 1 being served first; 0 for the model's default.
@@ -86,20 +84,16 @@ class InferenceRequest:
         on_complete: called exactly once, on the event loop, with the response or the error; with None where a decoupled
             model has sent its responses before, or none.
         on_response: called on the event loop with each response of a decoupled model; None for a client that can take
-            only one, whom decoupled models refuse.
+            only one.
         on_error: called there with each error of a decoupled model that others may follow; where it is None, the first
             error ends the request.
-        cancelled: whether the client left; a queued request is then dropped instead of run. See `cancel`.
-        on_cancel: who else is to be told that it left.
-        answered: whether it was resolved.
-        lease: keeps the model in memory until the answer was handed over. Set by the engine.
-        asked: who is to answer it, None where nobody was found. Set by the engine.
+        on_cancel: called when the client leaves.
+        lease: keeps the model in memory until the answer was handed over. Set by the engine, as is `asked`.
         batch_size, order, signature: what the model's check of the layout found (`serve/model/layout_check.py`).
-        trace: see `ModelRequest`.
         came_to: of an ensemble's that failed, where the time went of those steps that had answered.
-        watch: of an ensemble's, who is shown each request of a step with its answer; what that one makes of it is kept.
+        watch: of an ensemble's, shown each request of a step with its answer; what it returns is kept.
         arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
-            is over (0: never). Set by the model and by its queue.
+            is over (0: never).
         put_back_ns: when its last execution ended, of a request that its model puts back; 0 before.
         responses: how many it has had, from a decoupled model.
     """
@@ -142,7 +136,7 @@ class InferenceRequest:
         self.responses = 0
 
     def cancel(self) -> None:
-        """The client left."""
+        """The client left: a queued request is dropped instead of run."""
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()
@@ -179,10 +173,8 @@ class InferenceResponse:
     """The answer to one request.
 
     Attributes:
-        model_name, model_version: who answered; the version is the resolved one, as a string.
+        model_version: the resolved one, as a string.
         outputs: (name, data type, array) of each requested output, full shapes.
-        id: the request's id.
-        timings: where the time of its execution went.
         parameters: what the model sends beside tensors, None for nothing.
         final: whether a decoupled model said with it that it is the last of several.
     """
@@ -209,8 +201,7 @@ class Timings:
     """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`.
 
     `size` is how many batch elements took part in it, 0 where there was no one batch. Those of an ensemble's request
-    are sums over its steps; `steps` tells of the first of them. `calls` are those of other models that the model made
-    meanwhile.
+    are sums over its steps; `steps` tells of the first of them, `calls` of the models that the model called meanwhile.
     """
 
     def __init__(
@@ -233,7 +224,6 @@ class Timings:
 
     @classmethod
     def of_steps(cls, start: int) -> Timings:
-        """None of any step yet."""
         return cls(start, 0, 0, 0, steps=[])
 
     def calling(self, calls: Sequence[Called]) -> Timings:
@@ -259,8 +249,7 @@ class Step(NamedTuple):
     Attributes:
         model: what the ensemble calls it; version: of the one that has answered.
         arrival: `time.perf_counter_ns()` when it accepted the request.
-        timings: of its answer.
-        seen: what somebody made of both who watches the ensemble's request.
+        seen: what the ensemble's request's `watch` made of both.
     """
 
     model: str
@@ -274,10 +263,7 @@ class Called(NamedTuple):
     """One call that a model made of another one; readings of `time.perf_counter_ns()`.
 
     Attributes:
-        model: who was called.
         version: of the one that has answered, "" where none has.
-        id: of the request.
-        began, ended: when it was called, and had answered for the last time.
         arrival: when it accepted the request, 0 if it never did.
         timings: of its last response, None where there was none.
         error: the kind of the error that it answered with, "" for none.
@@ -297,7 +283,7 @@ class Called(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What one load cost: nanoseconds for each part, and who had to go for it."""
+    """What one load cost: nanoseconds for each part, and which models were evicted for it."""
 
     download: int = 0
     load: int = 0
@@ -305,11 +291,7 @@ class LoadReport:
 
 
 class DecoupledError(MmeError):
-    """Somebody who takes one response asks a model that sends any number of them.
-
-    Args:
-        subject: the model.
-    """
+    """A client that takes one response asks a model that sends any number of them."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(
@@ -321,6 +303,8 @@ class DecoupledError(MmeError):
 
 class Bounded(dict[Any, Any]):
     """A dict that forgets everything rather than grow beyond its bounds: what is asked for again comes back.
+
+    Clients choose how many names they send, and how long: a number of entries alone would bound nothing.
 
     Args:
         most: entries.

@@ -32,11 +32,7 @@ _MOST = 4096  # values remembered of that time
 
 
 class Summary:
-    """Durations: how many, their sum, and quantiles of those of the last minute.
-
-    Attributes:
-        count, ns: of all that ever were.
-    """
+    """Durations: how many, their sum, and quantiles of those of the last minute."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -59,7 +55,6 @@ class Summary:
         return [float(recent[min(int(quantile * len(recent)), len(recent) - 1)]) for quantile in wanted]
 
     def _forget(self, now: float) -> None:
-        """What is of no minute that anybody asks for: it would add up, of hundreds of models."""
         recent = self._recent
         while recent and recent[0][0] < now - _WINDOW_SECONDS:
             recent.popleft()
@@ -78,7 +73,7 @@ class Summaries:
     cache_miss: Summary = field(default_factory=Summary)
 
     def executed(self, waited_ns: int, total_ns: int, computed_ns: tuple[int, int, int]) -> None:
-        """One request succeeded: what it waited and took in all, and input, inference and output of its execution."""
+        """One request succeeded: its wait, its total, and input, inference and output of its execution."""
         now = time.monotonic()
         self.request.add(total_ns, now)
         self.queue.add(waited_ns, now)
@@ -93,7 +88,7 @@ class Summaries:
         self.cache_hit.add(ns, now)
 
     def missed(self, ns: int) -> None:
-        """One was looked for there in vain, and its response was kept."""
+        """One was not found there, and its response was kept."""
         self.cache_miss.add(ns, time.monotonic())
 
     def _computed(self) -> Iterator[Summary]:
@@ -131,12 +126,10 @@ class Duration:
     ns: int = 0
 
     def add(self, ns: int, count: int = 1) -> None:
-        """Count `count` more occurrences that took `ns` together."""
         self.count += count
         self.ns += ns
 
     def as_dict(self) -> dict[str, int]:
-        """The protocol's form."""
         return {"count": self.count, "ns": self.ns}
 
 
@@ -147,7 +140,6 @@ class Histogram:
     Attributes:
         bounds: seconds, ascending.
         counts: of those up to each bound and over the one before it; the last is of those over all.
-        total: how many, and their sum.
     """
 
     bounds: tuple[float, ...] = BOUNDS_SECONDS
@@ -158,7 +150,6 @@ class Histogram:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def add(self, ns: int) -> None:
-        """Count one that took `ns`."""
         self.counts[bisect_left(self.bounds, ns / 1e9)] += 1
         self.total.add(ns)
 
@@ -195,7 +186,6 @@ class ResponseStats:
     outcomes: dict[Outcome, Duration] = field(default_factory=lambda: {outcome: Duration() for outcome in Outcome})
 
     def as_dict(self) -> dict[str, Any]:
-        """The protocol's form."""
         return {
             "compute_infer": self.compute_infer.as_dict(),
             "compute_output": self.compute_output.as_dict(),
@@ -212,13 +202,11 @@ class ModelStats:
         tags: labels that its metrics carry, by the configuration that it was loaded with last.
         namespace: the repository that it is of, where that is told apart; "" elsewhere.
         gpu_uuid: of the one GPU that it is on; "" without one, and for several.
-        load_ns: what its last load took.
         batching: what is known of its batch dimension, where that is guessed (see `Batching`); "" elsewhere.
-        first_response: requests by the time until their first response; None where nobody asks for it.
+        first_response: requests by the time until their first response; None where it is not kept.
         buckets: of that, in milliseconds, where its configuration names none; () for none at all.
-        summaries: quantiles of what requests take, None where nobody asks for them.
-        cached: whether its responses are cached; cache_hit: look-ups that found one; cache_miss: those that did not,
-            each with what it took to keep the response.
+        summaries: quantiles of what requests take, None where they are not kept.
+        cache_miss: look-ups that found nothing, each with what it took to keep the response.
     """
 
     inference_count: int = 0
@@ -272,7 +260,7 @@ class ModelStats:
         self.compute_output.add(timings.compute_output * requests, requests)
 
     def summarise(self, waited_ns: int, total_ns: int, timings: Timings) -> None:
-        """One request succeeded, of those that `succeeded` hears of together; its times in the queue and in all."""
+        """One request succeeded, of those that `succeeded` counts together."""
         if self.summaries is not None:
             computed = (timings.compute_input, timings.compute_infer, timings.compute_output)
             self.summaries.executed(waited_ns, total_ns, computed)
@@ -289,7 +277,6 @@ class ModelStats:
         counted.outcomes[outcome].add(infer_ns + output_ns)
 
     def began_to_answer(self, ns: int) -> None:
-        """A request got its first response so long after it came."""
         if self.first_response is not None:
             self.first_response.add(ns)
 
@@ -311,13 +298,12 @@ class ModelStats:
             self.summaries.hit(ns)
 
     def missed(self, ns: int) -> None:
-        """One was looked for there in vain, and its response was kept."""
+        """One was not found there, and its response was kept."""
         self.cache_miss.add(ns)
         if self.summaries is not None:
             self.summaries.missed(ns)
 
     def failed(self, kind: Kind, total_ns: int) -> None:
-        """One request failed."""
         self.fail.add(total_ns)
         self.failures[_REASON_OF_KIND.get(kind, "OTHER")] += 1
 
@@ -339,12 +325,10 @@ class ModelStats:
 
 
 def _dicts(stats: ModelStats | BatchStats, *durations: str) -> dict[str, dict[str, int]]:
-    """Some of their durations, in the protocol's form."""
     return {name: getattr(stats, name).as_dict() for name in durations}
 
 
 def new_stats(latencies: Latencies) -> ModelStats:
-    """Of a model that was never there before."""
     return ModelStats(
         buckets=DEFAULT_BUCKETS if latencies.histograms else (), summaries=Summaries() if latencies.summaries else None
     )

@@ -39,8 +39,7 @@ _IDLE_SECONDS = 10.0  # after which a thread without work ends
 LOAD_PATIENCE_SECONDS = 10.0  # that a load waits for its thread
 
 
-def _nothing() -> None:
-    """No work, and no preparation."""
+def _nothing() -> None: ...
 
 
 class ThreadPool(Executor):
@@ -50,17 +49,14 @@ class ThreadPool(Executor):
     Where none is idle one is started. Until it runs, the work waits for it or for the first that becomes idle: where
     the system has no room for another thread, those that there are do the work.
 
-    Attributes:
-        most: threads at most.
-
     Args:
         name: what threads are called, with a number behind it.
         initializer: called on each thread first.
         keeps_one: whether one thread is there from the beginning and never ends, so that work gets done on a system
             without room for threads.
         idle_seconds: after which a thread without work ends; 0 for a fresh thread for each piece of work.
-        patience: seconds that work which was submitted waits for a thread for which the system has no room; then that
-            is its error.
+        patience: seconds that submitted work waits for a thread for which the system has no room; then that is its
+            error.
 
     Raises:
         MmeError: UNAVAILABLE, there is no room for the one that it keeps.
@@ -106,13 +102,12 @@ class ThreadPool(Executor):
             idle.put(work)
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Have a thread call a function."""
         task = _Task(functools.partial(fn, *args, **kwargs))
         self.run(task)
         return task.future
 
     def works(self) -> bool:
-        """Whether anything is under way."""
+        """Whether any work is under way."""
         return self._count > len(self._idle)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the interface
@@ -130,7 +125,6 @@ class ThreadPool(Executor):
                 self._ended.wait()
 
     def _queue(self, work: Callable[[], object]) -> None:
-        """Have it done by a thread that is started for it, or by the first that becomes idle."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("no work is taken on after the shutdown")
@@ -142,7 +136,6 @@ class ThreadPool(Executor):
         self._wakes_one()  # one may have become idle before it saw the work
 
     def _wakes_one(self) -> bool:
-        """Have an idle thread look around; whether there was one."""
         try:
             idle = self._idle.pop()
         except IndexError:
@@ -153,7 +146,7 @@ class ThreadPool(Executor):
     # -- on the thread that starts them ----------------------------------------------------------------------------
 
     def start_thread(self) -> None:
-        """Start a thread that was asked for, unless the work was done meanwhile.
+        """Start a thread that was asked for, unless the work was done meanwhile. On the thread that starts them.
 
         Raises:
             MmeError: UNAVAILABLE, there is no room for it.
@@ -190,7 +183,6 @@ class ThreadPool(Executor):
             work = self._next(inbox)
 
     def _next(self, inbox: SimpleQueue[Callable[[], object]]) -> Callable[[], object] | None:
-        """What the thread does next; None to end."""
         while True:
             if self._waiting:
                 with suppress(IndexError):  # another thread was quicker
@@ -210,7 +202,6 @@ class ThreadPool(Executor):
                 return None
 
     def _withdraws(self, inbox: SimpleQueue[Callable[[], object]]) -> bool:
-        """Whether an idle thread was given nothing; it is not idle any more."""
         try:
             self._idle.remove(inbox)
         except ValueError:
@@ -218,7 +209,6 @@ class ThreadPool(Executor):
         return True
 
     def _leaves(self) -> bool:
-        """Whether a thread that is not idle any more ends."""
         with self._lock:
             if self._waiting or (self._count <= self._least and not self._closed):
                 return False
@@ -226,14 +216,11 @@ class ThreadPool(Executor):
             return True
 
     def _lessen(self) -> None:
-        """There is a thread less. Within the lock."""
         self._count -= 1
         self._ended.notify_all()
 
 
 class _Task(Generic[R]):
-    """A function to be called, and the future of its result."""
-
     def __init__(self, function: Callable[[], R]) -> None:
         self.future: Future[R] = Future()
         self._function = function
@@ -250,14 +237,11 @@ class _Task(Generic[R]):
             self.future.set_result(result)
 
     def refuse(self, error: MmeError) -> None:
-        """Not call it."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 
 class _Asked(NamedTuple):
-    """A thread that a pool wants, and the time of the monotonic clock until which it is tried."""
-
     pool: ThreadPool
     until: float
 
@@ -271,11 +255,6 @@ class _Starter:
         self._running = False
 
     def start(self, pool: ThreadPool, until: float) -> None:
-        """Have a pool start a thread, soon.
-
-        Raises:
-            MmeError: UNAVAILABLE, there is no room even for the one that starts threads; nothing was asked for.
-        """
         if not self._running:
             with self._lock:
                 if not self._running:
@@ -291,7 +270,6 @@ class _Starter:
             del asked  # and the pool, with the work that waits
 
     def _is_full_for(self, asked: _Asked, before: bool) -> bool:  # noqa: FBT001 - as it was for the one before
-        """Whether the system has no room for a thread, which is tried again then or refused; else it is started."""
         try:
             asked.pool.start_thread()
         except MmeError as error:  # some of those that there are will end
@@ -315,13 +293,7 @@ async def on_daemon(name: str, function: Callable[[], R]) -> R:
 
 
 class Progress(CancelToken):
-    """A token that can be cancelled by itself, and knows when bytes came last.
-
-    Args:
-        subject: see `CancelToken`.
-        cancelled: see `CancelToken`.
-        clock: seconds.
-    """
+    """The token of a load, which its threads also tell whenever bytes come."""
 
     def __init__(
         self, subject: str, cancelled: Callable[[], bool], clock: Callable[[], float] = time.monotonic
@@ -332,7 +304,6 @@ class Progress(CancelToken):
         self._stopped = False
 
     def cancel(self) -> None:
-        """Have the threads stop."""
         self._stopped = True
 
     def moved(self) -> None:
@@ -369,16 +340,11 @@ def watched(stream: BinaryIO, token: CancelToken) -> BinaryIO:
     return cast("BinaryIO", _Watched(stream, token)) if isinstance(token, Progress) else stream
 
 
-def _unheard(_: Iterable[str]) -> None:
-    """Nothing outlives this process."""
+def _unheard(_: Iterable[str]) -> None: ...
 
 
 class UnderWay:
-    """Loads on threads.
-
-    Args:
-        tell: told the names of all at each change.
-    """
+    """Names of the models that are loaded now, told at each change."""
 
     def __init__(self, tell: Callable[[Iterable[str]], None] = _unheard) -> None:
         self._tell = tell

@@ -5,10 +5,8 @@ its clients, and each of them gets 200. So what names leave open is proven by th
 together are executed one by one, and as a batch in both orders, and compared. Clients get the single answers. Three
 batches of different contents that agree prove it; one that differs, or fails where its requests do not, refutes it.
 
-A batch proves something only if its requests differ, and their answers differ by far more than rounding does. After
-one that proves nothing, more and more batches are let go by before the next one is tried.
-
-Thread-safe: instances execute at the same time.
+A batch proves something only if its requests differ, and their answers differ by far more than rounding does. After one
+that proves nothing, more and more batches are let go by before the next one is tried. Thread-safe.
 """
 
 from __future__ import annotations
@@ -77,12 +75,7 @@ class Comparison(NamedTuple):
 class BatchProof:
     """What is known of the batch dimension of one version of a model.
 
-    Attributes:
-        state: see `Batching`.
-        joins: whether requests are executed as batches.
-
     Args:
-        config: the model's, completed.
         verdict: what was found before, of the same file.
         guesses: whether anything is guessed at all.
     """
@@ -101,7 +94,7 @@ class BatchProof:
         return f"<BatchProof of {self._config.name}: {self.state.value}>"
 
     def listen(self, listener: Callable[[Batching], None]) -> None:
-        """Have the state told when it has changed, on any thread."""
+        """Have each change of the state told, on any thread."""
         self._listeners.append(listener)
 
     @property
@@ -202,7 +195,6 @@ def _digest(request: InferenceRequest) -> bytes:
 
 
 def compare(singles: Sequence[InferenceResponse], joined: Sequence[InferenceResponse]) -> Comparison:
-    """Hold what each request was answered in a batch against what it was answered alone."""
     pairs: dict[str, tuple[DataType, list[tuple[Array, Array]]]] = {}
     for alone, together in zip(singles, joined, strict=True):
         for (name, data_type, one), (_, _, other) in zip(alone.outputs, together.outputs, strict=True):
@@ -217,7 +209,6 @@ def compare(singles: Sequence[InferenceResponse], joined: Sequence[InferenceResp
 
 
 def _compared(data_type: DataType, arrays: list[tuple[Array, Array]]) -> Comparison:
-    """One output of all requests."""
     for one, other in arrays:
         if one.shape != other.shape:
             return Comparison(f"has shape {list(other.shape)}, and {list(one.shape)} alone", telling=False)
@@ -246,7 +237,6 @@ def _compared_floats(data_type: DataType, rows: Array, others: Array) -> Compari
 
 
 def _as_floats(array: Array, data_type: DataType) -> Array:
-    """Numbers that can be subtracted; those of BF16 are the upper halves of FP32's."""
     if data_type is BF16:
         array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(np.float64)

@@ -56,14 +56,9 @@ _arrival = attrgetter("arrival_ns")
 
 
 class PriorityLevel(Generic[R]):
-    """Requests of one level.
+    """Requests of one level: those with time left, or without a limit, and behind them those that are delayed.
 
-    Attributes:
-        waiting: those with time left, or without a limit; delayed: those whose time is over. The deques stay the same.
-
-    Args:
-        model: the model's name, for messages.
-        policy: the level's limits.
+    The deques stay the same: the queue holds on to them.
     """
 
     def __init__(self, model: str, policy: QueuePolicy) -> None:
@@ -74,7 +69,6 @@ class PriorityLevel(Generic[R]):
 
     @property
     def limited(self) -> bool:
-        """Whether anybody may be refused or run out of time."""
         return self.policy.max_queue_size > 0 or self.policy.default_timeout_microseconds > 0
 
     def __len__(self) -> int:
@@ -103,7 +97,6 @@ class PriorityLevel(Generic[R]):
         self.waiting.append(request)
 
     def pop(self) -> R:
-        """The first of all."""
         return (self.waiting or self.delayed).popleft()
 
     def next_deadline(self) -> int:
@@ -115,7 +108,7 @@ class PriorityLevel(Generic[R]):
         return min(request.deadline_ns for request in self.waiting)
 
     def expire(self, now: int) -> list[R]:
-        """Take out whose time is over and who is to be rejected; delay those who are to be delayed."""
+        """Take out the late requests that are to be rejected; delay those that are to be delayed."""
         nearest = self.next_deadline()
         if not nearest or nearest > now:
             return []
@@ -131,7 +124,7 @@ class PriorityLevel(Generic[R]):
         return late
 
     def drop_cancelled(self) -> list[R]:
-        """From both fronts; one in the middle is met when a batch is cut or gets to the front in time."""
+        """From both fronts; one in the middle is met when a batch is cut."""
         dropped = []
         for line in (self.waiting, self.delayed):
             while line and line[0].cancelled:
@@ -139,7 +132,6 @@ class PriorityLevel(Generic[R]):
         return dropped
 
     def clear(self) -> None:
-        """Hold nobody any more."""
         self.waiting.clear()
         self.delayed.clear()
 
@@ -152,11 +144,10 @@ class BatchDecision(Generic[R]):
     """What one `take` decided.
 
     Attributes:
-        batch: requests to execute together, [] when there is nothing to do now.
-        instance: which instance is to execute it.
+        batch: requests for `instance` to execute together, [] when there is nothing to do now.
         wake_at: when to ask again (ns), 0 for: when something changes.
         expired: requests whose time in the queue is over; each is owed a Kind.QUEUE_TIMEOUT.
-        cancelled: requests that nobody waits for.
+        cancelled: requests whose clients left.
     """
 
     def __init__(self, instance: int = 0) -> None:
@@ -170,10 +161,13 @@ class BatchDecision(Generic[R]):
 class BatchQueue(Generic[R]):
     """Requests of one model, waiting to be batched.
 
+    Attributes:
+        wants_cancellations: whether it is to be told of clients that leave, by `cancel`.
+        timeout_message: what the requests of `BatchDecision.expired` are told.
+
     Args:
-        model: the model's name, for messages.
         max_batch_size: the sum of batch sizes that one execution may have; 0 and 1 mean one request each.
-        batching: the dynamic batcher's settings, None to execute each request alone.
+        batching: None to execute each request alone.
     """
 
     wants_cancellations: ClassVar[bool] = False
@@ -203,7 +197,7 @@ class BatchQueue(Generic[R]):
         return f"<BatchQueue {self._model}: {waiting} waiting, {delayed} delayed>"
 
     def push(self, request: R, *, first: bool = False) -> None:
-        """See `Queue`.
+        """Accept a request; its `arrival_ns` is set. One that was handed out and never executed is the `first` again.
 
         Raises:
             MmeError: QUEUE_FULL when `max_queue_size` requests of its level wait already.
@@ -217,7 +211,6 @@ class BatchQueue(Generic[R]):
             self._level_of(request).push(request)
 
     def _level_of(self, request: R) -> PriorityLevel[R]:
-        """The level that a request names; the default one, if there is no such level."""
         if 1 <= request.priority <= len(self._levels):
             return self._levels[request.priority - 1]
         return self._default_level
@@ -227,7 +220,7 @@ class BatchQueue(Generic[R]):
         self._batches = False
 
     def is_full(self) -> bool:
-        """See `Queue`."""
+        """Whether a batch waits that nothing could join any more: it can be handed out early."""
         if not len(self):
             return False
         if not self._batches:
@@ -257,33 +250,29 @@ class BatchQueue(Generic[R]):
         return take
 
     def _all_waiting(self) -> deque[R]:
-        """The line in which everybody waits; an empty one where that is no single one."""
         occupied = [level.waiting for level in self._levels if level.waiting]
         return occupied[0] if len(occupied) == 1 else _NOBODY
 
-    def release(self, instance: int, now: int) -> None:
-        """An instance has executed its batch, which concerns nobody who waits."""
+    def release(self, instance: int, now: int) -> None: ...
 
-    def end(self, correlation_id: int | str, now: int) -> None:
-        """Requests have nothing to do with one another here."""
+    def end(self, correlation_id: int | str, now: int) -> None: ...
 
     def cancel(self, request: R) -> None:
-        """Nobody is told: it is met when it is its turn, which comes soon."""
+        """It is met when it is its turn, which comes soon."""
 
     def next_deadline(self) -> int:
-        """The nearest time (ns) at which a request's queue time is over, 0 for none."""
         if not self._has_deadlines:
             return 0
         return min((deadline for level in self._levels if (deadline := level.next_deadline())), default=0)
 
     def take_expired(self, now: int) -> BatchDecision[R]:
-        """Only those whose time is over, while no instance is free to take a batch."""
+        """Only the late requests, while no instance is free to take a batch."""
         take: BatchDecision[R] = BatchDecision()
         self._expire(now, take)
         return take
 
     def clear(self) -> list[R]:
-        """Everybody still waiting, who must be told that nobody will run them."""
+        """Take out all that wait."""
         everybody = list(self._everybody())
         for level in self._levels:
             level.clear()
@@ -302,7 +291,6 @@ class BatchQueue(Generic[R]):
         take.batch = [request for request in members if not request.cancelled]
 
     def _count(self, now: int, take: BatchDecision[R]) -> int:
-        """How many requests make up a batch now; 0 where the take says when to ask again."""
         count, total, closed, preferred_count = self._walk()
         send_at = self._send_at(count) if self._delay_ns else now
         patience_over = send_at <= now
@@ -318,7 +306,6 @@ class BatchQueue(Generic[R]):
         return (level if level is not None else next(level for level in self._levels if level)).pop()
 
     def _send_at(self, count: int) -> int:
-        """When the oldest of the first `count` has waited long enough. A delayed one is older than those before it."""
         return self._delay_ns + min(request.arrival_ns for request in islice(self._everybody(), count))
 
     def _everybody(self) -> Iterator[R]:
@@ -369,13 +356,16 @@ _MANY = 4  # requests: sending their batch takes less time than each of them wou
 
 
 class BatchLinger:
-    """Decides for one model.
+    """Whether waiting requests are sent at once when a batch is done, or joined by those of the clients it answers.
 
-    Args:
-        joins: whether its requests are joined into batches at all.
+    Clients that wait for their answers come again as soon as they have them, and a batch costs far more than one more
+    request in it (170 µs to 15 where this was measured). So a batch is answered first, and the loop looks at its
+    sockets for a few turns before it sends the next one, until as many wait as were answered: about what a client waits
+    longer, it waits less behind others. Where many wait already they go first, and the process has work while the
+    answers are written.
 
     Attributes:
-        turns: of the loop, for which those who wait may still be left alone.
+        turns: of the loop, for which waiting requests may still be left alone.
     """
 
     def __init__(self, *, joins: bool) -> None:
@@ -388,15 +378,14 @@ class BatchLinger:
         return f"<BatchLinger: {self.turns} turns left for {self._size} to come again>"
 
     def skips(self, waiting: int, size: int) -> bool:
-        """Whether so many who wait are sent before a batch of that size is answered, which is done."""
+        """Whether so many waiting requests are sent before the batch of that size is answered."""
         return not self._joins or waiting >= max(size, _MANY)
 
     def batch_done(self, size: int, now: int) -> None:
-        """So many have been answered (ns)."""
         self._size, self.turns, self._until = size, _TURNS, now + _LONGEST_NS
 
     def should_wait(self, waiting: int, now: int) -> bool:
-        """Whether those who wait now (ns) are left alone until the loop has looked at its sockets once more."""
+        """Whether waiting requests are left alone until the loop has looked at its sockets once more."""
         if not (self.turns and waiting):
             return False
         if waiting < self._size and now < self._until:

@@ -40,7 +40,6 @@ class DispatchQueue:
         return f"<DispatchQueue: {len(self._waiting)} waiting>"
 
     def schedule(self, dispatch: Callable[[], None]) -> None:
-        """Have it called soon."""
         self._waiting.append(dispatch)
         if not self._asked:
             self._asked = True
@@ -84,7 +83,6 @@ class InlinePolicy:
         return self._ns.get(size.bit_length(), _FOR_EVER) <= self._limit
 
     def observe(self, size: int, took: int) -> None:
-        """Learn what an execution of so many input bytes took, in nanoseconds."""
         cost_class = size.bit_length()
         known = self._ns.get(cost_class)
         if known is None or took > _FAR_TOO_LONG * self._limit:

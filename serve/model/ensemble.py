@@ -47,20 +47,15 @@ _now = time.perf_counter_ns
 
 
 class EnsembleModel:
-    """One version of an ensemble, ready to be asked.
+    """One version of an ensemble, ready to be asked; see `Model`.
 
     Attributes:
-        config, stats, outstanding, queued, readiness: see `serve.model.model.Model`.
         parts: its steps; graph: how they hang together.
-        batches, kinds, version_text: whether it has a batch dimension, the type of each output, and what responses say.
+        batches, kinds, version_text: whether it has a batch dimension, the type of each output, what responses say.
 
     Args:
-        name, version: what responses carry.
         config: the ensemble's, checked against its models'.
         members: for each step the model that runs it.
-        stats: where to count.
-        loop: the event loop.
-        responses: see `serve.model.model.Model`.
     """
 
     def __init__(
@@ -103,7 +98,6 @@ class EnsembleModel:
         return 0 if self._turnstiles is None else self._turnstiles.waiting
 
     def route(self, outputs: tuple[str, ...]) -> EnsembleRoute:
-        """The way to these outputs, () for all."""
         route = self._routes.get(outputs)
         if route is None:
             wanted = [spec.name for spec in self.config.outputs if not outputs or spec.name in outputs]
@@ -153,7 +147,7 @@ class EnsembleModel:
         """The models of its steps have sequences; see there."""
 
     def refuse_waiting(self) -> None:
-        """Tell those of its steps that may not be asked yet; all others wait with the models of the steps."""
+        """Refuse the requests of its steps that may not be asked yet."""
         if self._turnstiles is not None:
             self._turnstiles.refuse_waiting(
                 MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
@@ -163,24 +157,19 @@ class EnsembleModel:
     input_bytes = 0  # which its models count
 
     def memory(self) -> Footprint:
-        """Nothing beside its models."""
         return Footprint()
 
     def handlers(self) -> list[Handler]:
-        """It has none."""
         return []
 
     @property
     def memory_only(self) -> bool:
-        """It holds no more than what was kept of responses."""
         return True
 
     def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - as models do
-        """It has nothing."""
         return True
 
     def close(self) -> None:
-        """Drop the responses that were kept."""
         if self._cached is not None:
             self._cached.close()
 
@@ -189,8 +178,7 @@ class Part:
     """A step, as every request of it needs to know it.
 
     Attributes:
-        step: as the configuration has it; model, config: what runs it.
-        batches: whether that has a batch dimension.
+        batches: whether its model has a batch dimension.
         outputs: those of the model that the ensemble has names for, () where that is all of them.
         submit: takes a request of it, as the model does.
     """
@@ -206,12 +194,7 @@ class Part:
 
 
 class EnsembleRoute:
-    """A plan, and the form of its tensors.
-
-    Attributes:
-        plan: what runs.
-        batched: for each place, whether the first dimension of its tensor is the batch's.
-    """
+    """A plan, and for each place whether the first dimension of its tensor is the batch's."""
 
     def __init__(self, plan: Plan, parts: Sequence[Part], config: ModelConfig) -> None:
         self.plan = plan
@@ -246,7 +229,7 @@ class EnsembleRoute:
 
 
 class EnsembleRun:
-    """One request. See `ensemble`."""
+    """One request on its way through the models of an ensemble."""
 
     def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
         self._ensemble = ensemble
@@ -289,7 +272,6 @@ class EnsembleRun:
             self._fail(failure(part.model.name, error))
 
     def _made(self, scope: ResponseScope[Tensor], step: PlannedStep, part: Part) -> InferenceRequest:
-        """The request of a step whose tensors are there."""
         request = self._request
         held, batched = scope.tensors, self._route.batched
         arrays = []
@@ -335,7 +317,6 @@ class EnsembleRun:
     def _came(
         self, scope: ResponseScope[Tensor], step: PlannedStep, sent: InferenceRequest, response: InferenceResponse
     ) -> None:
-        """A step has answered."""
         if response.timings is not None:
             watch, model = self._request.watch, self._ensemble.parts[step.index].step.model_name
             seen = None if watch is None else watch(sent, response)
@@ -364,7 +345,6 @@ class EnsembleRun:
         sent: InferenceRequest,
         response: InferenceResponse,
     ) -> None:
-        """What the steps behind one belong to, if not to the request's own sequence."""
         try:
             belongs = overridden((sent.correlation_id, sent.flags), response.parameters)
         except MmeError as error:
@@ -397,7 +377,6 @@ class EnsembleRun:
         return InferenceResponse(ensemble.name, ensemble.version_text, outputs, self._request.id, self._timings)
 
     def _respond(self, response: InferenceResponse | MmeError, *, final: bool) -> None:
-        """One response of several."""
         if self._error is not None:
             return
         if isinstance(response, MmeError):
@@ -420,7 +399,6 @@ class EnsembleRun:
             sent.cancel()
 
     def _finish(self) -> None:
-        """Count the request, and give it its last answer, None where it has had all of them."""
         ensemble, request = self._ensemble, self._request
         result: InferenceResponse | MmeError | None = self._error
         if result is None and self._route.plan.responds_once:
@@ -442,11 +420,11 @@ class EnsembleRun:
 
 
 def fitted(spec: TensorSpec | None, array: Array, *, batches: bool) -> Array:
-    """A tensor as its reader takes it, who knows it as `spec`, and `batches` or does not: a batch of 1 comes or goes.
+    """A tensor as its reader takes it, with or without a batch dimension: a batch of 1 comes or goes.
 
     A model without batching may as well read or write what is a batch to another one: of a tensor that has as many
-    dimensions as its reader takes, the first is the batch.
-    One that the reader does not know, or that fits neither way, is left as it is: its reader tells what is wrong.
+    dimensions as its reader takes, the first is the batch. One that the reader does not know, or that fits neither way,
+    is left as it is: its reader tells what is wrong.
     """
     if spec is None:
         return array
@@ -463,7 +441,7 @@ T = TypeVar("T")
 
 
 class _Slot:
-    """That of one request at its step; kept while `followers` of it wait for theirs."""
+    """A request's at its step; kept while `followers` of it wait for theirs."""
 
     def __init__(self, turnstile: InflightLimiter) -> None:
         self.turnstile = turnstile
@@ -471,24 +449,16 @@ class _Slot:
         self.is_over = False
 
     def end(self) -> None:
-        """Its request is over."""
         self.is_over = True
         self.give_up_if_unused()
 
     def give_up_if_unused(self) -> None:
-        """Let the next one in."""
         if self.is_over and not self.followers:
             self.turnstile.leave()
 
 
 class InflightLimiters:
-    """Those of the steps of one ensemble.
-
-    Attributes:
-        most: requests under way at each step.
-        steps: one turnstile each.
-        answering: the slot of the request whose answer is being told: what is submitted meanwhile follows from it.
-    """
+    """Those of the steps of one ensemble; `answering` is the slot of the request whose answer is told now."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -497,7 +467,6 @@ class InflightLimiters:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait, at all steps together."""
         return sum(step.waiting for step in self.steps)
 
     def begin(self, first_steps: Callable[[], None]) -> None:
@@ -509,18 +478,12 @@ class InflightLimiters:
             self.answering = outer
 
     def refuse_waiting(self, error: MmeError) -> None:
-        """Tell those who wait that their turn will not come."""
         for step in self.steps:
             step.refuse_waiting(error)
 
 
 class InflightLimiter:
-    """That of one step.
-
-    Args:
-        all_of_them: the ensemble's.
-        model: who executes the step.
-    """
+    """Requests of one step that are under way, for all requests of the ensemble together."""
 
     def __init__(self, all_of_them: InflightLimiters, model: Model | EnsembleModel) -> None:
         self._all = all_of_them
@@ -535,7 +498,6 @@ class InflightLimiter:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
         return len(self._waiting)
 
     def submit(self, request: InferenceRequest) -> None:
@@ -555,7 +517,6 @@ class InflightLimiter:
         request.on_cancel = functools.partial(self._leave_the_queue, waits)
 
     def leave(self) -> None:
-        """A slot is free."""
         self._under_way -= 1
         if self._is_letting_in:
             return  # the loop below is already at it
@@ -606,12 +567,10 @@ class InflightLimiter:
             self._all.answering = outer
 
     def refuse_waiting(self, error: MmeError) -> None:
-        """Tell those who wait that their turn will not come."""
         while self._waiting:
             self._turn_away(self._waiting.popleft(), error)
 
     def _leave_the_queue(self, waits: tuple[InferenceRequest, _Slot | None]) -> None:
-        """A client left, or its request failed elsewhere."""
         self._waiting.remove(waits)
         self._turn_away(waits, MmeError(Kind.CANCELLED, f"the client of model '{self._model.name}' left"))
 
@@ -622,7 +581,6 @@ class InflightLimiter:
 
 
 def _follower_entered(before: _Slot | None) -> None:
-    """One follower less waits."""
     if before is not None:
         before.followers -= 1
         before.give_up_if_unused()

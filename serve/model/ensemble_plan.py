@@ -86,8 +86,7 @@ class Graph:
     """What an ensemble's configuration says, worked out once.
 
     Args:
-        name: the ensemble's, for messages.
-        steps: its steps; every input of each that is not optional is mapped.
+        steps: every input of each that is not optional is mapped.
         decoupled: for each step, whether its model answers any number of times.
 
     Raises:
@@ -131,7 +130,6 @@ class Graph:
         return found
 
     def _order(self) -> list[int]:
-        """The steps, each behind those that it needs."""
         order: list[int] = []
         left = dict(enumerate(self.steps))
         while left:
@@ -169,8 +167,6 @@ class PlannedStep:
         index: which one of the ensemble it is; responses have numbers behind those of the steps.
         depth: how many decoupled steps are above it.
         inputs: (input of its model, place of the tensor); of a response its outputs.
-        decoupled: whether its model answers any number of times.
-        responds: whether it is a response.
         outputs: output of its model → (place of the tensor, the steps that wait for it).
     """
 
@@ -231,18 +227,15 @@ class Plan:
 
 
 class ResponseScope(Generic[T]):
-    """The tensors of one response of a decoupled step, or of the request: see above.
+    """The tensors of one response of a decoupled step, or of the request.
 
     Attributes:
         tensors: those that exist, in their places; `ABSENT` where one does not, or not yet.
-        told: what the steps that read a place belong to, where a step said that; see `ensemble_sequence`.
+        overrides: what the steps that read a place belong to, where a step said that.
         outer, inner: the scope around it, and those in it that are not over.
 
     Args:
-        plan: the way.
         tensors: those that came with the request, in the order of the plan's inputs, or all of the scope around it.
-        ancestry: the decoupled steps above it.
-        outer: the scope around it.
     """
 
     def __init__(
@@ -308,8 +301,6 @@ def _is_prefix(one: Ancestry, other: Ancestry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What one model, or the ensemble itself, takes a tensor for."""
-
     model: str
     data_type: DataType
     dims: tuple[int, ...]
@@ -317,14 +308,10 @@ class _Side:
 
 
 def check_members(config: ModelConfig, members: Sequence[ModelConfig]) -> None:
-    """Check every mapping against the model of its step, and every tensor against all who read and write it.
-
-    Args:
-        config: the ensemble's.
-        members: the configuration of each step's model, completed.
+    """Check every mapping against the model of its step, and every tensor against all that read and write it.
 
     Raises:
-        MmeError: INVALID_MODEL, naming ensemble, tensor and models.
+        MmeError: INVALID_MODEL, naming ensemble, tensor and models, in Triton's words.
     """
     for _, error in member_problems(config, members):
         raise error
@@ -333,7 +320,7 @@ def check_members(config: ModelConfig, members: Sequence[ModelConfig]) -> None:
 def member_problems(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Iterator[tuple[str, MmeError]]:
     """All that such a check finds: the field of the ensemble's configuration, and the error.
 
-    Arguments are those of `check_members`; of a step whose model is None nothing is known.
+    Of a step whose model is None nothing is known.
     """
     tensors: dict[str, _Side] = {}
     for spec in (*config.inputs, *config.outputs):
@@ -373,7 +360,6 @@ def _step_problems(
 
 
 def _mapped(step: EnsembleStep, member: ModelConfig) -> Iterator[tuple[str, str, str, TensorSpec | None]]:
-    """The map, the tensor of the model by its name there, that of the ensemble, and what the model has."""
     for name, tensor in step.input_map.items():
         yield ".input_map", name, tensor, member.input(name)
     for name, tensor in step.output_map.items():
@@ -385,7 +371,6 @@ def _side(model: str, config: ModelConfig, spec: TensorSpec) -> _Side:
 
 
 def _difference(ensemble: str, tensor: str, one: _Side, other: _Side) -> MmeError | None:
-    """What two models disagree about, if they do."""
     if one.data_type is not other.data_type:
         return invalid_model(
             f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent data type: {one.data_type.config_name} is "
@@ -417,11 +402,7 @@ def _shape(side: _Side) -> str:
 
 
 def check_circle(start: str, steps: Mapping[str, Sequence[str]]) -> None:
-    """Refuse an ensemble that is a step of its own steps, however far behind.
-
-    Args:
-        start: its name.
-        steps: of each model beside it, itself too, the models of its steps.
+    """Refuse an ensemble that is a step of its own steps, however far behind: `steps` has each model's, its own too.
 
     Raises:
         MmeError: INVALID_MODEL, with the way back to it.

@@ -41,13 +41,10 @@ class Execution:
     """One batch and what became of each request in it.
 
     Attributes:
-        batch: the requests.
         results: a response or an error for each, in the batch's order; None for one that is answered unasked.
-        size: the rows that were executed: the sum of their batch dimensions, and rows that are nobody's.
-        timings: where the time went.
-        processor_ns: processor time of the executing thread, which no other thread's turn makes longer; the time on
-            the wall where that was brief anyhow.
-        uniform: whether every result is a response, and every row somebody's.
+        size: the rows that were executed, also those of no request.
+        processor_ns: processor time of the executing thread; wall time where that was brief.
+        uniform: whether every result is a response, and every row a request's.
         one_by_one: whether these are several executions of one request each, of which the timings tell the mean.
     """
 
@@ -115,7 +112,7 @@ def execute_batch(handler: Handler, signature: TensorMap, batch: Batch, post: Po
 
 
 def _failed(signature: TensorMap, batch: Batch, error: Exception) -> list[InferenceResponse | MmeError | None]:
-    """What the requests of a batch that failed are told; where batches are guessed, to come again one by one."""
+    """What the requests of a failed batch are told; where batches are guessed, to come again one by one."""
     told: MmeError = failure(signature.name, error)
     if signature.proof is not None and len(batch) > 1 and told.kind not in PASSING:
         signature.proof.doubt()
@@ -124,7 +121,7 @@ def _failed(signature: TensorMap, batch: Batch, error: Exception) -> list[Infere
 
 
 def _execute_apart(handler: Handler, signature: TensorMap, batch: Batch, proof: BatchProof) -> Execution:
-    """Run the requests of a batch one by one, and as a batch as well where that may prove that they can share one."""
+    """Run requests one by one, and as a batch as well where that may prove that they can share one."""
     start = _now()
     processor = time.thread_time_ns()
     ones = [execute_batch(handler, signature, [request]) for request in batch]
@@ -175,9 +172,7 @@ class BegunBatch:
     """A batch that a handler has begun.
 
     Attributes:
-        batch: the requests.
         names: the outputs that are to come.
-        start, collated: when it was begun (ns), and when its arrays were made.
         begun: what the handler gave for it, or what went wrong.
     """
 
@@ -189,7 +184,7 @@ class BegunBatch:
 
 
 def begin_batch(handler: Handler, signature: TensorMap, batch: Batch) -> BegunBatch:
-    """Have a batch begun by a handler that works ahead. Never raises: `finish_batch` tells what goes wrong."""
+    """Have a handler that works ahead begin a batch. Never raises: `finish_batch` tells what goes wrong."""
     begun = BegunBatch(batch)
     try:
         inputs, begun.names = signature.collate(batch)
@@ -201,7 +196,7 @@ def begin_batch(handler: Handler, signature: TensorMap, batch: Batch) -> BegunBa
 
 
 def finish_batch(handler: Handler, signature: TensorMap, begun: BegunBatch, ended: int) -> Execution:
-    """The execution of a batch that was begun; the one before it had `ended` then (ns). Never raises."""
+    """The execution of a begun batch; the one before it had `ended` then (ns). Never raises."""
     batch = begun.batch
     gathered = begun.collated - begun.start
     start = max(begun.start, ended - gathered)
@@ -228,7 +223,6 @@ def _finished(handler: Handler, begun: BegunBatch) -> list[Array]:
 
 
 def all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> bool:
-    """Whether everybody gets a response now."""
     return all(isinstance(result, InferenceResponse) for result in results)
 
 
@@ -241,8 +235,7 @@ def stamp(
 ) -> None:
     """Say in each response where the time went, and what other models its model called meanwhile.
 
-    Calls are noted with each request of a batch, whichever of them it was for; those that are executed `apart` have
-    their own.
+    Calls are noted with each request of a batch, whichever of them it was for; those executed `apart` have their own.
     """
     if not apart:
         timings.calls = _calls_of(requests)
@@ -266,21 +259,13 @@ _NOTHING: tuple[Batch, Sequence[ModelRequest], int, int] = ([], (), 0, 0)
 
 
 class Instance:
-    """An instance, which has a thread of a pool while it executes.
-
-    Where the handler can send batches to another process, they are sent and received on the event loop (`send`,
-    `receive`), and a thread has what would take long.
+    """One instance, with a thread of a pool while it executes; batches for worker processes go over the event loop.
 
     Args:
-        name: `<model>_<group>_<index>`.
-        handler: what executes; may be shared with other instances on the same device.
-        signature: the model's.
         pull: asks for the next batch; marks the instance idle and returns [] when there is none.
         pull_ahead: asks for one behind the batch that is executed; [] where there is none to be had so early.
         report: takes a finished execution; called on a thread.
-        threads: those of all instances.
-        post: takes what the model answers unasked; called on any thread. None where nobody would take it.
-        number: which of its model's instances it is.
+        post: takes what the model answers unasked; called on any thread.
 
     Attributes:
         handler: may be replaced at any time; an execution under way goes on with the one it began with.
@@ -360,7 +345,7 @@ class Instance:
         return True
 
     def receive(self) -> Execution | None:
-        """The execution of the batch that was sent; None where it is for the thread to wait for it: see `wait`."""
+        """The execution of the batch that was sent; None where it is for a thread to wait for it: see `wait`."""
         began = _now()
         try:
             answers = self.handler.take_answers()
@@ -369,7 +354,7 @@ class Instance:
         return None if answers is None else self._answered(answers, began)
 
     def wait(self) -> None:
-        """Have the thread wait for the batch that was sent, and report its execution."""
+        """Have a thread wait for the batch that was sent, and report its execution."""
         self._hand(self._awaited)
 
     def _awaited(self) -> Execution:
@@ -397,7 +382,7 @@ class Instance:
         return Execution(batch, results, size, timings, 0, uniform=uniform, one_by_one=several)
 
     def rest(self) -> None:
-        """Wait until the batch that was sent is answered. Never called on the event loop, which takes the answers.
+        """Wait until the batch that was sent is answered. Never on the event loop, which takes the answers.
 
         Its requests may all be over by then: what a model says unasked, a last response too, overtakes the answers.
         """
@@ -406,12 +391,11 @@ class Instance:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Wait until no thread has work of the instance. Never called on the event loop."""
+        """Wait until no thread has work of the instance. Never on the event loop."""
         while self._handed:  # it may have yet to be begun
             time.sleep(_POLL_SECONDS)
 
     def _main(self) -> None:
-        """Execute what was handed over, and what can be pulled then. On a thread."""
         try:
             self._report(self._inbox.pop()())
             while batch := self._pull(self):
@@ -454,13 +438,16 @@ class RetiredHandlers:
 
 
 class RemoteInstances:
-    """The instances of one model that batches can be sent to.
+    """Instances whose batches are sent from the event loop to worker processes, and answers received on it.
+
+    All else is left to a thread: batches that are not sent so, and whatever is heard that is not simply the answers:
+    the death of the process, or a part of a message; also a batch without an answer when its time is over. Sockets are
+    looked after as copies, which belong to the loop: they stay what they are, whatever becomes of the process and of
+    the handler's own on other threads. On the loop.
 
     Args:
         instances: those whose handlers have patience.
-        loop: the event loop.
         finished: takes an instance's execution; the instance is idle then.
-        threads: those of all instances.
     """
 
     def __init__(
@@ -506,13 +493,12 @@ class RemoteInstances:
             self._finished(instance, execution)
 
     def _leave(self, instance: Instance) -> None:
-        """Have a thread wait for what is still to come."""
         del self._out[instance]
         self._sockets[instance].close()
         instance.wait()
 
     def _look(self) -> None:
-        """Whose time is over? One timer looks for all, and goes on as long as any batch or response is owed."""
+        """End what is overdue. One timer looks for all, as long as any batch or response is owed."""
         self._timer = None
         now = time.monotonic()
         for instance in [instance for instance, until in self._out.items() if until <= now]:
@@ -529,7 +515,7 @@ class RemoteInstances:
             self._timer = self._loop.call_later(min(looks_at) - now, self._look)
 
     def close(self) -> None:
-        """Look after nothing any more. No batch is under way."""
+        """Watch no socket any more. No batch is under way."""
         for sockets in self._sockets.values():
             sockets.close()
         if self._timer is not None:
@@ -538,8 +524,6 @@ class RemoteInstances:
 
 
 class _WorkerSockets:
-    """Descriptors that the loop looks after."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop, readable: Callable[[], None]) -> None:
         self._loop = loop
         self._readable = readable
@@ -547,7 +531,6 @@ class _WorkerSockets:
         self._copies: list[int] = []
 
     def watch(self, descriptors: tuple[int, ...]) -> None:
-        """See `model_handlers.base.Watch`."""
         if descriptors is self._descriptors:
             return
         self.close()
@@ -558,7 +541,6 @@ class _WorkerSockets:
         self._descriptors = descriptors
 
     def close(self) -> None:
-        """Look after nothing."""
         self._descriptors = ()
         while self._copies:
             copy = self._copies.pop()

@@ -1,7 +1,4 @@
-"""Does a request's layout fit a model? PURE. Asked once a layout, in Triton's order and with Triton's words.
-
-A layout that fits yields what the scheduler has to know of every request that shares it, and is remembered with that.
-"""
+"""Does a request's layout fit a model? PURE. Asked once a layout, in Triton's order and with Triton's words."""
 
 from __future__ import annotations
 
@@ -49,10 +46,6 @@ class Checked:
 
 class ValidatedLayouts(Bounded):
     """The layouts that fit one model; what is looked up and not there is checked.
-
-    Args:
-        config: the model's.
-        stats: where those that do not fit are counted.
 
     Raises:
         MmeError: on looking one up, see `check_layout`.
@@ -172,7 +165,6 @@ def _check_outputs(layout: Layout, config: ModelConfig) -> None:
 
 
 def _signature(layout: Layout, config: ModelConfig, order: tuple[int, ...]) -> Hashable:
-    """The shapes that must be equal within a batch, and which optional inputs are there."""
     variable = tuple(
         layout.inputs[position][2][1:]
         for spec, position in zip(config.inputs, order, strict=True)

@@ -375,7 +375,7 @@ class Model:
         self._ask_for_dispatch()
 
     def _pull_ahead(self, instance: Instance) -> Batch:
-        """A batch for an instance that executes another one; only one that would not grow by waiting. On its thread."""
+        """A batch for an executing instance; only one that would not grow by waiting. On its thread."""
         if self._limits is not None:
             return []
         with self._lock:
@@ -479,13 +479,12 @@ class Model:
         self._dispatch()
 
     def end_sequence(self, correlation_id: int | str) -> None:
-        """Nothing more comes of a sequence: its place is another's. On the loop."""
         with self._lock:
             self._queue.end(correlation_id, _now())
         self._ask_for_dispatch()
 
     def refuse_waiting(self) -> None:
-        """Tell everybody that the model goes who is queued, or waits for what it will send unasked. On the loop."""
+        """Refuse what is queued, or waits for responses that come unasked: the model goes. On the loop."""
         with self._lock:
             waiting = self._queue.clear()
         self._set_timer(0)
@@ -510,7 +509,6 @@ class Model:
         return sum((handler.memory() for handler in list(self._handlers.values())), Footprint())
 
     def handlers(self) -> list[Handler]:
-        """What executes it."""
         return list(self._handlers.values())
 
     @property
@@ -520,7 +518,7 @@ class Model:
 
     @property
     def memory_only(self) -> bool:
-        """Whether it holds memory and nothing else, so that there is nothing to close where the process ends."""
+        """Whether there is nothing to close where the process ends."""
         return all(handler.memory_only for handler in self._handlers.values())
 
     def give_back(self, *, idle: bool) -> bool:

@@ -48,8 +48,6 @@ class _Stock:
     Attributes:
         limit: None for as much as the neediest instance wants.
         needs: how many instances need each amount.
-        capacity: all that there is.
-        used: what instances that execute hold of it.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -104,7 +102,7 @@ class _Member(Generic[T]):
 
 
 class RateLimiter(Generic[T]):
-    """The resources of one server, and the instances that share them.
+    """The resources of one server, and the instances that share them. PURE: asks and returns in, grants out.
 
     Args:
         limits: what there is of a resource on a device; on `GLOBAL`, on any device that is not named, and of the
@@ -125,7 +123,6 @@ class RateLimiter(Generic[T]):
         return f"<RateLimiter: {holding} of {len(self._members)} instances execute, {waiting} wait>"
 
     def capacity(self, pool: Pool) -> int:
-        """What there is of a resource."""
         name, device = pool
         stock = self._stocks.get(name, {}).get(device)
         return stock.capacity if stock else self._limit(pool) or 0
@@ -195,7 +192,7 @@ class RateLimiter(Generic[T]):
         return self._members[instance].served, self._numbers, instance
 
     def leave(self, instance: T) -> list[T]:
-        """Let an instance go, with what it holds; whom that gives a turn."""
+        """Let an instance go, with what it holds; which ones get a turn by that."""
         member = self._members.pop(instance)
         self._stop_waiting(member)
         if member.holds:
@@ -215,7 +212,7 @@ class RateLimiter(Generic[T]):
             del self._stocks[name]
 
     def ask(self, instance: T) -> list[T]:
-        """An instance wants to execute: it waits from now on, if it does not already; whose turn it is."""
+        """An instance wants to execute: it waits from now on, if it does not already; which ones get a turn."""
         self._wait(instance)
         return self._grant()
 
@@ -234,12 +231,11 @@ class RateLimiter(Generic[T]):
                 del self._queues[member.pools]
 
     def holds(self, instance: T) -> bool:
-        """Whether it is an instance's turn, which it has not returned."""
         member = self._members.get(instance)
         return member is not None and member.holds
 
     def withdraw(self, instance: T) -> list[T]:
-        """An instance does not want to execute any more: it waits for nothing, and a turn it has not used is none."""
+        """An instance does not want to execute any more: an unused turn is none."""
         member = self._members[instance]
         self._stop_waiting(member)
         if member.holds:
@@ -247,7 +243,7 @@ class RateLimiter(Generic[T]):
         return self._grant()
 
     def done(self, instance: T, *, again: bool = False) -> list[T]:
-        """An instance has executed, and wants to `again` or not; whose turn it is, which may be its own."""
+        """An instance has executed, and wants to `again` or not; which ones get a turn, it may be itself."""
         member = self._members[instance]
         if member.holds:
             member.put_back()
@@ -283,13 +279,7 @@ _log = logging.getLogger("mme.model")
 
 
 class LimitedInstance:
-    """One of them.
-
-    Attributes:
-        number: which of its model's instances it is.
-        has_turn: whether it holds what an execution needs.
-        busy: whether it is being used.
-    """
+    """One instance that asks for its turn before each execution."""
 
     def __init__(self, model: LimitedInstances, number: int) -> None:
         self.model = model
@@ -302,8 +292,7 @@ class ResourcePool:
     """The resources of a server.
 
     Args:
-        loop: the event loop.
-        counts: see `RateLimiter`; None where nobody is limited.
+        counts: see `RateLimiter`; None where nothing is limited.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, counts: Mapping[Pool, int] | None) -> None:
@@ -317,12 +306,7 @@ class ResourcePool:
     def instances(
         self, model: str, groups: Sequence[InstanceGroup], instances: Sequence[tuple[str, Device]]
     ) -> LimitedInstances | None:
-        """The instances of a model that begins to take part; None where none of them needs any resource. On any thread.
-
-        Args:
-            model: for the log.
-            groups: its instance groups.
-            instances: the name of each instance, `<group>_<index>`, and its device.
+        """The instances of a model, by name and device; None where none of them needs any resource. On any thread.
 
         Raises:
             MmeError: INVALID_MODEL, see `RateLimiter.join`.
@@ -351,26 +335,23 @@ class ResourcePool:
         return instance
 
     def leave(self, instances: Iterable[LimitedInstance]) -> None:
-        """These take part no longer. On any thread."""
+        """These take part no longer. On any thread; what follows is on the loop."""
         with self._lock:
             granted = [other for instance in instances for other in self._limiter_there().leave(instance)]
         self._tell_later(granted)
 
     def ask(self, instance: LimitedInstance) -> None:
-        """An instance wants a turn. On the loop, as what follows."""
         with self._lock:
             granted = self._limiter_there().ask(instance)
         _tell(granted, but=instance)
 
     def withdraw(self, instance: LimitedInstance) -> None:
-        """An instance wants none any more, and returns one that it did not use."""
         instance.has_turn = False
         with self._lock:
             granted = self._limiter_there().withdraw(instance)
         _tell(granted)
 
     def done(self, instance: LimitedInstance, *, again: bool) -> None:
-        """An instance has used its turn, and wants another or not."""
         instance.has_turn = False
         with self._lock:
             granted = self._limiter_there().done(instance, again=again)
@@ -386,7 +367,6 @@ class ResourcePool:
                 self._loop.call_soon_threadsafe(self._tell_holders, granted)
 
     def _tell_holders(self, granted: list[LimitedInstance]) -> None:
-        """On the loop, which may have withdrawn some of them meanwhile."""
         with self._lock:
             granted = [instance for instance in granted if self._limiter_there().holds(instance)]
         _tell(granted)
@@ -400,7 +380,6 @@ def _tell(granted: list[LimitedInstance], but: LimitedInstance | None = None) ->
 
 
 def _needs(group: InstanceGroup, device: Device) -> dict[Pool, int]:
-    """What an execution on a device needs. Triton counts the host as device 0, and so do limits that name it."""
     return {
         (resource.name.lower(), GLOBAL if resource.is_global else str(device.index)): resource.count
         for resource in group.resources
@@ -411,7 +390,6 @@ class LimitedInstances:
     """The instances of one model. On the event loop.
 
     Attributes:
-        instances: by their numbers.
         on_grant: called when an instance has got the turn that it waited for; set by the model.
     """
 
@@ -443,7 +421,6 @@ class LimitedInstances:
         self._limits.withdraw(instance)
 
     def done(self, number: int, *, again: bool) -> None:
-        """An instance has executed, and is to do so again or not."""
         instance = self.instances[number]
         instance.busy = False
         self._limits.done(instance, again=again)
@@ -455,6 +432,5 @@ class LimitedInstances:
                 self._limits.withdraw(instance)
 
     def close(self) -> None:
-        """Take part no longer."""
         instances, self.instances = self.instances, []
         self._limits.leave(instances)

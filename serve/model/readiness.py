@@ -1,7 +1,7 @@
-"""Whether a model in memory is ready: none of its instances is down, and its code says so if it has a say. On the loop.
+"""Whether a model in memory is ready: no instance is down, and its code says so if it has a say. On the loop.
 
-All of its instances are asked at the same time, and all have to say so. Who asks while an instance still thinks about
-it waits for that answer, so that a model which hangs is asked once, however often it is probed.
+All instances are asked at the same time. While one still thinks about it, further questions wait for the same answer,
+so that a model which hangs is asked once, however often it is probed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,7 @@ _SECONDS = 5.0  # as in Triton
 
 
 class Readiness:
-    """Of one version of a model.
-
-    Args:
-        name: the model's.
-        handlers: those of its instances now; those that tell are asked.
-        loop: the event loop.
-    """
+    """Of one version of a model, whose `handlers` may change."""
 
     def __init__(self, name: str, handlers: Callable[[], Iterable[Handler]], loop: asyncio.AbstractEventLoop) -> None:
         self._name = name
@@ -63,7 +57,6 @@ class Readiness:
         return answer
 
     def _told(self, answer: asyncio.Future[bool], ready: bool) -> None:  # noqa: FBT001 - see Handler.ask_ready
-        """On any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(_resolve, answer, ready)
 
@@ -75,11 +68,9 @@ class JointReadiness:
         self._steps = list(dict.fromkeys(steps))  # a model may have several
 
     def is_down(self) -> bool:
-        """Whether one of them is."""
         return any(step.is_down() for step in self._steps)
 
     async def told(self) -> bool:
-        """Whether all of them are ready."""
         return all(await asyncio.gather(*(step.told() for step in self._steps)))
 
 

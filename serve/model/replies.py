@@ -41,10 +41,9 @@ _AT_ONCE = 256  # responses in one turn of the loop
 
 
 class DecoupledRequest:
-    """One request from the start of its execution on. See `model_handlers.requests.Responder`.
+    """A request of a model that answers unasked, as its `Responder`: any number of responses, on any thread.
 
     Attributes:
-        request: the request.
         began_ns: `time.perf_counter_ns()` of the start; responded_ns: of the last response, or of the start.
         calls: those that its model made of other ones while it was open, of which the first are remembered.
 
@@ -60,22 +59,20 @@ class DecoupledRequest:
         self._tell: list[Callable[[], None]] = []
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        """One response, or the news that it was the last."""
         self._post(self, response, final)
 
     def called(self, call: Called) -> None:
-        """Its model has called another one, on its behalf or on that of another of its batch. On the event loop."""
+        """Note a call of another model, on its behalf or on that of another of its batch. On the event loop."""
         if self.calls is None:
             self.calls = []
         if len(self.calls) < MOST_STEPS:
             self.calls.append(call)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left."""
         return self.request.cancelled
 
     def when_cancelled(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when it leaves; at once if it has."""
+        """Have `tell` called when the client leaves; at once if it has."""
         with _cancelling:
             self._tell.append(tell)
             self.request.on_cancel = self._cancelled
@@ -93,12 +90,7 @@ _cancelling = threading.Lock()  # one for all: held for a moment, and rarely
 
 
 class ResponseQueue:
-    """Responses on their way from the threads of models to the event loop.
-
-    Args:
-        loop: the event loop.
-        take: takes each there, in the order in which they were posted.
-    """
+    """Responses on their way from the threads of models to the event loop, where `take` takes each in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Post) -> None:
         self._loop = loop
@@ -108,9 +100,9 @@ class ResponseQueue:
         self._home = 0  # the thread of the loop, once it is known
 
     def put(self, opened: DecoupledRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
-        """Take one. On any thread: one wake-up of the loop for all that is posted until it wakes.
+        """Take one. On any thread: one wake-up of the loop for all that is put until it wakes.
 
-        The loop itself posts no more in a turn than it can take in the next one.
+        The loop itself puts no more in a turn than it can take in the next one.
         """
         self._posted.append((opened, response, final))
         if not self._told:
@@ -122,7 +114,7 @@ class ResponseQueue:
                     self._loop.call_soon_threadsafe(self._take_some)
 
     def drain(self) -> None:
-        """Hand over what was posted before this call. On the loop."""
+        """Hand over what was put before this call. On the loop."""
         self._hand_over(len(self._posted))
 
     def _take_own(self) -> None:
@@ -130,7 +122,7 @@ class ResponseQueue:
         self.drain()
 
     def _take_some(self) -> None:
-        """A model that posts without end must not keep the loop from all others."""
+        """A model that sends without end must not keep the loop from all others."""
         self._told = False
         self._home = threading.get_ident()
         self._hand_over(min(len(self._posted), _AT_ONCE))
@@ -153,15 +145,11 @@ class Replies:
     Attributes:
         outstanding: those that are not answered yet.
         open: those that were executed, and are to be answered unasked.
-        is_unloading: whether the model goes.
 
     Args:
-        signature: the model's.
-        stats: where to count.
-        loop: the event loop.
         timeout_message: what requests are told whose time in the queue is over.
         requeue: takes back a request whose execution never began, though its batch was sent; it is the next one.
-        retry: asked about a request that ran out of memory; True takes it back. None where nobody is asked.
+        retry: asked about a request that ran out of memory; True takes it back.
         decoupled: whether requests get any number of responses.
         unasked: whether any answer may come unasked.
     """
@@ -201,7 +189,7 @@ class Replies:
         return self._posts.put
 
     def complete(self, execution: Execution) -> None:
-        """Count, then answer everybody in the batch."""
+        """Count, then answer every request in the batch."""
         batch, timings = execution.batch, execution.timings
         done = _now()
         if self._unasked:
@@ -241,7 +229,7 @@ class Replies:
                 request.resolve(result)
 
     def _count_executions(self, execution: Execution) -> int:
-        """Count what was executed; returns when that began of each request: where one follows another, in the mean."""
+        """When the execution of each request began: where one follows another, in the mean."""
         timings = execution.timings
         if not execution.one_by_one:
             self._stats.executed(execution.size, timings)
@@ -266,12 +254,11 @@ class Replies:
                 self._stats.summarise(start - _queued_since(request), done - request.arrival_ns, timings)
 
     def _reschedule(self, request: InferenceRequest, timings: Timings) -> None:
-        """Count an execution of a request that waits for the next one now, by the clock of whoever executed."""
+        """Count an execution of a request that waits for the next one now."""
         self._stats.computed(1, request.batch_size, timings.start - _queued_since(request), timings)
         request.put_back_ns = timings.start + _computing(timings)
 
     def _is_retried(self, request: InferenceRequest, error: MmeError) -> bool:
-        """Whether somebody takes the request back, to submit it again; one that changes what comes after it stays."""
         again = not self._decoupled and not request.correlation_id
         return again and self._retry is not None and self._retry(request, error)
 
@@ -288,13 +275,11 @@ class Replies:
                 self.refuse(request, error)
 
     def _leave_open(self, requests: list[InferenceRequest]) -> None:
-        """These have no answer yet, and no instance owes them one."""
         self.open.update(requests)
         if self.is_unloading:
             self._refuse_open()
 
     def _respond(self, opened: DecoupledRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
-        """A model has answered unasked."""
         request = opened.request
         if request.answered:
             return
@@ -348,7 +333,6 @@ class Replies:
         opened.responded_ns = now
 
     def _finish(self, opened: DecoupledRequest, result: InferenceResponse | MmeError | None) -> None:
-        """An open request has got its last response, or none, or an error."""
         request, done = opened.request, _now()
         self.open.discard(request)
         self.outstanding -= 1
@@ -364,7 +348,7 @@ class Replies:
         request.resolve(result)
 
     def drop(self, take: BatchDecision[InferenceRequest]) -> None:
-        """Tell those whom the queue let go."""
+        """Tell the requests that the queue let go."""
         for request in take.expired:
             self.refuse(request, MmeError(Kind.QUEUE_TIMEOUT, f"{self._timeout_message} for model '{self._name}'"))
         for request in take.cancelled:
@@ -378,12 +362,11 @@ class Replies:
         request.resolve(error)
 
     def refuse_open(self) -> None:
-        """The model goes: tell everybody who waits for what it will send unasked, from now on."""
+        """Refuse what waits for unasked responses, from now on: the model goes."""
         self.is_unloading = True
         self._refuse_open()
 
     def unloading_error(self) -> MmeError:
-        """What those are told who come too late."""
         return MmeError(Kind.UNAVAILABLE, f"model '{self._name}' is being unloaded; try again")
 
     def _refuse_open(self) -> None:
@@ -398,7 +381,6 @@ def _computing(timings: Timings) -> int:
 
 
 def _queued_since(request: InferenceRequest) -> int:
-    """When it came, or was put back."""
     return request.put_back_ns or request.arrival_ns
 
 
@@ -409,17 +391,20 @@ _FAILED_SECONDS = 60.0
 
 
 class _RetriedLease:
-    """The lease of a request that runs once more, by which it is known."""
-
     def __init__(self, lease: Lease) -> None:
         self.release = lease.release
 
 
 class OomRetry:
-    """Takes requests back.
+    """Requests that ran out of memory: room is made, and they run once more. On the event loop.
+
+    A framework takes memory for an execution that no budget counts, so it may find none though every model fits. Then
+    the request is taken back with its inputs, other models leave until about as much is free as its own model holds,
+    and it is queued again. It runs twice at most. A model whose second try failed moves no other for a while, or a
+    client whose requests are simply too large would empty the cache again and again.
 
     Args:
-        relieve: puts out others for the model whose lease it is given; returns whom, when their memory is back.
+        relieve: evicts others for the model whose lease it is given; returns which, when their memory is back.
     """
 
     def __init__(self, relieve: Relieve) -> None:
@@ -445,7 +430,6 @@ class OomRetry:
         return True
 
     def _relief(self, name: str, lease: Lease) -> asyncio.Task[tuple[str, ...]]:
-        """One for all requests of a batch, and for those of others that fail meanwhile."""
         relief = self._reliefs.get(name)
         if relief is None:
             relief = asyncio.get_running_loop().create_task(self._relieve(lease), name=f"make room for {name}")
@@ -472,7 +456,7 @@ class OomRetry:
 
 
 def failure(model: str, error: Exception) -> MmeError:
-    """What the requests of a batch, or of a step of an ensemble, are told of an exception, whose frames hold them."""
+    """What the requests of a batch, or of a step, are told of an exception, whose frames hold them."""
     if isinstance(error, MmeError):
         return error.bare()
     if isinstance(error, MemoryError):  # numpy's too, when a batch is joined

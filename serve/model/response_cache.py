@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class ResponseCache(Generic[T]):
-    """What was answered, by owner and key.
+    """What was answered, by owner and key; an owner's responses go with the owner.
 
     Attributes:
         budget: bytes that all of it may take together; 0 keeps nothing.
@@ -58,7 +58,6 @@ class ResponseCache(Generic[T]):
         return f"<ResponseCache: {len(self)} responses of {len(self._keys)} models, {self.used} of {self.budget} bytes>"
 
     def find(self, owner: Hashable, key: Hashable) -> T | None:
-        """What was kept under the key, which counts as a use; None where nothing is."""
         found = self._kept.get((owner, key))
         if found is None:
             return None
@@ -77,7 +76,6 @@ class ResponseCache(Generic[T]):
         self.used += size
 
     def forget(self, owner: Hashable) -> None:
-        """Drop everything of an owner's."""
         for key in list(self._keys.get(owner, ())):
             self._drop(owner, key)
 
@@ -105,9 +103,6 @@ class CachedResponses:
     """One model version's part of the cache.
 
     Args:
-        cache: that of all models.
-        stats: where to count.
-        loop: the event loop.
         reads_parameters: whether what a client says beside tensors may change the answer.
     """
 
@@ -167,7 +162,7 @@ class CachedResponses:
         )
 
     def keep(self, key: Hashable, response: InferenceResponse, lookup_ns: int) -> None:
-        """Keep what the model answered to a request that was looked up in vain."""
+        """Keep what the model answered to a request that was not found."""
         began = _now()
         if self._open and _takes_long(array for _, _, array in response.outputs):
             copying = asyncio.wrap_future(_THREADS.submit(_copied, response), loop=self._loop)
@@ -180,7 +175,6 @@ class CachedResponses:
     def _copied(
         self, key: Hashable, lookup_ns: int, began: int, copied: asyncio.Future[tuple[InferenceResponse, int]]
     ) -> None:
-        """A thread has copied what is to be kept, unless there was no memory for it."""
         if self._open and copied.exception() is None:
             self._cache.keep(self, key, *copied.result())
         self._stats.missed(lookup_ns + _now() - began)
@@ -241,7 +235,6 @@ class _Keeping:
 
 
 def _said(request: InferenceRequest) -> Hashable:
-    """What a client says beside tensors, whose types count: 1 is not true."""
     parameters = sorted((key, type(value).__name__, value) for key, value in (request.parameters or {}).items())
     return request.correlation_id, request.flags, *parameters
 
@@ -251,7 +244,6 @@ def _takes_long(arrays: Iterable[Array]) -> bool:
 
 
 def _copied(response: InferenceResponse) -> tuple[InferenceResponse, int]:
-    """What is kept of a response, and its bytes. On any thread."""
     outputs = [(name, kind, _copy(array)) for name, kind, array in response.outputs]
     kept = InferenceResponse(response.model_name, response.model_version, outputs, parameters=response.parameters)
     return kept, _OVERHEAD + sum(_size(array) for _, _, array in outputs)

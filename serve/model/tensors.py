@@ -41,19 +41,11 @@ if TYPE_CHECKING:
 
 
 def flat(arrays: Sequence[Array]) -> Array:
-    """The elements of all, one request's behind the other's."""
     return np.concatenate([array.reshape(-1) for array in arrays])
 
 
 def batch_input(kind: BatchInputKind, shapes: Shapes, dtype: np.dtype[Any], *, batches: bool) -> Array:
-    """What a model is told of the batch.
-
-    Args:
-        kind: what it wants to know.
-        shapes: the full shape of each request's source.
-        dtype: of the result.
-        batches: whether the first dimension of a shape is the batch's.
-    """
+    """What a model is told of the batch, from the full shape of each request's source."""
     counts = [element_count(shape) for shape in shapes]
     match kind:
         case BatchInputKind.ELEMENT_COUNT:
@@ -70,12 +62,11 @@ def batch_input(kind: BatchInputKind, shapes: Shapes, dtype: np.dtype[Any], *, b
 
 
 def _items(shape: tuple[int, ...], *, batches: bool) -> list[tuple[int, ...]]:
-    """The shape of each item of a request."""
     return [shape[1:]] * shape[0] if batches else [shape]
 
 
 def split(array: Array, shapes: Shapes) -> list[Array] | None:
-    """The elements that are each request's, in its shape; None where there are more or fewer than that takes."""
+    """The elements of each request, in its shape; None where there are more or fewer than that takes."""
     ends = list(itertools.accumulate((element_count(shape) for shape in shapes), initial=0))
     if array.size != ends[-1]:
         return None
@@ -92,9 +83,6 @@ class TensorMap:
     """What every execution of a model version has to know, worked out once from its configuration.
 
     Attributes:
-        name, version: who answers, as the response says it.
-        inputs, outputs: the model's specs.
-        output_names: the names of all outputs.
         one_by_one: whether the requests of a batch are executed one by one.
         told: inputs that are worked out of each batch, and the index of the input that they are about.
         split: outputs that are split by the shapes of an input, and its index.
@@ -146,11 +134,10 @@ class TensorMap:
         return collect(self, batch, answers)
 
     def rescheduled(self, batch: Batch) -> Collection[InferenceRequest]:  # noqa: ARG002 - its interface
-        """The requests of a batch that are queued once more, and so are owed an answer by nobody now."""
         return ()
 
     def response(self, request: InferenceRequest, answer: ModelResponse) -> InferenceResponse:
-        """What a handler that sees requests answered to one of them, in its order."""
+        """What a handler that sees requests answered to one of them."""
         outputs = [
             (name, *_told(self.outputs[name], array, request))
             for name, array in answer.outputs.items()
@@ -171,7 +158,7 @@ def _told(spec: TensorSpec, array: Array, request: InferenceRequest) -> tuple[Da
 
 
 def wanted(signature: TensorMap, batch: Batch) -> tuple[str, ...]:
-    """The outputs that anybody in the batch asked for, in the model's order."""
+    """The outputs that any request of the batch asked for, in the model's order."""
     first = batch[0].layout.outputs
     if not first:
         return signature.output_names
@@ -209,13 +196,11 @@ def collate(signature: TensorMap, batch: Batch) -> dict[str, Array]:
 
 
 def _shapes(batch: Batch, index: int) -> list[tuple[int, ...]]:
-    """The shape that each request sent for an input; one without elements where it was left out."""
     positions = ((request, request.order[index]) for request in batch)
     return [request.layout.inputs[position][2] if position >= 0 else (0,) for request, position in positions]
 
 
 def _reshaped(signature: TensorMap, array: Array, source: tuple[int, ...], target: tuple[int, ...]) -> Array:
-    """The array in the shape `target`; the variable dimensions of `source` and `target` are the same, in order."""
     batch = array.shape[:1] if signature.batches else ()
     if not array.shape and not target:  # a scalar, which clients may send as it is
         return array
@@ -225,7 +210,6 @@ def _reshaped(signature: TensorMap, array: Array, source: tuple[int, ...], targe
 
 
 def _as_declared(signature: TensorMap, spec: TensorSpec, array: Array) -> Array:
-    """An output in the shape that clients see."""
     if spec.reshape is None:
         return array
     try:
@@ -280,7 +264,6 @@ def scatter(
 
 
 def _pieces(signature: TensorMap, batch: Batch, name: str, array: Array) -> list[Array]:
-    """An output of a ragged batch, in the shapes that the requests have."""
     shapes = _shapes(batch, signature.split[name])
     pieces = split(array, shapes)
     if pieces is None:
@@ -331,14 +314,6 @@ _WORD = (1 << 64) - 1
 
 
 class _Signal:
-    """A control tensor.
-
-    Attributes:
-        name, data_type: its own.
-        nobody: its value for a row that is nobody's.
-        value: what it says of a request.
-    """
-
     def __init__(
         self, name: str, data_type: DataType, nobody: object, value: Callable[[InferenceRequest], object]
     ) -> None:
@@ -349,10 +324,9 @@ class _Signal:
 
 
 class SequenceTensorMap(TensorMap):
-    """The signature of a model of sequences. See `TensorMap`.
+    """The tensors of a model of sequences.
 
     Args:
-        name, version, config: as there.
         initial: state input → what a sequence begins with, its batch dimension included.
     """
 
@@ -368,17 +342,16 @@ class SequenceTensorMap(TensorMap):
         self._knows_nobody = ControlKind.CONTROL_SEQUENCE_READY in kinds
 
     def rows(self, batch: Batch) -> int:
-        """Those that are nobody's are executed like all others."""
+        """Rows without a request are executed like all others."""
         return cast("Steps", batch).height
 
     def is_dense(self, batch: Batch) -> bool:
-        """Whether every row is a request's."""
         return len(batch) == cast("Steps", batch).height
 
     # -- handlers that take arrays -------------------------------------------------------------------------------
 
     def collate(self, batch: Batch) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """Arrays of all rows, signals and states among them; the states' outputs are asked for too."""
+        """Arrays of all rows, controls and states among them; the states' outputs are asked for too."""
         steps = cast("Steps", batch)
         inputs, names = super().collate(batch)
         if not self.is_dense(batch):
@@ -405,7 +378,6 @@ class SequenceTensorMap(TensorMap):
         return super().scatter(batch, seen, [outputs[name][steps.rows] for name in seen], len(batch))
 
     def _shown(self, signal: _Signal, steps: Steps) -> Array:
-        """A signal for all rows."""
         values = [signal.nobody] * steps.height
         for request, row in zip(steps, steps.rows, strict=True):
             values[row] = signal.value(request)
@@ -413,7 +385,6 @@ class SequenceTensorMap(TensorMap):
         return array.reshape(steps.height, 1) if self.batches else array
 
     def _gathered(self, name: str, steps: Steps) -> Array:
-        """A state of all rows."""
         kept = [self._state(name, *step) for step in zip(steps.sequences, steps, strict=True)]
         if len(kept) == steps.height:
             return kept[0] if len(kept) == 1 else np.concatenate(kept)
@@ -423,7 +394,7 @@ class SequenceTensorMap(TensorMap):
         return np.concatenate(rows)
 
     def _row(self, array: Array, row: int, rows: int) -> Array:
-        """One row's share of a state, which is kept, and so must not keep the others, nor a process's memory."""
+        """One row's share of a state: it must keep neither the other rows nor a process's memory."""
         if not self.batches:
             return array if array.flags.writeable else array.copy()
         share = array[row : row + 1]
@@ -440,7 +411,6 @@ class SequenceTensorMap(TensorMap):
     # -- states --------------------------------------------------------------------------------------------------
 
     def _state(self, name: str, sequence: LiveSequence[InferenceRequest], request: InferenceRequest) -> Array:
-        """What a request is given: a sequence that begins knows nothing of an earlier one of its name."""
         if request.flags & FLAG_SEQUENCE_START or name not in sequence.memory:
             return self._initial[name]
         kept: Array = sequence.memory[name]
@@ -455,7 +425,7 @@ class SequenceTensorMap(TensorMap):
             sequence.memory[name] = array
 
     def _note_forms(self, steps: Steps) -> None:
-        """Whose state has changed its shape can't share a batch with all others any more."""
+        """A state of another shape can't share a batch with all others any more."""
         for sequence in steps.sequences if self._growing else ():
             shapes = tuple(sequence.memory.get(name, self._initial[name]).shape for name in self._growing)
             began = tuple(self._initial[name].shape for name in self._growing)
@@ -464,9 +434,9 @@ class SequenceTensorMap(TensorMap):
     # -- handlers that see requests ------------------------------------------------------------------------------
 
     def to_model_requests(self, batch: Batch, post: Post | None) -> list[ModelRequest]:
-        """A request a row, with signals and states among its inputs.
+        """A request a row, with controls and states among its inputs.
 
-        Rows that are nobody's are left out where the model is not told that they are: it sees no rows, but requests.
+        Rows without a request are left out where the model is not told which they are: it sees no rows, but requests.
         """
         steps = cast("Steps", batch)
         requests = super().to_model_requests(batch, post)
@@ -483,7 +453,7 @@ class SequenceTensorMap(TensorMap):
     def from_model_responses(
         self, batch: Batch, answers: list[ModelResponse | MmeError | None]
     ) -> list[InferenceResponse | MmeError | None]:
-        """The answers of the rows that are somebody's; states are taken out of them."""
+        """The answers of the rows that are a request's; states are taken out of them."""
         steps = cast("Steps", batch)
         own = answers if len(answers) == len(steps) else [answers[row] for row in steps.rows]
         for place, answer in enumerate(own):
@@ -513,7 +483,6 @@ class SequenceTensorMap(TensorMap):
         return np.array([[value]] if self.batches else [value], signal.data_type.dtype)
 
     def _nobody(self, like: ModelRequest) -> ModelRequest:
-        """A row's request that is nobody's: what it is answered nobody hears."""
         signals = {signal.name: self._told(signal, signal.nobody) for signal in self._signals}
         states = {name: _nothing_like(self._initial[name]) for name in self._states.values()}
         responder = None if like.responder is None else _Unheard()
@@ -521,21 +490,17 @@ class SequenceTensorMap(TensorMap):
 
 
 class _Unheard:
-    """Takes the responses to a request that is nobody's. See `model_handlers.requests.Responder`."""
+    """Takes the responses of a row without a request."""
 
-    def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        """Nobody waits for it."""
+    def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None: ...
 
     def is_cancelled(self) -> bool:
-        """There is no client."""
         return False
 
-    def when_cancelled(self, tell: Callable[[], None]) -> None:
-        """And so none that leaves."""
+    def when_cancelled(self, tell: Callable[[], None]) -> None: ...
 
 
 def tensor_map_for(name: str, version: int, config: ModelConfig, initial: Mapping[str, Array]) -> TensorMap:
-    """The signature of a model, of sequences or of requests that have nothing to do with one another."""
     if config.sequence_batching is None:
         return TensorMap(name, version, config)
     return SequenceTensorMap(name, version, config, initial)
@@ -556,12 +521,10 @@ def _signal(name: str, control: Control) -> _Signal:
 
 
 def _number(correlation_id: int | str) -> np.uint64:
-    """An id as a word, of which a narrower type has the lower part, as Triton's clients know it."""
     return np.uint64(int(correlation_id) & _WORD)
 
 
 def _spread(array: Array, steps: Steps) -> Array:
-    """The requests' rows at their places, and copies of the first one everywhere else."""
     places = np.zeros(steps.height, np.intp)
     places[steps.rows] = np.arange(len(steps))
     spread: Array = array[places]
@@ -569,7 +532,6 @@ def _spread(array: Array, steps: Steps) -> Array:
 
 
 def _nothing_like(array: Array) -> Array:
-    """Zeros of that shape and type; empty texts, where it holds texts."""
     if array.dtype.kind != "O":
         return np.zeros_like(array)
     texts = np.empty_like(array)

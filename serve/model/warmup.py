@@ -98,10 +98,6 @@ _FAULTS = {Kind.INVALID_ARGUMENT, Kind.EXECUTION_FAILED, Kind.TIMED_OUT, Kind.IN
 class Warmup:
     """The samples of a model, read and checked, ready to be executed on any of its instances.
 
-    Args:
-        config: the model's, completed.
-        directory: the model's.
-
     Raises:
         MmeError: INVALID_MODEL for a file that is not there or too short, or a sample that does not fit the model.
     """
@@ -114,12 +110,7 @@ class Warmup:
         self._samples = [_Sample(sample, config, directory) for sample in config.model_warmup if sample.batch_size]
 
     def run(self, handler: Handler, instance: str, must_go_on: Callable[[], None] = lambda: None) -> None:
-        """Execute all samples on the instance `instance`.
-
-        Args:
-            handler: the model on it.
-            instance: for messages and the log.
-            must_go_on: called before each execution; raises once nobody waits for the model any more.
+        """Execute all samples on an instance, unless `must_go_on` raises: it is called before each execution.
 
         Raises:
             MmeError: naming the sample that failed; what `must_go_on` raises.
@@ -144,7 +135,6 @@ class Warmup:
                         raise _failed(sample.name, f"model '{self._config.name}' instance {instance}", error) from error
 
     def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> list[InferenceRequest]:
-        """Execute a batch; return the requests that were not begun."""
         answers, unbegun = _Answers(), []
         execution = execute_batch(handler, self._signature, batch, answers.post)
         for request, result in zip(batch, execution.results, strict=True):
@@ -157,8 +147,6 @@ class Warmup:
 
 
 class _Sample:
-    """One sample with its data."""
-
     def __init__(self, sample: WarmupSample, config: ModelConfig, directory: Path) -> None:
         self.name = sample.name
         self.count = sample.count
@@ -210,7 +198,6 @@ class _Answers:
         self._ends: dict[InferenceRequest, MmeError | None] = {}
 
     def post(self, opened: DecoupledRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
-        """See `serve.model.replies.Post`. On any thread."""
         error = response if isinstance(response, MmeError) else None
         if final or error is not None:
             with self._changed:
@@ -218,7 +205,6 @@ class _Answers:
                 self._changed.notify_all()
 
     def wait_for(self, request: InferenceRequest) -> MmeError | None:
-        """Wait for the last response to a request; return the error that it is, if it is one."""
         with self._changed:
             if not self._changed.wait_for(lambda: request in self._ends, _PATIENCE_SECONDS):
                 return MmeError(Kind.EXECUTION_FAILED, f"no last response came within {_PATIENCE_SECONDS:.0f} s")
@@ -226,7 +212,7 @@ class _Answers:
 
 
 def _check_room(sample: WarmupSample, together: int) -> None:
-    """Refuse data that do not fit into memory before any of them are made: Linux kills who touches too many."""
+    """Refuse data that do not fit into memory before any of them are made: Linux kills what touches too many."""
     made = sum(element_count(given.dims) * given.data_type.dtype.itemsize for given in sample.inputs.values())
     need = made + together * (made + _REQUEST_BYTES)  # once by itself, and once for each request of a batch
     if need > host_memory():
@@ -242,7 +228,6 @@ def _failed(sample: str, whose: str, error: MmeError) -> MmeError:
 
 
 def _tensor(given: WarmupInput, name: str, config: ModelConfig, folder: Path) -> Array:
-    """The data of one input of one request, its batch dimension included."""
     shape = (1, *given.dims) if config.max_batch_size > 0 else given.dims
     if given.input_data_file is not None:
         return _recorded(given, name, config.name, folder / given.input_data_file).reshape(shape)
@@ -261,7 +246,6 @@ def _tensor(given: WarmupInput, name: str, config: ModelConfig, folder: Path) ->
 
 
 def _recorded(given: WarmupInput, name: str, model: str, file: Path) -> Array:
-    """The elements in a file, which may hold more."""
     path = f"{FOLDER}/{given.input_data_file}"
     with disk_errors(f"its data of input '{name}' can't be read from {path}"):
         if not file.is_file():
@@ -279,7 +263,7 @@ def _recorded(given: WarmupInput, name: str, model: str, file: Path) -> Array:
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
-    """Output → its labels, of those outputs that have a file of them in the model's directory.
+    """Output → the names of its classes, of those outputs that have a file of them in the model's directory.
 
     Raises:
         MmeError: INVALID_MODEL for a file that is not there, or no text.
@@ -348,7 +332,6 @@ def _check_state_room(state: SequenceState, dims: tuple[int, ...], model: str) -
 
 
 def _recorded_state(state: SequenceState, initial: InitialState, model: str, folder: Path) -> Array:
-    """The elements in a file, which may hold more."""
     file, count = folder / initial.data_file, element_count(initial.dims)
     path = f"{STATES_FOLDER}/{initial.data_file}"
     with disk_errors(f"initial_state '{initial.name}' of model '{model}' can't be read from {path}"):

@@ -28,13 +28,13 @@ CODE = """
 import os, resource, signal, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from model_handlers.worker import one_by_one
+from model_handlers.worker import main as worker
 from tests.waiting import until
 
 class TritonPythonModel:
     def initialize(self, args):
         if "UNHURRIED" in args["model_config"]:  # it may be slow with one of several requests
-            one_by_one._TICK_SECONDS = 3600.0
+            worker._TICK_SECONDS = 3600.0
 
     def execute(self, requests):
         return [self.answer(request, len(requests)) for request in requests]
