@@ -1,7 +1,7 @@
 """The forms of one target model: found, written where there are none, and loaded. On load threads.
 
-Whatever can't be loaded from a form is loaded plainly, which `start` says by returning None: a model that is too small
-to gain anything, a file that can't be taken apart, a disk that is full. A model that does not execute from a form, or
+What can't be loaded from a form is loaded plainly, which `start` says by returning None: a model that is too small to
+gain anything, a file that can't be taken apart, a disk that is full. A model that does not execute from a form, or
 answers differently, is remembered and not tried again.
 """
 
@@ -37,17 +37,10 @@ _WORTH_PACKING = 1.05  # times quicker, at least
 
 
 class TargetForms:
-    """The forms of a target's versions.
+    """The forms of a target's versions, whose model files are `files`; `weights` is not PLAIN.
 
     Attributes:
         tier: what the loaded target does; PLAIN while any of its versions is not loaded from a form.
-
-    Args:
-        store: where forms are kept.
-        handler: loads them.
-        weights: what is asked for; not PLAIN.
-        config: the target's configuration, completed or not.
-        files: version → the model's file.
     """
 
     def __init__(
@@ -76,7 +69,6 @@ class TargetForms:
         return f"<TargetForms of {self._config.name}: {self.tier.value}, {len(self._forms)} of {len(self._files)}>"
 
     def _find(self) -> None:
-        """Look up the forms that the references lead to; refined ones, where they are by now."""
         for version, reference in self._references.items():
             form = self._store.form(reference.key, self._refinement) if reference and reference.key else None
             if form is not None:
@@ -86,12 +78,10 @@ class TargetForms:
 
     @property
     def known(self) -> bool:
-        """Whether every version has a form."""
         return len(self._forms) == len(self._files)
 
     @property
     def refined(self) -> bool:
-        """Whether every version has a refined form."""
         return self.known and all(form.trial is not None for form in self._forms.values())
 
     @property
@@ -101,7 +91,6 @@ class TargetForms:
 
     @property
     def worth_packing(self) -> bool:
-        """Whether packing would make executions quicker."""
         return self.refined and self.gain >= _WORTH_PACKING
 
     @property
@@ -135,11 +124,7 @@ class TargetForms:
     # -- loading -------------------------------------------------------------------------------------------------
 
     def start(self, version: int) -> Handler | None:
-        """Load a version from its form, ready to serve; None when it has to be loaded plainly.
-
-        Raises:
-            MmeError: OUT_OF_MEMORY.
-        """
+        """Load a version from its form, ready to serve; None when it has to be loaded plainly."""
         handler = self._started(version)
         if handler is None:
             self._forms.pop(version, None)
@@ -178,11 +163,7 @@ class TargetForms:
         return handler
 
     def turned(self, tier: Tier) -> dict[int, Handler]:
-        """Every version once more, in another tier or from a form that is refined by now.
-
-        Raises:
-            MmeError: one of them can't be loaded; then none is.
-        """
+        """Every version once more, in another tier or from a form that is refined by now; all or none."""
         self._find()
         handlers: dict[int, Handler] = {}
         try:
@@ -232,11 +213,7 @@ class TargetForms:
         self._unkept.clear()
 
     def refine(self, refiner: Refiner) -> bool:
-        """Have every form refined; False when one turns out to answer differently, which is remembered.
-
-        Raises:
-            MmeError: UNAVAILABLE.
-        """
+        """Have every form refined; False when one turns out to answer differently, which is remembered."""
         for version, form in self._forms.items():
             if form.trial is not None:
                 continue
@@ -249,7 +226,6 @@ class TargetForms:
         return True
 
     def _refuse(self, version: int) -> None:
-        """Remember that a model can't be mapped."""
         reference = self._references[version]
         _log.info("its weights can't be mapped: it is loaded plainly", extra={"target_model": self._config.name})
         if reference is not None:

@@ -1,11 +1,8 @@
-"""Refining a form in a process of its own.
-
-What a framework takes to optimise a model is then neither the server's memory nor measured as some other model's, and
-if it crashes, it crashes alone.
+"""Refining a form in a process of its own: what a framework takes to optimise a model is not the server's memory.
 
 `Refiner` runs on the thread that wants the form, one process at a time; `main` is that process. It is the first that
-the kernel ends when memory runs out, and it does not outlive the server. While there is more to refine it stays:
-most of what a small model takes is the start of a process.
+the kernel ends when memory runs out, and it does not outlive the server. While there is more to refine it stays: most
+of what a small model takes is the start of a process.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ _NAME = "mme-refine"
 _SECONDS = 600.0
 _IDLE_SECONDS = 5.0
 _MOST_TASKS = 64  # of one process
-_SHOWN = 500  # characters of a process's last words
+_SHOWN = 500  # characters of a process's stderr
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -91,7 +88,7 @@ class Refiner:
             self.end()
 
     def close(self) -> None:
-        """End what is under way; whoever waits for it is told."""
+        """End what is under way."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -118,11 +115,7 @@ class Refiner:
 
 
 class _Process:
-    """A process that refines, and that has to be ended.
-
-    Attributes:
-        tasks: how many it was given.
-    """
+    """A process that refines, and that has to be ended."""
 
     def __init__(self, store: WeightStore) -> None:
         self.tasks = 0
@@ -155,25 +148,22 @@ class _Process:
             self._process.kill()
         told = stdout.readline()
         if not told:
-            raise MmeError(Kind.UNAVAILABLE, f"refining ended with {self._process.wait()}: {self._last_words()}")
+            raise MmeError(Kind.UNAVAILABLE, f"refining ended with {self._process.wait()}: {self._stderr_tail()}")
         return bool(json.loads(told))
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody ended it."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Have it ended at once; who waits for its answer is told."""
         self._process.kill()
 
     def end(self) -> None:
-        """End it, and give everything back."""
         self._process.kill()
         self._process.communicate()
         self._words.close()
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         self._words.seek(0)
         return " ".join(self._words.read().decode("utf-8", "replace").split())[-_SHOWN:]
 
@@ -210,7 +200,7 @@ def _refine(store: WeightStore, handler: type[MappedHandler], config: ModelConfi
 
 
 def _subordinate(server: int) -> None:
-    """Come after everybody else, and end with the server."""
+    """Come after all other processes, and end with the server."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Forms on disk, in one directory that any number of servers may share.
+"""Forms of models' weights on disk, in one directory that any number of servers may share. On load threads.
 
     files/<checksum>-<length>-<n>     blobs: large tensors, each once
     files/<key>                       the graph of a written form, which names blobs beside it
@@ -6,20 +6,20 @@
     forms/<name of the graph>         JSON: its checksum, which blobs a form has, and how its trial went
     refs/<digest of a path>           JSON: which files a form was made from, as they were
 
-A reference says which form a model's file leads to, by device, inode, size and time of change, so that a reload reads
-no weights. Files of forms may be there before they are safe on the disk; what is said of them in `forms/` and `refs/`
-is written after them, so that whatever is found there is whole.
+A blob is named after the CRC-32 and the length of its bytes, and a number: of blobs whose first two are the same, the
+first whose bytes are the same is taken, else one more is made. That is as sure as a cryptographic hash, because every
+byte is compared, and two to ten times as quick; a load waits for it.
 
-A file is read and compared with its checksum when a process looks for it first, and when its status has changed; one
-that is damaged is removed, and made again.
+A reference says which form a model's file leads to, by device, inode, size and time of change, so that a reload reads
+no weights. What is said of files in `forms/` and `refs/` is written after they are safe on the disk, so that whatever
+is found there is whole. A file is compared with its checksum when a process looks for it first, and when its status has
+changed; one that is damaged is removed, and made again.
 
 A form is removed when no reference leads to it whose files are still what they were, a file when no form has it; what
-is new stays for a while, since somebody is about to keep it. So forms go when the archives that they were made from
-go, whoever removes those, and what a crash leaves goes too. Removing a file that somebody has mapped takes nothing from
-him: its pages live until nobody maps it.
+is new stays for a while, since it is about to be kept. So forms go with the archives that they were made from, and what
+a crash leaves goes too. Pages of a removed file live until no process maps it.
 
-Thread-safe without locks: everything appears by one link or rename, and what disappears under somebody's hands costs
-him a plain load. Runs on load threads and in refining processes.
+Thread-safe without locks: everything appears by one link or rename, and what disappears meanwhile costs a plain load.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from isal import isal_zlib
+
 from model_handlers.errors import Kind, MmeError
-from model_handlers.mapped import Trial
+from model_handlers.mapped import SourceFile, Span, Trial
 from model_handlers.system.digests import text_digest
 from model_handlers.system.disk import fsync_directory, identity_of, own_directory
 from serve.sources.copy_sums import crc_of
 from serve.sources.disk import remove_staging, staging_directory
-from serve.weights.draft import Draft, appear, checksum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,9 +53,117 @@ if TYPE_CHECKING:
     from model_handlers.mapped import MappedHandler
     from model_handlers.system.disk import FileIdentity
 
+
+_READABLE = 0o400  # a blob is not written to
+
+
+class Draft:
+    """A form that is being written: see `model_handlers.mapped.Draft`.
+
+    Attributes:
+        folder: the directory for what is needed meanwhile.
+        blobs: what the form shares: name → bytes.
+        sources: what was opened to be read.
+        added: bytes of blobs that were not there before.
+    """
+
+    def __init__(self, folder: Path, files: Path) -> None:
+        self.folder = folder
+        self.blobs: dict[str, int] = {}
+        self.sources: dict[Path, SourceFile] = {}
+        self.added = 0
+        self._files = files
+
+    def __repr__(self) -> str:
+        return f"<Draft of {len(self.blobs)} blobs, {sum(self.blobs.values()) / 1e6:.1f} MB>"
+
+    def source(self, path: Path) -> SourceFile:
+        if path not in self.sources:
+            self.sources[path] = SourceFile(path)
+        return self.sources[path]
+
+    def put(self, span: Span) -> str:
+        stem = f"{_checksum(span):08x}-{span.length:x}"
+        number = 0
+        while True:
+            name = f"{stem}-{number}"
+            path = self._files / name
+            try:
+                if _holds(path, span):
+                    os.utime(path)  # a sweep leaves it now
+                    break
+                number += 1
+            except FileNotFoundError:  # there is none, or it was swept this moment
+                if self._add(name, span):
+                    break
+        self.blobs[name] = span.length
+        return name
+
+    def is_true(self) -> bool:
+        """Whether no source was written to while it was read."""
+        return all(source.is_unchanged() for source in self.sources.values())
+
+    def close(self) -> None:
+        for source in self.sources.values():
+            source.close()
+
+    def _add(self, name: str, span: Span) -> bool:
+        """Write a new blob; False when another of that name was quicker."""
+        path = self.folder / name
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _READABLE)
+        try:
+            for piece in span.pieces():
+                _write(fd, piece)
+        finally:
+            os.close(fd)
+        if not appear(path, self._files / name):
+            return False
+        self.added += span.length
+        return True
+
+
+def checksum_of(blob: str) -> int:
+    """The CRC-32 that the name of a blob tells."""
+    return int(blob.partition("-")[0], 16)
+
+
+def appear(made: Path, name: Path) -> bool:
+    """Give a finished file its name; False when there is one of that name. Either way it is not where it was made.
+
+    ONNX Runtime refuses weights that have several hard links, so this one is gone before it looks.
+    """
+    try:
+        os.link(made, name)
+    except FileExistsError:
+        return False
+    finally:
+        made.unlink()
+    return True
+
+
+def _holds(path: Path, span: Span) -> bool:
+    blob = SourceFile(path)
+    try:
+        return span.equals(Span(blob, 0, blob.size))  # a crash of the machine may have cut it
+    finally:
+        blob.close()
+
+
+def _checksum(span: Span) -> int:
+    checksum = 0
+    for piece in span.pieces():
+        checksum = isal_zlib.crc32(piece, checksum)
+    return checksum
+
+
+def _write(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
 _log = logging.getLogger("mme.weights")
 _NEW_SECONDS = 600.0  # for which what nothing leads to stays
-_HURRIED_SECONDS = 5.0  # likewise, where the disk is short of room; what somebody then misses he loads plainly
+_HURRIED_SECONDS = 5.0  # the same, where the disk is short of room
 _SPARE_DISK = 2  # times the model's size that the disk must have left
 _KERNEL_LIMIT = Path("/proc/sys/vm/max_map_count")
 # What reading something can raise that is not there, not there any more, or was not written by us.
@@ -63,13 +172,9 @@ _NONE_OF_OURS = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form on disk.
+    """A form on disk: its graph at `path`, beside its blobs, by name and bytes.
 
-    Attributes:
-        path: its graph, beside which its blobs lie.
-        key: of the written form.
-        blobs: name → bytes.
-        trial: of a refined form that was tried; None of a written one.
+    The key is that of the written form; only a refined form that was tried has a trial.
     """
 
     path: Path
@@ -79,11 +184,9 @@ class Form:
 
     @property
     def blob_bytes(self) -> int:
-        """Bytes of all its blobs."""
         return sum(self.blobs.values())
 
     def is_there(self) -> bool:
-        """Whether all of its files are."""
         return self.path.exists() and all(
             (self.path.parent / name).stat().st_size == size for name, size in self.blobs.items()
         )
@@ -91,18 +194,15 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What is known of a model's file.
+    """What is known of a model's file: the files that it was read from, itself first, and what they were.
 
-    Attributes:
-        sources: the files that it was read from, itself first, and what they were.
-        key: of the written form, "" for a model that can't be mapped.
+    The key is that of the written form, "" for a model that can't be mapped.
     """
 
     sources: dict[str, FileIdentity]
     key: str
 
     def is_current(self) -> bool:
-        """Whether all of its files are what they were."""
         try:
             return all(identity_of(Path(path).stat()) == identity for path, identity in self.sources.items())
         except OSError:
@@ -115,10 +215,6 @@ class WeightStore:
     Attributes:
         handlers: those of this process that were loaded from a form.
         taken: bytes of all files, as counted with the last sweep and written by us since.
-
-    Args:
-        directory: its own.
-        has_room: tells whether so many bytes more may be written; None for as long as the disk has them.
     """
 
     def __init__(self, directory: Path, has_room: Callable[[int], bool] | None = None) -> None:
@@ -137,11 +233,7 @@ class WeightStore:
         return f"<WeightStore {self.directory}>"
 
     def open(self, *, make: bool = True) -> bool:
-        """Take the directory over, once, and make it if need be; what a crashed run left half written goes.
-
-        Returns:
-            whether it can be used. If not, the reason is in the log.
-        """
+        """Take the directory over, once; what a crashed run left half written goes. Whether it can be used."""
         with self._lock:
             if not self._is_open and (make or self.directory.exists()):
                 try:
@@ -161,7 +253,7 @@ class WeightStore:
             _log.warning("weights are not mapped, models are loaded plainly: %s: %s", self.directory, reason)
 
     def has_room(self, size: int) -> bool:
-        """Whether a form of a model of that size may be written. If not, the reason is in the log."""
+        """Whether a form of a model of that size may be written."""
         free = shutil.disk_usage(self.directory).free
         if free < _SPARE_DISK * size:
             self.complain(f"{free / 1e6:.0f} MB are left on the disk")
@@ -235,7 +327,7 @@ class WeightStore:
         """Have a form on the disk to stay, and let it be found. Takes as long as the disk does.
 
         Raises:
-            OSError: the disk has something against it, or the form is gone.
+            OSError: also where the form is gone.
         """
         for name in (form.path.name, *form.blobs):
             _sync(self._files / name)
@@ -253,11 +345,7 @@ class WeightStore:
         (self._forms / key).unlink(missing_ok=True)
 
     def refer(self, model_file: Path, reference: Reference) -> None:
-        """Remember what a file leads to.
-
-        Raises:
-            OSError: the disk has something against it.
-        """
+        """Remember what a file leads to."""
         self._write_json(self._ref(model_file), {"sources": reference.sources, "key": reference.key})
 
     # -- removing ------------------------------------------------------------------------------------------------
@@ -317,11 +405,7 @@ class WeightStore:
 
 
 def reference_to(draft: Draft, key: str) -> Reference:
-    """What to remember of the files that a draft was made from.
-
-    Raises:
-        MmeError: UNAVAILABLE when one of them was written to meanwhile.
-    """
+    """What to remember of a draft's files; UNAVAILABLE when one of them was written to meanwhile."""
     if not draft.is_true():
         raise MmeError(Kind.UNAVAILABLE, "the model's file was written to while it was read")
     return Reference({str(path): source.identity for path, source in draft.sources.items()}, key)
@@ -358,12 +442,11 @@ def _is_newer(path: Path, than: float) -> bool:
 def _size(file: os.DirEntry[str]) -> int:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # somebody sweeps
+    except FileNotFoundError:  # it was swept
         return 0
 
 
 def _sync(path: Path) -> None:
-    """Have a file's bytes on the disk to stay."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

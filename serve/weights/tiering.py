@@ -1,12 +1,14 @@
-"""Which models are worth more memory: mapped first, packed while they are hot. On the event loop.
+"""Which models are worth more memory: mapped first, packed while they are hot. On the event loop only.
 
-Theory of operation. Whoever begins to serve from a form is watched until it leaves memory. What was written for it is
-kept, and refined, in the background; then it is loaded once more from the refined form and its lanes go over to that.
-Once a second everybody's heat is taken. A hot model that would be quicker packed is packed, if its memory is free and
-nobody waits for it; nobody is evicted for that. When memory gets short, packed models that went cold are mapped again.
+A target that begins to serve from a form is watched until it leaves memory. What was written for it is kept, and
+refined, in the background; then it is loaded once more from the refined form and its instances go over to that. Once a
+second the heat of every target is taken: the time that its executions took, halved with every tick. One that keeps a
+twentieth of a core busy is hot, at once if it comes suddenly: by then it has paid a good part of what packing costs. A
+hot model that would be quicker packed is packed, if its memory is free and no load waits for it; nothing is evicted for
+that. When memory gets short, packed models that went cold are mapped again.
 
 Changing over costs requests nothing: the new session is made on a thread of low priority while the old one serves, the
-lanes change over between two batches, and the old one is closed when the executions that it had begun have ended.
+instances change over between two batches, and the old one is closed when the executions that it had begun have ended.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from serve.cache.room import megabytes
 from serve.control import Tier, Weights
 from serve.model.model import Model
 from serve.threads import ThreadPool
-from serve.weights.heat import Heat
 from serve.weights.refining import Refiner
 
 if TYPE_CHECKING:
@@ -40,6 +41,37 @@ if TYPE_CHECKING:
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
 
+
+HOT_SECONDS = 0.1
+_COLD_SECONDS = 0.001
+
+
+class Heat:
+    """The heat of one model, in seconds. What its executions took until now leaves it cold."""
+
+    def __init__(self, busy_seconds: float) -> None:
+        self._busy = busy_seconds
+        self.seconds = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Heat {self.seconds:.3f} s>"
+
+    def tick(self, busy_seconds: float | None) -> None:
+        """Another second went by; its executions took so long until now. None: there were no more."""
+        self.seconds /= 2
+        if busy_seconds is not None:
+            self.seconds += busy_seconds - self._busy
+            self._busy = busy_seconds
+
+    @property
+    def is_hot(self) -> bool:
+        return self.seconds >= HOT_SECONDS
+
+    @property
+    def is_cold(self) -> bool:
+        return self.seconds < _COLD_SECONDS
+
+
 R = TypeVar("R")
 
 _log = logging.getLogger("mme.weights")
@@ -55,8 +87,8 @@ class _Watched:
         root: the target that is in memory.
         target: the part.
         heat: of all its versions together.
-        settled: whether its forms are as good as they get, and what is to be done with them can be done.
-        told: whether it was said that there is no memory to pack it.
+        settled: whether its forms are as good as they get.
+        told: whether the log says that there is no memory to pack it.
     """
 
     def __init__(self, root: Target, target: Target, forms: TargetForms) -> None:
@@ -69,7 +101,6 @@ class _Watched:
         self._executions = 0
 
     def take_heat(self) -> None:
-        """Another second went by."""
         executions = sum(model.stats.execution_count for model in self.target.versions.values())
         busy = None if executions == self._executions else _busy_seconds(self.target)
         self._executions = executions
@@ -90,16 +121,7 @@ class _Watched:
 
 
 class Tiering:
-    """Watches over the forms of everybody in memory.
-
-    Args:
-        store: where forms are kept.
-        cache: who is in memory.
-        scales: weigh what is loaded.
-        threads: those of frameworks, None for any number.
-        loop: the event loop.
-        lower_priority: called on every thread that is started here.
-    """
+    """Watches over the forms of all targets in memory. Every thread that it starts calls `lower_priority` first."""
 
     def __init__(
         self,
@@ -130,7 +152,6 @@ class Tiering:
         return f"<Tiering of {len(self._watched)} models>"
 
     def watch(self, target: Target) -> None:
-        """A target begins to serve."""
         for part in target.parts():
             if part.forms is not None and not self._closed:
                 watched = _Watched(target, part, part.forms)
@@ -140,7 +161,6 @@ class Tiering:
             self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     async def close(self) -> None:
-        """Leave everybody as they are; nothing of ours goes on."""
         self._closed = True
         self._refiner.close()
         if self._timer is not None:
@@ -213,7 +233,7 @@ class Tiering:
         watched.settled = True
 
     async def _turn(self, watched: _Watched, tier: Tier) -> None:
-        """Have a target's lanes execute in another tier, or from better forms."""
+        """Have a target's instances execute in another tier, or from better forms."""
         target, forms = watched.target, watched.forms
         before = forms.tier
 
@@ -244,7 +264,6 @@ class Tiering:
             _log.log(level, "now %s, %s of its own", tier.value, own, extra={"target_model": target.name})
 
     def _serves(self, watched: _Watched) -> bool:
-        """Whether it is in memory, and is to stay."""
         return not self._closed and self._cache.serves(watched.root.name, watched.root)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -265,7 +284,6 @@ class Tiering:
 
 
 def _busy_seconds(target: Target) -> float:
-    """What the executions of its versions took, ever."""
     return (
         sum(batches.compute_infer.ns for model in target.versions.values() for batches in model.stats.batches.values())
         / 1e9

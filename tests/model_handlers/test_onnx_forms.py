@@ -13,7 +13,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import Span
 from model_handlers.onnx import OnnxHandler, weights
 from model_handlers.onnx.weights import SMALLEST, Window, bytes_field, fields, varint
-from serve.weights.draft import Draft
+from serve.weights.store import Draft
 
 SIDE = 256  # 256 KiB of FP32 a matrix
 CONFIG = ModelConfig("m")

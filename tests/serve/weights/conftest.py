@@ -14,7 +14,7 @@ from model_handlers.system import heap
 from model_handlers.tensor import FP32
 from serve.control import Tier
 from serve.request import InferenceRequest, Layout
-from serve.weights import heat, tiering
+from serve.weights import tiering
 from tests.serve.engines import PLENTY, engine_of
 from tests.serve.inside import evict, tiering_of, watched_by
 from tests.waiting import until
@@ -132,8 +132,8 @@ def write(tmp_path):
 def quick(monkeypatch):
     """A second is a twentieth of one, and what is hot or cold is so at once."""
     monkeypatch.setattr(tiering, "_TICK_SECONDS", 0.05)
-    monkeypatch.setattr(heat, "HOT_SECONDS", 0.001)
-    monkeypatch.setattr(heat, "_COLD_SECONDS", 0.0005)
+    monkeypatch.setattr(tiering, "HOT_SECONDS", 0.001)
+    monkeypatch.setattr(tiering, "_COLD_SECONDS", 0.0005)
 
 
 @pytest.fixture

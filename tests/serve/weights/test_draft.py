@@ -7,7 +7,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import PIECE, Span
-from serve.weights.draft import Draft
+from serve.weights.store import Draft
 
 BIG = os.urandom(2 * PIECE + 12_345)
 
@@ -76,7 +76,7 @@ def test_the_same_bytes_are_there_once(draft, span, files):
 
 def test_other_bytes_of_the_same_checksum_and_length_are_another_blob(draft, span, files, monkeypatch):
     """Every byte is compared: where checksum and length agree and the bytes do not, the next number is taken."""
-    monkeypatch.setattr("serve.weights.draft._checksum", lambda _span: 7)
+    monkeypatch.setattr("serve.weights.store._checksum", lambda _span: 7)
     contents = [BIG, BIG[:-1] + bytes([BIG[-1] ^ 1]), bytes([BIG[0] ^ 1]) + BIG[1:]]
     one, other = draft("one"), draft("other")
     taken = [one.put(span(one, content)) for content in contents]

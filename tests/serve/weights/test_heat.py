@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.weights.heat import Heat
+from serve.weights.tiering import Heat
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from model_handlers.base import Footprint
+from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError
 from serve.cache.entry import State
 from serve.control import Tier, Weights
@@ -120,7 +121,7 @@ async def test_a_reload_finds_what_was_refined(serving, write, expected, tmp_pat
     [name] = kept(tmp_path)
     assert "-" in name
     async with serving() as served:
-        estimates = loader_of(served.cache).prepare("m", served.engine.register.find("m"), lambda: False).estimate
+        estimates = loader_of(served.cache).prepare("m", served.engine.register.find("m"), NEVER).estimate
         assert sum(estimates.shared.values()) == settings.backbone
         assert estimates.host < settings.backbone
         np.testing.assert_allclose(await served.ask(), expected, rtol=1e-4, atol=1e-4)
@@ -183,7 +184,7 @@ async def test_a_model_in_a_process_of_its_own_is_loaded_plainly(serving, write,
     """Its process reads the model's own file; nothing is kept on disk."""
     write(config='parameters { key: "MME_PLACEMENT" value: { string_value: "process" } }')
     async with serving() as served:
-        prepared = loader_of(served.cache).prepare("m", served.engine.register.find("m"), lambda: False)
+        prepared = loader_of(served.cache).prepare("m", served.engine.register.find("m"), NEVER)
         assert prepared.forms is None
     assert not (tmp_path / "cache" / "weights").exists()
 
@@ -262,7 +263,7 @@ async def test_a_disk_that_fails_on_the_way_costs_the_form_too(serving, write, e
     def full(_fd, _data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("serve.weights.draft._write", full)
+    monkeypatch.setattr("serve.weights.store._write", full)
     async with serving() as served:
         np.testing.assert_allclose(await served.ask(), expected, rtol=1e-5, atol=1e-5)
         assert served.tier() is Tier.PLAIN
