@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from container.settings.kinds import SettingsError, Share, to_text
 from model_handlers.base import Footprint, by_device
-from model_handlers.system import control_groups, devices
+from model_handlers.system import devices, memory
 from model_handlers.system.threads import processors
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def framework_threads(settings: Settings) -> int:
     if settings.framework_threads is not None:
         return settings.framework_threads
     usual = max(_THREADS_EACH * processors(), _LEAST_THREADS)
-    free = control_groups.free_tasks()
+    free = memory.free_tasks()
     return usual if free is None else min(usual, free // 2)
 
 

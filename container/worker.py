@@ -42,7 +42,7 @@ from container.tls import Tls
 from container.turn_budget import Turns
 from container.wsgi import call_application
 from model_handlers.errors import MmeError
-from model_handlers.system.heap import return_large_blocks
+from model_handlers.system.memory import return_large_blocks
 from serve.life import is_followed, life_of
 from serve.threads import ThreadPool
 

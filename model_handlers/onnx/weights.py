@@ -34,7 +34,7 @@ from model_handlers.onnx.session import (
     signature,
     translated,
 )
-from model_handlers.system import devices, heap
+from model_handlers.system import devices, memory
 from model_handlers.system.threads import processors
 from model_handlers.tensor import BYTES
 
@@ -304,7 +304,7 @@ def try_out(config: ModelConfig, form: Path) -> Trial:
 
 def _try(config: ModelConfig, form: Path, *, packed: bool) -> tuple[list[Array], int, int, tuple[str, ...]]:
     # The answers to zeros, private bytes, the shortest execution in ns, and the names of what is mapped.
-    heap.trim()
+    memory.trim()
     before = devices.private_memory()
     session = load(config, form, processors(), refined=True, packed=packed)
     zeros = _zeros(session, config.name)
@@ -316,7 +316,7 @@ def _try(config: ModelConfig, form: Path, *, packed: bool) -> tuple[list[Array],
         except Exception as error:  # of any of a dozen classes
             raise translated(error, config.name, loading=True) from error
         took.append(time.perf_counter_ns() - began)
-    heap.trim()
+    memory.trim()
     names = tuple(sorted({path.name for path in _mapped_files() if path.parent == form.parent}))
     return answers, max(devices.private_memory() - before, 0), min(took), names
 

@@ -16,7 +16,7 @@ import psutil
 from model_handlers.base import CPU, Device, Footprint, by_device
 from model_handlers.config.model_config import InstanceKind
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.system import control_groups
+from model_handlers.system import memory
 from model_handlers.system.gpus import Gpu, complaint, gpu_uuids, gpus
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ _log = logging.getLogger("mme.devices")
 def host_memory() -> int:
     """Bytes of memory that this process may use: the machine's, or its control groups' limit where that is lower."""
     total: int = psutil.virtual_memory().total
-    limit = control_groups.limit()
+    limit = memory.group_limit()
     return total if limit is None else min(total, limit)
 
 
 def free_memory() -> int:
     """Bytes of memory that are free for this process, those of files that nobody maps among them."""
     available: int = psutil.virtual_memory().available
-    free = control_groups.free()
+    free = memory.group_free()
     return available if free is None else min(available, free)
 
 

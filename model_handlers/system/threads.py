@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import control_groups
+from model_handlers.system import memory
 from model_handlers.system.ambient import Ambient
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def processors() -> int:
 
     More threads would use up the time of a period together, and then all of them stand still until the next one.
     """
-    granted = control_groups.processors()
+    granted = memory.granted_processors()
     bound = len(os.sched_getaffinity(0))
     return bound if granted is None else max(min(bound, math.ceil(granted)), 1)
 

@@ -38,7 +38,7 @@ from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memor
 from model_handlers.metrics import METRICS
 from model_handlers.outside import offering
 from model_handlers.requests import PUT_BACK, ModelResponse
-from model_handlers.system import heap
+from model_handlers.system import memory
 from model_handlers.system.priority import lower_priority_for_good, standing_back
 from model_handlers.worker.events import Events, OutsideInChild, Reports
 from model_handlers.worker.memory import SIZES, Segment
@@ -86,7 +86,7 @@ def run(control: socket.socket, events: socket.socket) -> int:
 
 def _host(side: _Side) -> int:
     """Be the process of several models: see `hosts`. What one of them held goes back to the system with it."""
-    heap.return_large_blocks()
+    memory.return_large_blocks()
     side.send({"hosts": True})
     while (asked := side.receive()) is not None and asked["do"] == "guest":
         sockets = [socket.socket(fileno=fd) for fd in side.fds]
@@ -103,7 +103,7 @@ def _guest(control: socket.socket, events: socket.socket, life: socket.socket) -
         message = side.receive()
         if message is not None and message["do"] == "load":
             _serve(message, side, events)
-        heap.trim()
+        memory.trim()
 
 
 def _serve(message: Message, side: _Side, events: socket.socket) -> int:
@@ -121,7 +121,7 @@ def _serve(message: Message, side: _Side, events: socket.socket) -> int:
             worker.close()
             return 0
         if asked["do"] == "rest":
-            heap.trim()
+            memory.trim()
         else:
             worker.run(asked)
     return 0  # the serving process is gone, and nobody waits for a clean end

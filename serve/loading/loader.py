@@ -16,7 +16,7 @@ from model_handlers.config.model_config import Guess
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.outside import offering
-from model_handlers.system import devices, heap
+from model_handlers.system import devices, memory
 from model_handlers.system.gpus import uuid_of
 from model_handlers.system.threads import within
 from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
@@ -214,7 +214,7 @@ class ModelLoader:
         larger: Callable[[], None] | None = None,
         threads: ThreadBudget | None = None,
         instances: ThreadPool | None = None,
-        left: Callable[[], None] = heap.trim,
+        left: Callable[[], None] = memory.trim,
     ) -> None:
         self.scales = Scales()
         self._loop = loop

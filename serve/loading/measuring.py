@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.cancel_token import NEVER
-from model_handlers.system import devices, heap
+from model_handlers.system import devices
 from model_handlers.system.priority import threads, usual_priority
 
 if TYPE_CHECKING:

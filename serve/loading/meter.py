@@ -16,7 +16,7 @@ import operator
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint, total
-from model_handlers.system import devices, heap
+from model_handlers.system import devices, memory
 from serve.cache.growth import Growth
 from serve.loading.measuring import taken
 from serve.maintenance import Maintenance
@@ -101,7 +101,7 @@ class Meter:
         self.maintenance = Maintenance("meter", loop, self._look, self._rests)
         self._passing = passing
         self._counted = counted
-        heap.trim()
+        memory.trim()
         self._before = taken()
         self._host: Growth[Target] = Growth()
         self._gpus: list[Growth[Target]] = [Growth() for _ in range(max(devices.gpu_uuids(), default=-1) + 1)]
@@ -217,5 +217,5 @@ def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footp
         each.owes = False
     for handler in {kind for each in resting for kind in each.kinds}:
         handler.trim()
-    heap.trim()
+    memory.trim()
     return taken()

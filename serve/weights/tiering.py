@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from model_handlers.system import heap
+from model_handlers.system import memory
 from model_handlers.system.threads import within
 from serve.cache.room import megabytes
 from serve.control import Tier, Weights
@@ -293,4 +293,4 @@ def _busy_seconds(target: Target) -> float:
 def _close_all(closing: Sequence[Handler | RetiredHandlers]) -> None:
     for one in closing:
         one.close()
-    heap.trim()
+    memory.trim()

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model_handlers.system import control_groups, devices, threads
+from model_handlers.system import devices, memory, threads
 from tests.cgroups import little_time, small_group
 
 MIB = 1 << 20
@@ -99,7 +99,7 @@ def test_the_least_that_is_free_is_free(groups, membership, files, expected):
 def test_without_a_limit_all_is_free_that_the_machine_has(groups):
     """Or the group's limit is larger than that."""
     groups("0::/", **{"memory.max": "max", "memory.current": "4096"})
-    assert control_groups.free() is None
+    assert memory.group_free() is None
 
     assert 0 < devices.free_memory() < TOTAL
 
@@ -125,16 +125,16 @@ def test_no_more_threads_than_there_is_time_for(groups, monkeypatch, membership,
     groups(membership, **files)
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(8)))
 
-    assert threads.processors() == expected
+    assert threads.granted_processors() == expected
 
 
 COUNTS = """
 import sys
 from pathlib import Path
-from model_handlers.system.control_groups import processors
+from model_handlers.system.memory import granted_processors
 
 Path(sys.argv[1], "cgroup.procs").write_text("0")
-print(processors())
+print(granted_processors())
 """
 
 
@@ -151,7 +151,7 @@ print(processors())
 def test_the_least_tasks_that_are_free_are_free(groups, membership, files, expected):
     """Of all levels; None without a limit."""
     groups(membership, **files)
-    assert control_groups.free_tasks() == expected
+    assert memory.free_tasks() == expected
 
 
 def test_a_real_group_tells_of_its_time():

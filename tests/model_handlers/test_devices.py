@@ -13,7 +13,7 @@ import pytest
 from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import devices, heap
+from model_handlers.system import devices, memory
 
 AUTO, GPU, ON_CPU, MODEL = InstanceKind.AUTO, InstanceKind.GPU, InstanceKind.CPU, InstanceKind.MODEL
 GPU0, GPU1 = Device("gpu", 0), Device("gpu", 1)
@@ -184,7 +184,7 @@ def test_a_machine_without_a_gpu_has_none():
 def settle():
     """What tests before have left for the garbage collection is given back now, not while we measure."""
     gc.collect()
-    heap.trim()
+    memory.trim()
 
 
 def test_private_memory_follows_what_this_process_takes():

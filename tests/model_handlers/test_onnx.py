@@ -15,7 +15,7 @@ from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.onnx.session import create_session, onnx_runtime
-from model_handlers.system import devices, heap, threads
+from model_handlers.system import devices, memory, threads
 from model_handlers.tensor import BY_NAME, BYTES, FP16, FP32, INT64, TensorSpec
 from tests.onnx_types import ONNX_TYPES
 
@@ -684,19 +684,19 @@ def test_closing_frees_the_session(save):
 
 def test_closing_gives_the_weights_back(save):
     """The memory that loading took, at least the weights, is the system's again after `close`."""
-    heap.return_large_blocks()
+    memory.return_large_blocks()
     weights = np.full((4096, 2304), 0.5, "f4")  # larger than any block that the C library would keep
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     x, y = (("x", TensorProto.FLOAT, ["batch", 4096]), ("y", TensorProto.FLOAT, ["batch", 2304]))
     path = save(graph(nodes, [x], [y], [("w", weights)]))
     gc.collect()
-    heap.trim()
+    memory.trim()
     before = devices.private_memory()
 
     handler = OnnxHandler.load(ModelConfig("m"), path, CPU)
     loaded = devices.private_memory() - before
     handler.close()
-    heap.trim()
+    memory.trim()
     left = devices.private_memory() - before
 
     assert loaded > weights.nbytes * 0.9

@@ -16,7 +16,7 @@ from model_handlers.config.model_config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.openvino import OpenvinoHandler, core
 from model_handlers.openvino import openvino as framework
-from model_handlers.system import devices, heap
+from model_handlers.system import devices, memory
 from model_handlers.tensor import BYTES, FP16, FP32, TensorSpec
 from tests.cgroups import few_tasks
 from tests.frameworks import framework_later
@@ -183,7 +183,7 @@ def test_memory_is_given_back(load, save_model):
         taken = devices.private_memory()
         handler.close()
         del handler
-        heap.trim()
+        memory.trim()
         return taken
 
     loaded_and_closed()  # what OpenVINO keeps for itself it has now

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from model_handlers.system import devices, heap
+from model_handlers.system import devices, memory
 from model_handlers.tensor import FP32
 from serve.request import InferenceRequest, Layout
 from tests.serve import engines
@@ -61,5 +61,5 @@ async def ask(engine, name, size):
 def private():
     """Bytes that this process takes for itself, without garbage and what the C library keeps of freed memory."""
     gc.collect()
-    heap.trim()
+    memory.trim()
     return devices.private_memory()

@@ -10,7 +10,7 @@ import pytest
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
-from model_handlers.system import devices, heap
+from model_handlers.system import devices, memory
 from serve.cache.entry import State
 from serve.cache.footprints import FORM
 from serve.loading import meter
@@ -31,7 +31,7 @@ def by_hand(monkeypatch):
     gc.collect()  # what tests before this one have left goes now, and nothing of it while bytes are counted
     gc.disable()
     OnnxHandler.trim()
-    heap.trim()
+    memory.trim()
     yield
     gc.enable()
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from model_handlers.errors import MmeError
 from model_handlers.onnx.session import onnx_runtime
-from model_handlers.system import heap
+from model_handlers.system import memory
 from model_handlers.tensor import FP32
 from serve.control import Tier
 from serve.request import InferenceRequest, Layout
@@ -101,7 +101,7 @@ class Served:
 @pytest.fixture
 def serving(tmp_path):
     """An engine over the models below `tmp_path`/models; closed and audited afterwards."""
-    heap.return_large_blocks()  # as the server does
+    memory.return_large_blocks()  # as the server does
     onnx_runtime()  # is no model's memory
 
     @contextlib.asynccontextmanager

@@ -1,12 +1,20 @@
-"""The control groups that this process is in: what they may take of the machine's memory and processors.
+"""The host's memory: what this process may use of it, what processes take, what the C library's heap gives back.
 
-The limits of all levels hold: of the group that the process is in, and of those around it. Where their folders can't be
-seen, as in most containers, there is the one that is mounted, which is the container's own. Memory is in bytes.
+Limits of control groups hold on all levels: of the group that the process is in, and of those around it. Where their
+folders can't be seen, as in most containers, there is the one that is mounted, which is the container's own. Memory is
+in bytes. A worker imports this: nothing here needs a package but psutil, where it is called.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
@@ -39,12 +47,12 @@ def own_folders(controller: str = "memory") -> list[Path]:
         return []
 
 
-def limit() -> int | None:
+def group_limit() -> int | None:
     """What all processes of the groups may take together; None without a limit."""
     return min((size for folder in own_folders() if (size := _number(folder, _LIMIT)) is not None), default=None)
 
 
-def free() -> int | None:
+def group_free() -> int | None:
     """What they may take beyond what they take now; None without a limit.
 
     Files that were read and nobody maps are as good as free.
@@ -52,7 +60,7 @@ def free() -> int | None:
     return min((size for folder in own_folders() if (size := _free_of(folder)) is not None), default=None)
 
 
-def processors() -> float | None:
+def granted_processors() -> float | None:
     """How many processors' time all processes of the groups may take together, such as 1.5; None without a limit."""
     return min((share for folder in own_folders("cpu") if (share := _processors_of(folder)) is not None), default=None)
 
@@ -102,3 +110,31 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
+_LARGE_BLOCK = 1 << 20
+
+
+def return_large_blocks() -> None:
+    """Have the C library give every large block back to the system as soon as it is freed. Called once a process.
+
+    By default glibc does so only until the first is freed; from then on blocks of that size, up to 32 MiB, come from
+    heaps of the threads, whose free ends not even `malloc_trim` gives back. Then a model that a thread loaded takes
+    twice its size, and goes on taking most of it after it was closed.
+    """
+    option = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it; musl always gives large blocks back
+    if option is not None:
+        option(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+
+
+def trim() -> None:
+    """Hand freed heap pages back to the system, so that what a model gave back is seen by everybody."""
+    give_back = _malloc_trim()
+    if give_back is not None:
+        give_back(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
