@@ -32,7 +32,7 @@ import psutil
 
 from benchmarks import load
 from container.version import is_compiled
-from model_handlers.system import devices, gpus
+from model_handlers.system import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,8 +111,8 @@ class Notes:
 
 
 def _needs_gpu(notes: Notes) -> None:
-    if not notes.rehearse and not gpus.gpus():
-        raise Missing(f"there is no GPU: {gpus.complaint() or 'NVML shows none'}")
+    if not notes.rehearse and not devices.gpus():
+        raise Missing(f"there is no GPU: {devices.complaint() or 'NVML shows none'}")
 
 
 def _onnx_for_gpus(notes: Notes) -> None:
@@ -151,7 +151,7 @@ def _server(notes: Notes, environ: dict[str, str]) -> Iterator[Server]:
     """A server on the first GPU, its log printed; how it ends is looked at by tests, not here."""
     from tests.contract.server import Server  # noqa: PLC0415 - as above
 
-    device = {} if notes.rehearse else {"MME_REQUIRE_GPU": "true", "CUDA_VISIBLE_DEVICES": gpus.gpus()[0].uuid}
+    device = {} if notes.rehearse else {"MME_REQUIRE_GPU": "true", "CUDA_VISIBLE_DEVICES": devices.gpus()[0].uuid}
     folder = _folder()
     device["CUDA_CACHE_PATH"] = str(folder / "cuda")
     server = Server(folder, {"MME_WEIGHTS": "plain", **device, **environ})
@@ -170,7 +170,7 @@ def _ended(server: Server) -> None:
 def _used(notes: Notes, server: Server) -> int:
     """Bytes on the device by all processes, by the driver; rehearsed, those that the server's have alone."""
     if not notes.rehearse:
-        return gpus.gpus()[0].used
+        return devices.gpus()[0].used
     process, total = psutil.Process(server.process.pid), 0  # type: ignore[union-attr] - it runs
     for each in (process, *process.children(recursive=True)):
         with contextlib.suppress(OSError):
@@ -239,7 +239,7 @@ def versions(notes: Notes) -> None:
 
 def _listed(notes: Notes) -> Any:
     _needs_gpu(notes)
-    return [f"{gpu.index}: {gpu.name}, {gpu.uuid}, {_mib(gpu.total)} MiB, {gpu.capability}" for gpu in gpus.gpus()]
+    return [f"{gpu.index}: {gpu.name}, {gpu.uuid}, {_mib(gpu.total)} MiB, {gpu.capability}" for gpu in devices.gpus()]
 
 
 def _onnx_starts(notes: Notes) -> dict[str, Any]:
@@ -665,7 +665,7 @@ def _oom_inferring(notes: Notes) -> dict[str, Any]:
     with _server(notes, {"MME_MODEL_REPOSITORY": str(repository)}) as server:
         found, sizes = {}, {"small": 10, "beyond any device": 1 << 46, "small again": 10}
         if not notes.rehearse:
-            sizes |= {"half as much again as the device": 3 * gpus.gpus()[0].total // 8, "small after that": 10}
+            sizes |= {"half as much again as the device": 3 * devices.gpus()[0].total // 8, "small after that": 10}
         for name, size in sizes.items():
             tensor = {"name": "x", "shape": [1], "datatype": "INT64", "data": [size]}
             answer = server.ask("POST", "/v2/models/grows/infer", {"inputs": [tensor]})
@@ -1028,13 +1028,13 @@ def _context(notes: Notes, library: str) -> list[float]:
     started, taken = [], []
     try:
         for _ in range(2):
-            before = 0 if notes.rehearse else gpus.gpus()[0].used
+            before = 0 if notes.rehearse else devices.gpus()[0].used
             command = [sys.executable, "-c", _CONTEXT, library, str(model), "cpu" if notes.rehearse else "cuda:0"]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             started.append(process)
             if process.stdout is None or not process.stdout.readline():
                 raise RuntimeError("the process found no device")
-            held = devices.private_memory(process.pid) if notes.rehearse else gpus.gpus()[0].used - before
+            held = devices.private_memory(process.pid) if notes.rehearse else devices.gpus()[0].used - before
             taken.append(_mib(held))
     finally:
         for process in started:
@@ -1066,7 +1066,7 @@ def gauges(notes: Notes) -> None:
 
         gpu = FakeGpu("GPU-1", total=80 << 30, used=5 << 30)
         with mock.patch.dict(sys.modules, {"pynvml": FakeNvml([gpu])}):
-            (reading,) = gpus.readings()
+            (reading,) = devices.readings()
         notes.figure("memory in use", {"gauge": reading.used, "made up": gpu.used, "same": reading.used == gpu.used})
         notes.missing("nvidia-smi: a made-up NVML was asked")
         return
@@ -1078,7 +1078,7 @@ def gauges(notes: Notes) -> None:
 
 
 def _gauges(server: Server) -> dict[str, Any]:
-    uuid = gpus.gpus()[0].uuid
+    uuid = devices.gpus()[0].uuid
     names = {
         "memory.total": ("nv_gpu_memory_total_bytes", MIB),
         "memory.used": ("nv_gpu_memory_used_bytes", MIB),
@@ -1101,7 +1101,7 @@ def mig(notes: Notes) -> None:
 
         whole, cut = FakeGpu("GPU-1"), FakeGpu("GPU-2", cut=True, bus=1, parts=(FakeGpu("MIG-1"),))
         with mock.patch.dict(sys.modules, {"pynvml": FakeNvml([whole, cut])}):
-            notes.figure("made up: a whole one and one that is cut", [gpu.uuid for gpu in gpus.gpus()])
+            notes.figure("made up: a whole one and one that is cut", [gpu.uuid for gpu in devices.gpus()])
         notes.missing("MIG of a real GPU")
         return
     notes.step("nvidia-smi's list", lambda: _smi("-L").splitlines())

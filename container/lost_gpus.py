@@ -12,8 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from model_handlers.system.gpus import gpu_uuids
-from model_handlers.system.lost import first_reason
+from model_handlers.system.devices import first_reason, gpu_uuids
 from serve.life import goes_on
 from serve.state_file import StateFile
 

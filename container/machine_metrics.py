@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from container.exposition import labels_of
 from model_handlers.system import devices
-from model_handlers.system.gpus import readings
+from model_handlers.system.devices import readings
 
 if TYPE_CHECKING:
     from container.exposition import Exposition

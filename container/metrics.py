@@ -22,7 +22,7 @@ from container.exposition import Exposition, labels_of
 from container.machine_metrics import write_machine
 from model_handlers.base import total
 from model_handlers.metrics import METRICS, MetricKind
-from model_handlers.system.gpus import gpu_uuids
+from model_handlers.system.devices import gpu_uuids
 from serve.statistics import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:

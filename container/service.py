@@ -28,7 +28,7 @@ from container.shared_memory import CudaRegions, Regions
 from container.traces.file import FileTracer
 from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import gpus
+from model_handlers.system import devices
 from model_handlers.worker.memory import SIZES
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import BusyPoll
@@ -143,7 +143,7 @@ class Service:
             self.settings.mode.value,
             megabytes(budget),
         )
-        if complaint := gpus.complaint():
+        if complaint := devices.complaint():
             _log.warning("no GPU is used: NVIDIA's driver says '%s'", complaint)
         loop = asyncio.get_running_loop()
         if self.emf is not None:

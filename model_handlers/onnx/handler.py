@@ -39,7 +39,7 @@ from model_handlers.onnx.session import (
     unloadable,
 )
 from model_handlers.onnx.weights import take_weights_out
-from model_handlers.system.lost import lost
+from model_handlers.system.devices import lost
 from model_handlers.system.threads import Threads, default_threads, processors
 from model_handlers.tensor import BYTES
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.framework_errors import PYTORCH
-from model_handlers.system.lost import lost_process
+from model_handlers.system.devices import lost_process
 from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, DataType
 
 if TYPE_CHECKING:

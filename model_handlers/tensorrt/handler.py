@@ -14,7 +14,7 @@ from model_handlers.base import Handler
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import DynamicBatching, Guess, InstanceKind, choice, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system.lost import lost
+from model_handlers.system.devices import lost
 from model_handlers.tensorrt.engine import (
     Engine,
     chosen,

@@ -17,7 +17,7 @@ from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.outside import offering
 from model_handlers.system import devices, memory
-from model_handlers.system.gpus import uuid_of
+from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import within
 from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
 from serve.cache.footprints import Footprints

@@ -7,7 +7,7 @@ import pytest
 
 from container.models_command import _memory
 from container.settings import Mode
-from model_handlers.system import gpus
+from model_handlers.system import devices
 from tests.fake_nvml import FakeGpu, FakeNvml
 
 MB = 10**6
@@ -68,11 +68,11 @@ def nvml(monkeypatch):
     uuids = (FIRST, "GPU-bbbb", "GPU-cccc", LAST)
     fake = FakeNvml([FakeGpu(uuid, 1000 * MB, 100 * MB) for uuid in uuids])
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.delenv(gpus.VARIABLE, raising=False)
+    monkeypatch.delenv(devices.VARIABLE, raising=False)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    gpus.gpu_uuids.cache_clear()
+    devices.gpu_uuids.cache_clear()
     yield fake
-    gpus.gpu_uuids.cache_clear()
+    devices.gpu_uuids.cache_clear()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ _BRITTLE = """
 from model_handlers.base import Handler
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system.lost import lost_process
+from model_handlers.system.devices import lost_process
 
 LOST = []
 

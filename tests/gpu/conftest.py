@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from model_handlers.system import gpus
+from model_handlers.system import devices
 
 
 def pytest_collection_modifyitems(items):
     """All of these have the marker, and no use without a GPU."""
-    absent = pytest.mark.skip(reason="no GPU is here") if not gpus.gpus() else None
+    absent = pytest.mark.skip(reason="no GPU is here") if not devices.gpus() else None
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)

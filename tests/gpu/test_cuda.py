@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import gpus
+from model_handlers.system import devices
 from model_handlers.tensorrt import engine
 
 pytest.importorskip("cuda.bindings.runtime")
@@ -106,9 +106,9 @@ def test_threads_have_streams_of_their_own():
 @pytest.mark.parametrize("wanted", [None, "0", "", "-1", "0,0", "0,99", "99,0", "nonsense", "{uuid}", "{uuid:.9}"])
 def test_cuda_shows_the_gpus_that_we_count(wanted):
     """CUDA_VISIBLE_DEVICES means to us what it means to CUDA: as many, the same, in the same order."""
-    environ = {name: value for name, value in os.environ.items() if name != gpus.VARIABLE}
+    environ = {name: value for name, value in os.environ.items() if name != devices.VARIABLE}
     if wanted is not None:
-        environ[gpus.VARIABLE] = wanted.format(uuid=gpus.gpus()[0].uuid)
+        environ[devices.VARIABLE] = wanted.format(uuid=devices.gpus()[0].uuid)
     done = subprocess.run(
         [sys.executable, "-c", COUNTED], env=environ, capture_output=True, text=True, timeout=60, check=False
     )

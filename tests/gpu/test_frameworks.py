@@ -19,7 +19,7 @@ from container import cli
 from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import Accelerator, InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.onnx import OnnxHandler
-from model_handlers.system import gpus
+from model_handlers.system import devices
 from model_handlers.tensorrt import TensorrtHandler
 from model_handlers.tensorrt.engine import installed, tensorrt
 from tests.gpu.heavy import BUILT_FOR_GPUS
@@ -99,7 +99,7 @@ def test_onnx_by_cuda(model, expected, config):
 
 
 @BUILT_FOR_GPUS
-@pytest.mark.skipif(len(gpus.gpus()) < 2, reason="there is one GPU alone")
+@pytest.mark.skipif(len(devices.gpus()) < 2, reason="there is one GPU alone")
 def test_a_model_on_the_second_gpu_takes_none_of_the_first(model, expected):
     """In a process that has used neither, where a thread of its own executes: not even CUDA's context is on the first."""
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_handlers.system import gpus
+from model_handlers.system import devices
 from tests.contract.server import Server, eventually
 from tests.gpu.heavy import BUILT_FOR_GPUS, Crowd, lay_out
 
@@ -41,11 +41,11 @@ def crowd(request, tmp_path_factory):
         "MME_LOAD_MODEL": "first",
         "MME_GPU_MEMORY_BUDGET": str(budget),
         "MME_REQUIRE_GPU": "true",
-        "CUDA_VISIBLE_DEVICES": gpus.gpus()[0].uuid,
+        "CUDA_VISIBLE_DEVICES": devices.gpus()[0].uuid,
         "CUDA_CACHE_PATH": str(tmp_path_factory.mktemp("cuda")),  # else it is in the home directory
     }
     with Server(tmp_path_factory.mktemp("server"), environ) as server:
-        crowd = Crowd(server, "device", lambda: gpus.gpus()[0].used)
+        crowd = Crowd(server, "device", lambda: devices.gpus()[0].used)
         eventually(lambda: crowd.ask("first") == 200, "the first model, with CUDA's context")
         yield crowd
 
@@ -100,9 +100,9 @@ def test_want_of_memory_is_told_only_when_nobody_gives_way(crowd):
 
 def test_the_gauges_are_nvmls(crowd):
     """/metrics shows the GPU that the models are on, by its UUID, and none else."""
-    gpu = gpus.gpus()[0]
+    gpu = devices.gpus()[0]
 
     assert crowd.server.metric("nv_gpu_memory_total_bytes", gpu_uuid=gpu.uuid) == gpu.total
     used = crowd.server.metric("nv_gpu_memory_used_bytes", gpu_uuid=gpu.uuid)
-    assert abs(used - gpus.gpus()[0].used) < SLACK
+    assert abs(used - devices.gpus()[0].used) < SLACK
     assert 0 <= crowd.server.metric("nv_gpu_utilization", gpu_uuid=gpu.uuid) <= 1

@@ -29,7 +29,7 @@ X, Y = TensorSpec("x", FP32, (WIDTH,)), TensorSpec("y", FP32, (WIDTH,))
 
 LOSES = """
 import torch
-from model_handlers.system.lost import lost
+from model_handlers.system.devices import lost
 from model_handlers.errors import Kind, MmeError
 
 def asked():

@@ -8,7 +8,7 @@ import pytest
 from model_handlers.base import Device, Footprint
 from model_handlers.config.model_config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import MmeError
-from model_handlers.system import devices, gpus
+from model_handlers.system import devices
 from tests.fake_nvml import FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"
@@ -20,17 +20,17 @@ def machine(monkeypatch):
     """Sets the machine's GPUs, and CUDA_VISIBLE_DEVICES."""
 
     def machine(*listed, shown=None):
-        gpus.gpu_uuids.cache_clear()
+        devices.gpu_uuids.cache_clear()
         fake = FakeNvml(list(listed))
         monkeypatch.setitem(sys.modules, "pynvml", fake)
-        monkeypatch.delenv(gpus.VARIABLE, raising=False)
+        monkeypatch.delenv(devices.VARIABLE, raising=False)
         monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         if shown is not None:
-            monkeypatch.setenv(gpus.VARIABLE, shown)
+            monkeypatch.setenv(devices.VARIABLE, shown)
         return fake
 
     yield machine
-    gpus.gpu_uuids.cache_clear()
+    devices.gpu_uuids.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -56,32 +56,35 @@ def machine(monkeypatch):
 )
 def test_cuda_shows_what_its_variable_names(wanted, expected):
     """Numbers, UUIDs and what they begin with, MIG devices; the first that means none ends the list, twice is none."""
-    assert gpus.visible([A, B, C], wanted) == expected
+    assert devices.visible([A, B, C], wanted) == expected
 
 
 def test_gpus_are_numbered_as_cuda_numbers_them(machine):
     """Of three GPUs CUDA_VISIBLE_DEVICES shows two, in its own order; each has its memory and its name."""
     fake = machine(FakeGpu(A), FakeGpu(B, 2000, 500), FakeGpu(C, 3000, 0), shown="2,1")
 
-    assert gpus.gpus() == (gpus.Gpu(0, "Fake", C, 3000, 3000, "9.0"), gpus.Gpu(1, "Fake", B, 2000, 1500, "9.0"))
-    assert gpus.gpus()[1].used == 500
+    assert devices.gpus() == (
+        devices.Gpu(0, "Fake", C, 3000, 3000, "9.0"),
+        devices.Gpu(1, "Fake", B, 2000, 1500, "9.0"),
+    )
+    assert devices.gpus()[1].used == 500
     assert fake.open == 0  # and NVML is left as it was found
 
 
 def test_gpus_are_numbered_by_their_places_on_the_bus(machine):
     """As CUDA does with PCI_BUS_ID, whatever order NVML lists them in."""
     machine(FakeGpu(A, bus=0xB0), FakeGpu(B, bus=0x1E), FakeGpu(C, bus=0x5C))
-    assert [gpu.uuid for gpu in gpus.gpus()] == [B, C, A]
+    assert [gpu.uuid for gpu in devices.gpus()] == [B, C, A]
 
     machine(FakeGpu(A, bus=0xB0), FakeGpu(B, bus=0x1E), FakeGpu(C, bus=0x5C), shown="2,0")
-    assert [gpu.uuid for gpu in gpus.gpus()] == [A, B]
+    assert [gpu.uuid for gpu in devices.gpus()] == [A, B]
 
 
 def test_a_gpu_in_parts_stands_for_the_first(machine):
     """A GPU that is cut into MIG devices is one of them, by its UUID, with its memory."""
     machine(FakeGpu(A, parts=(FakeGpu(MIG, 400, 40), FakeGpu("MIG-other", 400, 0))))
 
-    assert [(gpu.uuid, gpu.total) for gpu in gpus.gpus()] == [(MIG, 400)]
+    assert [(gpu.uuid, gpu.total) for gpu in devices.gpus()] == [(MIG, 400)]
 
 
 @pytest.mark.parametrize("shown", [None, "0", A])
@@ -89,7 +92,7 @@ def test_the_first_part_is_the_first_that_this_process_may_use(machine, shown):
     """Numbers of parts have gaps, where one was taken away or was given to another container."""
     machine(FakeGpu(A, parts=(FakeGpu("MIG-other", 400, 0, denied=True), FakeGpu(MIG, 400, 40))), shown=shown)
 
-    assert [(gpu.uuid, gpu.total) for gpu in gpus.gpus()] == [(MIG, 400)]
+    assert [(gpu.uuid, gpu.total) for gpu in devices.gpus()] == [(MIG, 400)]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +107,14 @@ def test_with_a_part_there_is_no_other_gpu(machine, listed):
     """CUDA shows a process one MIG device, and no whole GPU beside it: models go where CUDA has a device."""
     machine(*listed)
 
-    assert [(gpu.index, gpu.uuid) for gpu in gpus.gpus()] == [(0, MIG)]
+    assert [(gpu.index, gpu.uuid) for gpu in devices.gpus()] == [(0, MIG)]
 
 
 def test_of_several_parts_cuda_shows_one(machine):
     """Whoever names two MIG devices gets the first."""
     machine(FakeGpu(A, parts=(FakeGpu("MIG-other"), FakeGpu(MIG))), shown=f"{MIG},MIG-other")
 
-    assert [gpu.uuid for gpu in gpus.gpus()] == [MIG]
+    assert [gpu.uuid for gpu in devices.gpus()] == [MIG]
 
 
 @pytest.mark.parametrize("kept", [FakeGpu(A, denied=True), FakeGpu(A, cut=True)], ids=["another's", "without parts"])
@@ -119,8 +122,8 @@ def test_a_gpu_that_the_driver_does_not_hand_out_is_none(machine, kept):
     """One of another container, which is counted nevertheless, or in MIG mode without any part: the next is the first."""
     machine(kept, FakeGpu(B))
 
-    assert [(gpu.index, gpu.uuid) for gpu in gpus.gpus()] == [(0, B)]
-    assert [reading.uuid for reading in gpus.readings()] == [B]
+    assert [(gpu.index, gpu.uuid) for gpu in devices.gpus()] == [(0, B)]
+    assert [reading.uuid for reading in devices.readings()] == [B]
 
 
 def test_a_mig_device_is_found_by_its_name(machine):
@@ -128,16 +131,16 @@ def test_a_mig_device_is_found_by_its_name(machine):
     parts = (FakeGpu("MIG-other", 400, 0), FakeGpu(MIG, 400, 40))
     machine(FakeGpu(A, parts=parts), shown=MIG)
 
-    assert gpus.gpus() == (gpus.Gpu(0, "Fake", MIG, 400, 360, "9.0"),)
+    assert devices.gpus() == (devices.Gpu(0, "Fake", MIG, 400, 360, "9.0"),)
     machine(FakeGpu(A, parts=parts), shown="MIG-elsewhere")
-    assert gpus.gpus() == ()
+    assert devices.gpus() == ()
 
 
 def test_the_one_gpu_of_a_model_has_a_name(machine):
     """By which its metrics are labelled; the CPU has none, and several GPUs have no one name."""
     machine(FakeGpu(A), FakeGpu(B))
     cpu, first, second = Device("cpu"), Device("gpu", 0), Device("gpu", 1)
-    assert [gpus.uuid_of(where) for where in ([cpu], [second, second], [first, cpu], [first, second], [])] == [
+    assert [devices.uuid_of(where) for where in ([cpu], [second, second], [first, cpu], [first, second], [])] == [
         "",
         B,
         A,
@@ -150,9 +153,9 @@ def test_what_gpus_do_is_read(machine):
     """Memory in bytes, load as a share, power in watts, energy in joules; what a driver does not say is None."""
     machine(FakeGpu(A), FakeGpu(B, silent=True))
 
-    assert gpus.readings() == (
-        gpus.Reading(A, 1000, 100, 0.25, 60.5, 700.0, 123.0),
-        gpus.Reading(B, 1000, 100, None, None, None, None),
+    assert devices.readings() == (
+        devices.Reading(A, 1000, 100, 0.25, 60.5, 700.0, 123.0),
+        devices.Reading(B, 1000, 100, None, None, None, None),
     )
 
 
@@ -160,8 +163,8 @@ def test_a_gpu_that_is_lost_takes_no_other_with_it(machine):
     """The others are listed by their own numbers and read, for loads and for metrics."""
     machine(FakeGpu(A, lost=True), FakeGpu(B))
 
-    assert [(gpu.index, gpu.uuid) for gpu in gpus.gpus()] == [(1, B)]
-    assert [reading.uuid for reading in gpus.readings()] == [B]
+    assert [(gpu.index, gpu.uuid) for gpu in devices.gpus()] == [(1, B)]
+    assert [reading.uuid for reading in devices.readings()] == [B]
 
 
 def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine):
@@ -248,7 +251,7 @@ def test_a_gpu_without_a_file_is_told_with_those_that_have_one(machine, tmp_path
         devices.file_for(Device("gpu"), config, tmp_path)
 
 
-@pytest.mark.skipif(bool(gpus.gpus()), reason="this machine has a GPU")
+@pytest.mark.skipif(bool(devices.gpus()), reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_has_no_readings():
     """No driver is not an error: by the real NVML."""
-    assert gpus.readings() == ()
+    assert devices.readings() == ()

@@ -8,7 +8,7 @@ import pytest
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.onnx.handler import OnGpu
-from model_handlers.system import lost
+from model_handlers.system import devices
 from model_handlers.system.threads import Threads
 
 ILLEGAL_ADDRESS, OUT_OF_MEMORY, IN_CAPTURE = 700, 2, 900
@@ -80,7 +80,7 @@ def driver(monkeypatch):
 
 def asked(kind=Kind.EXECUTION_FAILED, gpu=1):
     """What is raised where this went wrong on a GPU."""
-    return lost.lost(MmeError(kind, "it failed"), gpu)
+    return devices.lost(MmeError(kind, "it failed"), gpu)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_gpu_that_answers_nothing_but_errors_is_lost(driver, by):
         error = asked(kind)
         assert (type(error), error.kind) == (LostProcessError, told)
         assert error.message.startswith(words)
-    assert lost.first_reason() == error.message
+    assert devices.first_reason() == error.message
     assert (made.held, made.current) == (0, 0)
 
 
@@ -120,11 +120,11 @@ def test_what_passes_is_no_loss(driver, options, gpu, kind):
     error = asked(kind, gpu)
 
     assert (type(error), error.kind, error.message) == (MmeError, kind, "it failed")
-    assert lost.first_reason() == ""
+    assert devices.first_reason() == ""
     assert made.held == 0
 
 
-@pytest.mark.skipif(lost.driver() is not None, reason="this machine has a driver")
+@pytest.mark.skipif(devices.driver() is not None, reason="this machine has a driver")
 def test_without_a_driver_nothing_is_lost():
     """By the loader that is there."""
     assert type(asked()) is MmeError

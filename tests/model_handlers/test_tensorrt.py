@@ -13,7 +13,6 @@ import pytest
 from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
-from model_handlers.system import lost
 from model_handlers.tensor import BYTES, FP32, TensorSpec
 from model_handlers.tensorrt import TensorrtHandler, engine, handler
 from model_handlers.tensorrt.engine import PlanHeader, Profile, read_header, select

@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 
 from container import cli
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import gpus
+from model_handlers.system import devices
 from model_handlers.tensorrt import builder, engine
 from model_handlers.tensorrt.builder import BuildOptions, profiles_of
 from model_handlers.tensorrt.engine import Engine, read_header
@@ -131,7 +131,7 @@ def test_tensorrt_itself_builds_only_where_there_is_a_gpu(model, monkeypatch):
     assert caught.value.kind is Kind.UNAVAILABLE
 
 
-@pytest.mark.skipif(bool(gpus.gpus()), reason="this machine has a GPU")
+@pytest.mark.skipif(bool(devices.gpus()), reason="this machine has a GPU")
 def test_the_real_runtime_refuses_an_engine_without_a_gpu(build, model, monkeypatch):
     """Past the look for a driver, TensorRT-RTX itself does not take the plan; what it says is in the sentence."""
     assert build(*SHAPES)[0] == 0
