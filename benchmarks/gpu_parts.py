@@ -32,7 +32,7 @@ import psutil
 
 from benchmarks import load
 from container.version import is_compiled
-from model_handlers.system import devices
+from model_handlers.system import devices, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,7 +174,7 @@ def _used(notes: Notes, server: Server) -> int:
     process, total = psutil.Process(server.process.pid), 0  # type: ignore[union-attr] - it runs
     for each in (process, *process.children(recursive=True)):
         with contextlib.suppress(OSError):
-            total += devices.private_memory(each.pid)
+            total += memory.private_memory(each.pid)
     return total
 
 
@@ -1034,7 +1034,7 @@ def _context(notes: Notes, library: str) -> list[float]:
             started.append(process)
             if process.stdout is None or not process.stdout.readline():
                 raise RuntimeError("the process found no device")
-            held = devices.private_memory(process.pid) if notes.rehearse else devices.gpus()[0].used - before
+            held = memory.private_memory(process.pid) if notes.rehearse else devices.gpus()[0].used - before
             taken.append(_mib(held))
     finally:
         for process in started:

@@ -27,7 +27,7 @@ def memory_budget(settings: Settings) -> Footprint:
     Raises:
         SettingsError: when a reserve leaves nothing.
     """
-    host = _bytes("MME_MEMORY_BUDGET", settings.memory_budget, devices.host_memory(), _HOST_SHARE)
+    host = _bytes("MME_MEMORY_BUDGET", settings.memory_budget, memory.host_memory(), _HOST_SHARE)
     each = {
         gpu.index: _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, _DEVICE_SHARE)
         for gpu in devices.gpus()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from container.exposition import labels_of
-from model_handlers.system import devices
+from model_handlers.system import memory
 from model_handlers.system.devices import readings
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def write_machine(out: Exposition) -> None:
             out.family(name, text, kind)
         for uuid, value in values:
             out.sample(name, labels_of({"gpu_uuid": uuid}), value)
-    total, used = devices.machine_memory()
+    total, used = memory.machine_memory()
     # Triton's pool of pinned memory: there is none here, and who looks for it finds that.
     out.one("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", "gauge", 0)
     out.one("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", "gauge", 0)
-    out.one("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "gauge", devices.processor_share())
+    out.one("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "gauge", memory.processor_share())
     out.one("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "gauge", total)
     out.one("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "gauge", used)

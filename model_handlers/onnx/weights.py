@@ -34,7 +34,7 @@ from model_handlers.onnx.session import (
     signature,
     translated,
 )
-from model_handlers.system import devices, memory
+from model_handlers.system import memory
 from model_handlers.system.threads import processors
 from model_handlers.tensor import BYTES
 
@@ -305,7 +305,7 @@ def try_out(config: ModelConfig, form: Path) -> Trial:
 def _try(config: ModelConfig, form: Path, *, packed: bool) -> tuple[list[Array], int, int, tuple[str, ...]]:
     # The answers to zeros, private bytes, the shortest execution in ns, and the names of what is mapped.
     memory.trim()
-    before = devices.private_memory()
+    before = memory.private_memory()
     session = load(config, form, processors(), refined=True, packed=packed)
     zeros = _zeros(session, config.name)
     took: list[int] = []
@@ -318,7 +318,7 @@ def _try(config: ModelConfig, form: Path, *, packed: bool) -> tuple[list[Array],
         took.append(time.perf_counter_ns() - began)
     memory.trim()
     names = tuple(sorted({path.name for path in _mapped_files() if path.parent == form.parent}))
-    return answers, max(devices.private_memory() - before, 0), min(took), names
+    return answers, max(memory.private_memory() - before, 0), min(took), names
 
 
 def _mapped_files() -> list[Path]:

@@ -1,4 +1,4 @@
-"""GPUs as the driver lists them and as CUDA numbers them; where instances of models go; GPUs that answer nothing any more.
+"""GPUs as the driver lists them and as CUDA numbers them; where instances go; GPUs that answer nothing any more.
 
 NVML shows every GPU of the machine; CUDA shows a process those that CUDA_VISIBLE_DEVICES leaves, numbered again. Models
 are placed by CUDA's numbers, so this is where the two are brought together (`visible`, which is PURE). A GPU that is
@@ -14,84 +14,28 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import mmap
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from model_handlers.base import CPU, Device, Footprint, by_device
 from model_handlers.config.model_config import InstanceKind
 from model_handlers.errors import Kind, LostProcessError, MmeError, invalid_model
-from model_handlers.system import memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from model_handlers.config.model_config import InstanceGroup, ModelConfig
 
 
-__all__ = ["Gpu", "gpu_uuids", "gpus"]
 _log = logging.getLogger("mme.devices")
-
-
-def host_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or its control groups' limit where that is lower."""
-    total: int = psutil.virtual_memory().total
-    limit = memory.group_limit()
-    return total if limit is None else min(total, limit)
-
-
-def free_memory() -> int:
-    """Bytes of memory that are free for this process, those of files that nobody maps among them."""
-    available: int = psutil.virtual_memory().available
-    free = memory.group_free()
-    return available if free is None else min(available, free)
-
-
-def machine_memory() -> tuple[int, int]:
-    """Bytes of memory that the machine has, and that are in use by anybody."""
-    memory = psutil.virtual_memory()
-    return memory.total, memory.total - memory.available
-
-
-def processor_share() -> float:
-    """The share of the processors, 0 to 1, that was busy since this was last asked; 0 the first time."""
-    busy: float = psutil.cpu_percent(None)
-    return busy / 100
 
 
 def device_memory_used() -> tuple[int, ...]:
     """Bytes in use on each GPU by its number, by anybody."""
     return by_device({gpu.index: gpu.used for gpu in gpus()}) if gpu_uuids() else ()
-
-
-def private_memory(process: int | str = "self") -> int:
-    """Bytes of a process that are its own: resident pages less file-backed and shared ones.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    return touched_memory(Path(f"/proc/{process}/statm").read_bytes())[1]
-
-
-def touched_memory(statm: bytes) -> tuple[int, int]:
-    """Bytes that a process has touched, and those of them that are of no file, whoever shares them."""
-    _, resident, of_files, _ = statm.split(None, 3)
-    return int(resident) * mmap.PAGESIZE, (int(resident) - int(of_files)) * mmap.PAGESIZE
-
-
-def unshared_memory(process: int) -> int:
-    """Bytes of a process that no other shares, files among them; found by walking through its memory.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
 
 
 def file_for(device: Device, config: ModelConfig, version_directory: Path) -> Path:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,3 +139,60 @@ def trim() -> None:
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+
+
+def _psutil() -> Any:
+    import psutil  # noqa: PLC0415 - an environment of a model's own may lack it
+
+    return psutil
+
+
+def host_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its control groups' limit where that is lower."""
+    total: int = _psutil().virtual_memory().total
+    limit = group_limit()
+    return total if limit is None else min(total, limit)
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free for this process, those of files that nobody maps among them."""
+    available: int = _psutil().virtual_memory().available
+    free = group_free()
+    return available if free is None else min(available, free)
+
+
+def machine_memory() -> tuple[int, int]:
+    """Bytes of memory that the machine has, and that are in use by anybody."""
+    memory = _psutil().virtual_memory()
+    return memory.total, memory.total - memory.available
+
+
+def processor_share() -> float:
+    """The share of the processors, 0 to 1, that was busy since this was last asked; 0 the first time."""
+    busy: float = _psutil().cpu_percent(None)
+    return busy / 100
+
+
+def private_memory(process: int | str = "self") -> int:
+    """Bytes of a process that are its own: resident pages less file-backed and shared ones.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return touched_memory(Path(f"/proc/{process}/statm").read_bytes())[1]
+
+
+def touched_memory(statm: bytes) -> tuple[int, int]:
+    """Bytes that a process has touched, and those of them that are of no file, whoever shares them."""
+    _, resident, of_files, _ = statm.split(None, 3)
+    return int(resident) * mmap.PAGESIZE, (int(resident) - int(of_files)) * mmap.PAGESIZE
+
+
+def unshared_memory(process: int) -> int:
+    """Bytes of a process that no other shares, files among them; found by walking through its memory.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))

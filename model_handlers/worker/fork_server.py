@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from model_handlers.registry import BACKENDS
-from model_handlers.system import devices
+from model_handlers.system import memory
 from model_handlers.system.priority import children, family_of, found_family, usual_priority
 from model_handlers.worker.main import run
 from model_handlers.worker.wire import dumps, loads
@@ -331,7 +331,7 @@ class _ForkServer:
 def _is_scarce() -> bool:
     """Whether the machine needs the memory of what nobody uses just now: it is in no model's count."""
     try:
-        return devices.free_memory() < _WORTH * devices.private_memory()
+        return memory.free_memory() < _WORTH * memory.private_memory()
     except OSError:  # nobody tells
         return False
 

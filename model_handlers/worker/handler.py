@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Footprint, Handler
 from model_handlers.config.convert import config_from
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import devices
+from model_handlers.system import devices, memory
 from model_handlers.system.system_limits import advised
-from model_handlers.worker import memory
 from model_handlers.worker.fork_client import ChildDiedError, ChildOutgrownError, forks_with
 from model_handlers.worker.load_watch import LoadWatch, allowed
-from model_handlers.worker.memory import SegmentPool
+from model_handlers.worker.memory import SegmentPool, memory_refusal
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
 from model_handlers.worker.process import Child, admit, leave
@@ -245,7 +244,7 @@ class IsolatedHandler(Handler):
         if not self._preload:
             return {}
         try:
-            return {f"fork server of {self._preload}": devices.private_memory(forks_with(self._preload).pid)}
+            return {f"fork server of {self._preload}": memory.private_memory(forks_with(self._preload).pid)}
         except OSError:  # it died, and its children with it
             return {}
 
@@ -348,7 +347,7 @@ class IsolatedHandler(Handler):
             segment, fresh = self._segments.take(size)
         except OSError as error:
             sentence = f"model '{self.config.name}': {size} bytes of shared memory can't be had: {error}"
-            raise memory.memory_refusal(error, sentence) from error
+            raise memory_refusal(error, sentence) from error
         return segment, [segment.fd] if fresh else []
 
     def _broken(self, error: Exception) -> ChildDiedError:

@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import devices
+from model_handlers.system import memory
 from model_handlers.system.ambient import Ambient
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Allowance:
             MmeError: whoever was asked for more can't tell.
         """
         total = self.settled + taken
-        others = max(devices.host_memory() // _OTHERS, _OTHERS_LEAST)
-        free = max(devices.free_memory() - others, 0) // _STEP
+        others = max(memory.host_memory() // _OTHERS, _OTHERS_LEAST)
+        free = max(memory.free_memory() - others, 0) // _STEP
         if total > self._most(total, free):
             need = -(-total // _FOR_A_MOMENT) if free else total
             try:
@@ -160,7 +160,7 @@ class LoadWatch:
                 if not (self._child.alive and self._child.pid):
                     return None
                 self._statm = os.open(f"/proc/{self._child.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
-            return devices.touched_memory(os.pread(self._statm, 128, 0))
+            return memory.touched_memory(os.pread(self._statm, 128, 0))
         except OSError:
             return None
 

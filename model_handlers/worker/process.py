@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import devices
+from model_handlers.system import memory
 from model_handlers.system.memory import folders
 from model_handlers.system.system_limits import advised
 from model_handlers.worker.fork_client import (
@@ -322,7 +322,7 @@ class Child:
         if not (self.alive and self.pid) or self.host is not None:
             return None
         try:
-            return devices.unshared_memory(self.pid)
+            return memory.unshared_memory(self.pid)
         except OSError:
             return None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.cancel_token import NEVER
-from model_handlers.system import devices
+from model_handlers.system import devices, memory
 from model_handlers.system.priority import threads, usual_priority
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ class Others:
 
 def taken() -> Footprint:
     """The bytes that this process takes of the host, and all processes of the GPUs."""
-    return Footprint(devices.private_memory(), devices.device_memory_used())
+    return Footprint(memory.private_memory(), devices.device_memory_used())
 
 
 def _trimmed() -> Footprint:
-    heap.trim()  # of what loading took for a while
+    memory.trim()  # of what loading took for a while
     return taken()
 
 
@@ -112,7 +112,7 @@ class HeapTrim:
     """Trims the heap at most once a second, for all that left since: it takes milliseconds and malloc's locks."""
 
     def __init__(
-        self, threads: ThreadPool, trim: Callable[[], None] = heap.trim, seconds: float = _TRIM_SECONDS
+        self, threads: ThreadPool, trim: Callable[[], None] = memory.trim, seconds: float = _TRIM_SECONDS
     ) -> None:
         self._threads = threads
         self._trim = trim

@@ -16,8 +16,8 @@ import numpy as np
 
 from model_handlers.config.model_config import ControlKind, all_inputs, hidden_inputs
 from model_handlers.errors import Kind, MmeError, NotBegunError, invalid_model, out_of_memory
-from model_handlers.system.devices import free_memory, host_memory
 from model_handlers.system.disk import disk_errors
+from model_handlers.system.memory import free_memory, host_memory
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
 from serve.model.instance import execute_batch
 from serve.model.layout_check import check_layout

@@ -9,7 +9,7 @@ from container.budgets import disk_budget, framework_threads, memory_budget
 from container.settings import Settings, SettingsError
 from container.settings.kinds import Share
 from model_handlers.base import Footprint
-from model_handlers.system import devices
+from model_handlers.system import devices, memory
 from model_handlers.system.devices import Gpu
 
 
@@ -18,7 +18,7 @@ def machine(monkeypatch):
     """A machine of 1000 bytes with GPUs of the given sizes."""
 
     def make(*gpus):
-        monkeypatch.setattr(devices, "host_memory", lambda: 1000)
+        monkeypatch.setattr(memory, "host_memory", lambda: 1000)
         found = tuple(Gpu(index, "GPU", f"GPU-{index}", total, total) for index, total in enumerate(gpus))
         monkeypatch.setattr(devices, "gpus", lambda: found)
 

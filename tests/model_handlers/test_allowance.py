@@ -29,8 +29,8 @@ def machine(monkeypatch):
     monkeypatch.setattr(load_watch, "_OTHERS_LEAST", 0)
 
     def machine(free):
-        monkeypatch.setattr(load_watch.devices, "host_memory", lambda: 1000)
-        monkeypatch.setattr(load_watch.devices, "free_memory", lambda: free)
+        monkeypatch.setattr(load_watch.memory, "host_memory", lambda: 1000)
+        monkeypatch.setattr(load_watch.memory, "free_memory", lambda: free)
 
     return machine
 

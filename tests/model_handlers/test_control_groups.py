@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model_handlers.system import devices, memory, threads
+from model_handlers.system import memory, threads
 from tests.cgroups import little_time, small_group
 
 MIB = 1 << 20
@@ -23,8 +23,8 @@ def groups(monkeypatch, tmp_path):
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_text(text)
         (tmp_path / "membership").write_text(membership)
-        monkeypatch.setattr(control_groups, "_MEMBERSHIP", tmp_path / "membership")
-        monkeypatch.setattr(control_groups, "_MOUNT", tmp_path)
+        monkeypatch.setattr(memory, "_MEMBERSHIP", tmp_path / "membership")
+        monkeypatch.setattr(memory, "_MOUNT", tmp_path)
 
     return groups
 
@@ -51,7 +51,7 @@ def test_the_lowest_limit_holds(groups, membership, files, expected):
     """Of the machine, the process's own group and all around it; no limit, no matter."""
     groups(membership, **files)
 
-    assert devices.host_memory() == expected
+    assert memory.host_memory() == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_least_that_is_free_is_free(groups, membership, files, expected):
     """Others of the same groups take from it as well; files that were only read are as good as free."""
     groups(membership, **files)
 
-    assert devices.free_memory() == expected
+    assert memory.free_memory() == expected
 
 
 def test_without_a_limit_all_is_free_that_the_machine_has(groups):
@@ -101,7 +101,7 @@ def test_without_a_limit_all_is_free_that_the_machine_has(groups):
     groups("0::/", **{"memory.max": "max", "memory.current": "4096"})
     assert memory.group_free() is None
 
-    assert 0 < devices.free_memory() < TOTAL
+    assert 0 < memory.free_memory() < TOTAL
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_a_real_group_tells_of_its_time():
 JOINS = """
 import sys
 from pathlib import Path
-from model_handlers import devices
+from model_handlers.system import memory
 
 Path(sys.argv[1], "cgroup.procs").write_text("0")
-before = devices.free_memory()
+before = memory.free_memory()
 held = bytearray(b"x") * (64 << 20)
-print(devices.host_memory(), before, devices.free_memory())
+print(memory.host_memory(), before, memory.free_memory())
 """
 
 

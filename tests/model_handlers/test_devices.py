@@ -190,33 +190,33 @@ def settle():
 def test_private_memory_follows_what_this_process_takes():
     """Pages that were written count, and count no more once they are given back."""
     settle()
-    before = devices.private_memory()
+    before = memory.private_memory()
     # mapped by itself: a block of the heap may be one that was freed and is still there
     with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
         np.frombuffer(block, np.uint8)[:] = 1
-        grown = devices.private_memory() - before
+        grown = memory.private_memory() - before
 
     assert grown > 31 << 20
-    assert devices.private_memory() - before < 8 << 20
+    assert memory.private_memory() - before < 8 << 20
 
 
 def test_mapped_files_are_not_private(tmp_path):
     """Weights that are mapped from a file belong to the page cache, and to everybody who maps them."""
     (tmp_path / "weights").write_bytes(bytes(32 << 20))
     settle()
-    before = devices.private_memory()
+    before = memory.private_memory()
     mapped = np.memmap(tmp_path / "weights", np.uint8, "r")
 
     assert int(mapped[::4096].sum()) == 0  # every page was read
-    assert devices.private_memory() - before < 8 << 20
+    assert memory.private_memory() - before < 8 << 20
 
 
 FREED_BLOCKS = """
 import threading
-from model_handlers import devices, heap
+from model_handlers.system import memory
 
-heap.return_large_blocks()
-before = devices.private_memory()
+memory.return_large_blocks()
+before = memory.private_memory()
 together = threading.Barrier(8)
 
 def take():
@@ -230,8 +230,8 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-heap.trim()
-print(devices.private_memory() - before)
+memory.trim()
+print(memory.private_memory() - before)
 """
 
 

@@ -63,7 +63,7 @@ class FakeDriver:
 @pytest.fixture(autouse=True)
 def _unheard(monkeypatch):
     """What this process has lost is nobody else's business."""
-    monkeypatch.setattr(lost, "_reasons", [])
+    monkeypatch.setattr(devices, "_reasons", [])
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def driver(monkeypatch):
 
     def driver(*args, **options):
         made = FakeDriver(*args, **options)
-        monkeypatch.setattr(lost, "driver", lambda: made)
+        monkeypatch.setattr(devices, "driver", lambda: made)
         return made
 
     return driver

@@ -15,7 +15,7 @@ from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.onnx.session import create_session, onnx_runtime
-from model_handlers.system import devices, memory, threads
+from model_handlers.system import memory, threads
 from model_handlers.tensor import BY_NAME, BYTES, FP16, FP32, INT64, TensorSpec
 from tests.onnx_types import ONNX_TYPES
 
@@ -691,13 +691,13 @@ def test_closing_gives_the_weights_back(save):
     path = save(graph(nodes, [x], [y], [("w", weights)]))
     gc.collect()
     memory.trim()
-    before = devices.private_memory()
+    before = memory.private_memory()
 
     handler = OnnxHandler.load(ModelConfig("m"), path, CPU)
-    loaded = devices.private_memory() - before
+    loaded = memory.private_memory() - before
     handler.close()
     memory.trim()
-    left = devices.private_memory() - before
+    left = memory.private_memory() - before
 
     assert loaded > weights.nbytes * 0.9
     assert left < weights.nbytes * 0.25

@@ -16,7 +16,7 @@ from model_handlers.config.model_config import InstanceGroup, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.openvino import OpenvinoHandler, core
 from model_handlers.openvino import openvino as framework
-from model_handlers.system import devices, memory
+from model_handlers.system import memory
 from model_handlers.tensor import BYTES, FP16, FP32, TensorSpec
 from tests.cgroups import few_tasks
 from tests.frameworks import framework_later
@@ -180,18 +180,18 @@ def test_memory_is_given_back(load, save_model):
     def loaded_and_closed():
         handler = OpenvinoHandler.load(config, path, CPU)
         answer(handler, rows)
-        taken = devices.private_memory()
+        taken = memory.private_memory()
         handler.close()
         del handler
         memory.trim()
         return taken
 
     loaded_and_closed()  # what OpenVINO keeps for itself it has now
-    before = devices.private_memory()
+    before = memory.private_memory()
     grown = loaded_and_closed() - before
 
     assert grown > 16 << 20
-    assert devices.private_memory() - before < 8 << 20
+    assert memory.private_memory() - before < 8 << 20
 
 
 # -- parameters ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
+from model_handlers.system import devices
 from model_handlers.tensor import BYTES, FP32, TensorSpec
 from model_handlers.tensorrt import TensorrtHandler, engine, handler
 from model_handlers.tensorrt.engine import PlanHeader, Profile, read_header, select
@@ -326,8 +327,8 @@ def test_a_gpu_that_answers_nothing_but_errors_is_lost_with_the_process(load, nv
 
     engine = load()
     with monkeypatch.context() as patch:
-        patch.setattr(lost, "_trouble", trouble)
-        patch.setattr(lost, "_reasons", [])
+        patch.setattr(devices, "_trouble", trouble)
+        patch.setattr(devices, "_reasons", [])
         patch.setattr(nvidia.cuda, "cudaMemcpyAsync", lambda *_: (nvidia.cuda.cudaError_t.cudaErrorInvalidValue,))
         with pytest.raises(LostProcessError, match=r"the GPU failed .* nothing but errors now \(CUDA error 719\)"):
             answer(engine)

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from model_handlers.system import devices, memory
+from model_handlers.system import memory
 from model_handlers.tensor import FP32
 from serve.request import InferenceRequest, Layout
 from tests.serve import engines
@@ -62,4 +62,4 @@ def private():
     """Bytes that this process takes for itself, without garbage and what the C library keeps of freed memory."""
     gc.collect()
     memory.trim()
-    return devices.private_memory()
+    return memory.private_memory()

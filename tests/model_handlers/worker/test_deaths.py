@@ -37,7 +37,7 @@ from isolated_models import (
 
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import devices
+from model_handlers.system import memory
 from model_handlers.worker import fork_client, process
 from model_handlers.worker.fork_client import ForkClient, forks_with
 from model_handlers.worker.load_watch import Allowance, allowing
@@ -365,9 +365,9 @@ def test_what_processes_are_forked_from_counts_once_and_is_given_back(start, mon
 
         one.close()
         time.sleep(1)
-        assert devices.private_memory(forks.pid) > 32 << 20
+        assert memory.private_memory(forks.pid) > 32 << 20
         other.close()
-        eventually(lambda: devices.private_memory(forks.pid) < 16 << 20, "the memory given back")
+        eventually(lambda: memory.private_memory(forks.pid) < 16 << 20, "the memory given back")
         for _ in range(2):
             again = start(Preloaded)
             assert sum(again.memory().shared.values()) > 32 << 20
@@ -381,7 +381,7 @@ def test_what_nobody_uses_goes_at_once_where_memory_is_short():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = (
         "import socket; from model_handlers.system import devices; from model_handlers.worker import fork_server; "
-        "devices.free_memory = lambda: 0; "
+        "memory.free_memory = lambda: 0; "
         f"print(fork_server._ForkServer(socket.socket(fileno={theirs.fileno()}), 3600.0).run())"
     )
     with ours, theirs:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fork_server")
 @pytest.fixture
 def no_memory_to_spare(monkeypatch):
     """The machine has none that is free but for models' budget: a load takes no more than is promised to it."""
-    monkeypatch.setattr(load_watch.devices, "free_memory", lambda: 0)
+    monkeypatch.setattr(load_watch.memory, "free_memory", lambda: 0)
 
 
 async def refused(engine, name):
