@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Handler
 from model_handlers.errors import Kind, MmeError
-from model_handlers.source_code import syntax_tree
+from model_handlers.system.importing import syntax_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
