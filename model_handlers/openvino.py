@@ -22,8 +22,7 @@ from model_handlers.config.model_config import choice, integer, switch, warn_of_
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.framework_errors import OPENVINO
 from model_handlers.system.importing import import_without
-from model_handlers.system.system_limits import prove_room
-from model_handlers.system.threads import default_threads
+from model_handlers.system.threads import default_threads, prove_room
 from model_handlers.tensor import BY_NAME, BYTES, DataType
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from isal import isal_zlib
 
 from model_handlers.errors import DamagedError, Kind, MmeError, invalid_model
-from model_handlers.system.system_limits import start_thread
+from model_handlers.system.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

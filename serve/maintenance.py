@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from model_handlers.system.system_limits import advised
+from model_handlers.system.threads import advised
 from serve.threads import ThreadPool
 
 if TYPE_CHECKING:

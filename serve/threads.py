@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Generic, NamedTuple, ParamSpec, Type
 
 from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import MmeError
-from model_handlers.system.system_limits import start_thread
+from model_handlers.system.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

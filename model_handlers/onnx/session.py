@@ -18,8 +18,7 @@ import numpy as np
 from model_handlers.config.model_config import integer, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.framework_errors import ONNX_RUNTIME
-from model_handlers.system.system_limits import prove_room
-from model_handlers.system.threads import processors, take_threads
+from model_handlers.system.threads import processors, prove_room, take_threads
 from model_handlers.tensor import BY_NAME
 from model_handlers.tensorrt.engine import tensorrt
 

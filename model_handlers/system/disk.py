@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
-from model_handlers.system.system_limits import advised
+from model_handlers.system.threads import advised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

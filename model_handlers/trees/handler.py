@@ -22,8 +22,7 @@ from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import Guess, number, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.system.priority import usual_priority
-from model_handlers.system.system_limits import start_thread
-from model_handlers.system.threads import Threads
+from model_handlers.system.threads import Threads, start_thread
 from model_handlers.tensor import FP32
 from model_handlers.trees.forests import PRELOAD, imported, kind_of, library_of, open_forest, threads_of, words
 

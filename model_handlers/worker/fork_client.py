@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system.system_limits import advised
+from model_handlers.system.threads import advised
 from model_handlers.worker.fork_server import REPORT, Order
 from model_handlers.worker.output import Output
 

@@ -17,7 +17,7 @@ from model_handlers.base import Footprint, Handler
 from model_handlers.config.convert import config_from
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices, memory
-from model_handlers.system.system_limits import advised
+from model_handlers.system.threads import advised
 from model_handlers.worker.fork_client import ChildDiedError, ChildOutgrownError, forks_with
 from model_handlers.worker.load_watch import LoadWatch, allowed
 from model_handlers.worker.memory import SegmentPool, memory_refusal

@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from model_handlers.system.priority import usual_priority
-from model_handlers.system.system_limits import start_thread
+from model_handlers.system.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

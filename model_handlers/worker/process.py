@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import memory
 from model_handlers.system.memory import folders
-from model_handlers.system.system_limits import advised
+from model_handlers.system.threads import advised
 from model_handlers.worker.fork_client import (
     FORKS,
     OF_OTHERS,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.config.convert import config_fields
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.system.system_limits import advised
+from model_handlers.system.threads import advised
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.handler import NONSENSE, IsolatedHandler
 from model_handlers.worker.memory import SIZES

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.errors import DamagedError, Kind, MmeError
-from model_handlers.system.system_limits import start_thread
+from model_handlers.system.threads import start_thread
 from serve.sources.retries import pause
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.system.system_limits import advised
+from model_handlers.system.threads import advised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
