@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model_handlers.config.bounds import MAX_ITEMS
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.system.bounds import MAX_ITEMS
 from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, MAX_ELEMENTS, decode_bytes_elements, element_count
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from container.config.check import check
 from container.config.report import document, lines
 from model_handlers.config.pbtxt import Support, every_field
 from model_handlers.proto import model_config_pb2 as pb
-from model_handlers.system.bounds import every_bound
 from serve.sources.scripts import Scripts
 
 if TYPE_CHECKING:

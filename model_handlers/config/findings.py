@@ -28,7 +28,6 @@ from model_handlers.config.pbtxt import (
 )
 from model_handlers.config.validate import broken_rules, normalise
 from model_handlers.errors import MmeError
-from model_handlers.system.bounds import excesses
 from model_handlers.tensor import BY_NUMBER
 
 if TYPE_CHECKING:

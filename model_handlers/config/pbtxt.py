@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 from google.protobuf import json_format, text_format
 
+from model_handlers.config.bounds import MAX_CONFIG_SIZE, excesses
 from model_handlers.config.convert import OPTIMIZATION, config_from, config_json, said_by, with_named
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.proto import model_config_pb2 as pb
-from model_handlers.system.bounds import MAX_CONFIG_SIZE, excesses
 from model_handlers.tensor import BY_NUMBER, FP32, INT32
 
 if TYPE_CHECKING:

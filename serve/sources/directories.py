@@ -18,8 +18,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from model_handlers.config.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.system.bounds import MAX_CONFIG_SIZE
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.bucket_versions import has_choice, served
 from serve.sources.credentials import NO_CREDENTIALS

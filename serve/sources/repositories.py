@@ -12,8 +12,8 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
+from model_handlers.config.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import MmeError, invalid_argument, invalid_model
-from model_handlers.system.bounds import MAX_CONFIG_SIZE
 from model_handlers.system.disk import disk_errors
 from serve.sources.layout import COMPILED, CONFIG_NAME, list_models, may_be_model
 from serve.sources.source import InRepository, is_plain
