@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from container.traces.settings import TraceControl
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.outside import Override
+    from model_handlers.model_calls import Override
     from model_handlers.tensor import TensorSpec
     from serve.engine import Engine
     from serve.statistics import ModelStats

@@ -11,7 +11,7 @@ import binascii
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.outside import Override
+from model_handlers.model_calls import Override
 from serve.sources.override import FILE
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
     from concurrent.futures import Executor
 
-    from model_handlers.outside import Override
+    from model_handlers.model_calls import Override
     from serve.cache.entry import Entry
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.outside import Override
+    from model_handlers.model_calls import Override
     from serve.cache.entry import Entry
     from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions

@@ -1,4 +1,4 @@
-"""Calls of models by the code of a model (BLS): see `model_handlers.outside`.
+"""Calls of models by the code of a model (BLS): see `model_handlers.model_calls`.
 
 A model's code asks on threads and in processes of its own; everything here goes to the event loop at once, where the
 engine is, and is answered from there.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Iterator
 
-    from model_handlers.outside import Done, ModelCall, Override
+    from model_handlers.model_calls import Done, ModelCall, Override
     from model_handlers.requests import Responder
     from serve.engine import Engine
     from serve.load_waits import LoadWaits

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Handler, Placement
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
-from model_handlers.outside import offered
+from model_handlers.model_calls import offered
 from model_handlers.python.author_code import ModelFile, check_class, check_syntax, wanted
 from model_handlers.python.host import Host
 from model_handlers.python.preload import preload_for

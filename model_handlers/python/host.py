@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.outside import Outside
+    from model_handlers.model_calls import Outside
     from model_handlers.python.author_code import ModelFile
     from model_handlers.python.pb_responses import Tensor
     from model_handlers.requests import ModelRequest, ModelResponse

@@ -20,7 +20,7 @@ import numpy as np
 
 from model_handlers.errors import MmeError
 from model_handlers.metrics import METRICS, MetricKind
-from model_handlers.outside import Override
+from model_handlers.model_calls import Override
 from model_handlers.python import pb_calls
 from model_handlers.python.autocomplete import ModelConfig
 from model_handlers.python.pb_calls import ResponseIterator, current_model

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.model_calls import Ambient
 from model_handlers.system import memory
-from model_handlers.system.ambient import Ambient
 
 _NO_TASKS = "raise the limit of processes and threads (ulimit -u, or the container's pids limit)"
 _NO_FILES = "raise the limit of open files (ulimit -n)"

@@ -33,7 +33,7 @@ import numpy as np
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.metrics import MetricKind
-from model_handlers.outside import Caller, ModelCall, Override
+from model_handlers.model_calls import Caller, ModelCall, Override
 from model_handlers.requests import ModelResponse
 from model_handlers.system.priority import usual_priority
 from model_handlers.tensor import BY_NAME
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from model_handlers.metrics import Metric, Metrics
-    from model_handlers.outside import Outside
+    from model_handlers.model_calls import Outside
     from model_handlers.requests import Responder
     from model_handlers.tensor import Array, DataType
     from model_handlers.worker.wire import Message

@@ -34,7 +34,7 @@ from model_handlers.worker.memory import Frame, FrameReader
 from model_handlers.worker.wire import Packing, answer_fields, error_fields, error_from, unpack
 
 if TYPE_CHECKING:
-    from model_handlers.outside import Done, ModelCall, Override
+    from model_handlers.model_calls import Done, ModelCall, Override
     from model_handlers.requests import Responder
     from model_handlers.tensor import Array
     from model_handlers.worker.wire import Message
@@ -329,7 +329,7 @@ class ResponderInChild:
 
 
 class OutsideInChild:
-    """See `model_handlers.outside.Outside`."""
+    """See `model_handlers.model_calls.Outside`."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

@@ -21,8 +21,8 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.model_calls import Ambient
 from model_handlers.system import memory
-from model_handlers.system.ambient import Ambient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

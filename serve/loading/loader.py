@@ -15,7 +15,7 @@ from model_handlers.cancel_token import NEVER
 from model_handlers.config.model_config import Guess
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.outside import offering
+from model_handlers.model_calls import offering
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import within

@@ -22,7 +22,7 @@ from serve.sources.store import ARCHIVE_SUFFIX, open_store, validate_name, wrong
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
-    from model_handlers.outside import Override
+    from model_handlers.model_calls import Override
     from serve.engine_options import EngineOptions
     from serve.sources.disk_room import DiskRoom
     from serve.sources.scripts import Scripts

@@ -33,7 +33,7 @@ from serve.sources.source import InRepository, Overridden, origin
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from model_handlers.outside import Override
+    from model_handlers.model_calls import Override
     from serve.sources.source import Source
 
 FOLDER = "overrides"  # in the cache directory

@@ -6,7 +6,7 @@ import pytest
 
 from container.load_parameters import check_name, load_error, load_override, unload_dependents
 from model_handlers.errors import Kind, MmeError
-from model_handlers.outside import Override
+from model_handlers.model_calls import Override
 
 
 def b64(content):

@@ -11,7 +11,7 @@ import pytest
 
 from model_handlers.config.model_config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
-from model_handlers.outside import Override
+from model_handlers.model_calls import Override
 from serve.cache.events import EventType
 from serve.control import Control
 from serve.dependents import Dependents

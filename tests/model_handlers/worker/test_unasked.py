@@ -14,7 +14,7 @@ from unasked_models import Once, Unasked
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS
-from model_handlers.outside import Override
+from model_handlers.model_calls import Override
 from model_handlers.requests import ModelRequest, ModelResponse
 from model_handlers.tensor import FP32
 from model_handlers.worker.channel import Channel

@@ -20,7 +20,7 @@ from isolated_models import Model
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS, MetricKind
-from model_handlers.outside import ModelCall, Override
+from model_handlers.model_calls import ModelCall, Override
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import FP32
 

@@ -1,15 +1,42 @@
-"""What a model may ask of the server that it is in: other models, by name. Interfaces and values.
+"""What a model may ask of the server that it is in, and what a load is given on its thread. Interfaces and values.
 
-A handler whose models are code of their authors' is given an `Outside` by whoever serves it; without one, its models
-can call nobody. It has it from the beginning of its load on: whoever loads says so around the load, on its thread.
+A handler whose models are code of their authors is given an `Outside` by what serves it; without one, its models can
+call no other. It has it from the beginning of its load on: the load says so around it, on its thread.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from model_handlers.system.ambient import Ambient
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+T = TypeVar("T")
+
+
+class Ambient(Generic[T]):
+    """One such value, None where nothing is given. `name` is for who debugs it."""
+
+    def __init__(self, name: str) -> None:
+        self._value: ContextVar[T | None] = ContextVar(name, default=None)
+
+    def get(self) -> T | None:
+        """The value here and now."""
+        return self._value.get()
+
+    @contextmanager
+    def given(self, value: T | None) -> Iterator[None]:
+        """What runs inside has this one."""
+        token = self._value.set(value)
+        try:
+            yield
+        finally:
+            self._value.reset(token)
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
