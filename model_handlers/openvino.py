@@ -19,8 +19,7 @@ import numpy as np
 from model_handlers.base import Handler
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import choice, integer, switch, warn_of_unknown
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.framework_errors import OPENVINO
+from model_handlers.errors import OPENVINO, Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.system.importing import import_without
 from model_handlers.system.threads import default_threads, prove_room
 from model_handlers.tensor import BY_NAME, BYTES, DataType

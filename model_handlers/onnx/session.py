@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.config.model_config import integer, warn_of_unknown
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
-from model_handlers.framework_errors import ONNX_RUNTIME
+from model_handlers.errors import ONNX_RUNTIME, Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.system.threads import processors, prove_room, take_threads
 from model_handlers.tensor import BY_NAME
 from model_handlers.tensorrt.engine import tensorrt

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.framework_errors import PYTORCH
+from model_handlers.errors import PYTORCH, Kind, MmeError, invalid_argument
 from model_handlers.system.devices import lost_process
 from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, DataType
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.config.autocomplete import given_to
 from model_handlers.config.model_config import all_outputs, integer, warn_of_unknown, warn_once
-from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.framework_errors import TENSORFLOW
+from model_handlers.errors import TENSORFLOW, Kind, MmeError, invalid_model
 from model_handlers.system.importing import import_without
 from model_handlers.system.threads import processors
 from model_handlers.tensor import BY_DTYPE_NAME, BYTES, FP16, TensorSpec
