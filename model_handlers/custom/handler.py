@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
 from model_handlers.config.validate import normalise
-from model_handlers.custom.found import HANDLER_FILE
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.python.author_code import ImportedFile, check_syntax, free_name, version_directory, wanted
 
