@@ -30,8 +30,8 @@ from container.session_calls import SESSION_ID, SessionCalls
 from container.shared_memory import AT_ONCE, Regions, Unread
 from container.targets import Flavor, InferenceType, Route, parse_target, path_version
 from container.traced import follow
-from model_handlers.body import takes_body
 from model_handlers.errors import Kind, MmeError
+from model_handlers.scripts.body import takes_body
 from serve.request import LoadReport
 
 if TYPE_CHECKING:

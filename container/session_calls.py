@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from container.sessions import Session, Sessions
-from model_handlers.body import SESSION_ID as BODY_SESSION_ID
-from model_handlers.body import takes_body
 from model_handlers.config.model_config import ControlKind
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
+from model_handlers.scripts.body import SESSION_ID as BODY_SESSION_ID
+from model_handlers.scripts.body import takes_body
 from model_handlers.tensor import BYTES
 from serve.cache.events import CacheEvent, EventType
 

@@ -1,7 +1,7 @@
 """The root of the one error tree, and what frameworks raise as errors of ours. PURE.
 
 Every error that leaves a storey is an `MmeError` with a `Kind`. A kind says what went wrong in terms of models and
-memory; it is never an HTTP status. `container/status.py` maps kinds to statuses in one table. Nothing matches on message
+memory; it is never an HTTP status, to which `container/status.py` maps kinds in one table. Nothing matches on message
 text but `Framework`, where frameworks say in words alone that memory does not suffice.
 """
 

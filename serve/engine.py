@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint, total
-from model_handlers.body import takes_body
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
+from model_handlers.scripts.body import takes_body
 from model_handlers.system.priority import lower_priority
 from model_handlers.system.threads import ThreadBudget
 from model_handlers.worker.channel import LISTENER

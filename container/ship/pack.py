@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from container.ship.progress import progress
 from container.ship.staging import CONFIG, Origin, link_or_copy, staged
 from container.ship.wiring import ensemble_of
-from model_handlers.body import takes_body
 from model_handlers.config.autocomplete import whole_shapes
 from model_handlers.config.model_config import DynamicBatching, Guess
 from model_handlers.config.pbtxt import config_text
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.registry import find_backend, handler_for
+from model_handlers.scripts.body import takes_body
 from serve.sources.archive import pack
 from serve.sources.repository import open_model, open_target
 from serve.sources.store import ARCHIVE_SUFFIX

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.body import DEFAULT_TYPE, LITERAL, NONFINITE
+from model_handlers.scripts.body import DEFAULT_TYPE, LITERAL, NONFINITE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

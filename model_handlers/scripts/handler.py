@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
-from model_handlers.body import BACKEND
 from model_handlers.config.validate import normalise
 from model_handlers.python import preload
 from model_handlers.python.author_code import check_syntax, wanted

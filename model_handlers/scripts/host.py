@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.body import (
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.python.failures import failed_load
+from model_handlers.requests import ModelResponse
+from model_handlers.scripts.accept import ANY, presumed
+from model_handlers.scripts.body import (
     ACCEPT,
     BODY,
     CONTENT_TYPE,
@@ -27,10 +31,6 @@ from model_handlers.body import (
     DEFAULT_TYPE,
     SESSION_ID,
 )
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.python.failures import failed_load
-from model_handlers.requests import ModelResponse
-from model_handlers.scripts.accept import ANY, presumed
 from model_handlers.scripts.context import Context, request_headers
 from model_handlers.scripts.defaults import Defaults
 from model_handlers.scripts.failures import failed_call, with_status

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.body import BACKEND, BODY, SUBMIT_DIRECTORY
 from model_handlers.errors import invalid_model
 from model_handlers.python.author_code import ImportedFile, free_name, version_directory
 from model_handlers.scripts import toolkits
+from model_handlers.scripts.body import BACKEND, BODY, SUBMIT_DIRECTORY
 from model_handlers.tensor import UINT8, TensorSpec
 
 if TYPE_CHECKING:

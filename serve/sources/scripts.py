@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from model_handlers.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, LITERAL, NONFINITE, SUBMIT_DIRECTORY
 from model_handlers.config.model_config import InstanceGroup
 from model_handlers.errors import invalid_model
+from model_handlers.scripts.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, LITERAL, NONFINITE, SUBMIT_DIRECTORY
 from model_handlers.scripts.no_script import (
     BOOSTER,
     DEFAULT,

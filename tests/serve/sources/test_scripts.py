@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from model_handlers.body import takes_body
 from model_handlers.config.model_config import InstanceGroup
 from model_handlers.errors import Kind, MmeError
+from model_handlers.scripts.body import takes_body
 from model_handlers.scripts.no_script import FOLDER
 from serve.sources.layout import list_models
 from serve.sources.repository import open_model, open_target
