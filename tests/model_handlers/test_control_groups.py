@@ -125,7 +125,7 @@ def test_no_more_threads_than_there_is_time_for(groups, monkeypatch, membership,
     groups(membership, **files)
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _pid: set(range(8)))
 
-    assert threads.granted_processors() == expected
+    assert threads.processors() == expected
 
 
 COUNTS = """
