@@ -10,13 +10,14 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import threading
+import warnings
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Handler
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.system.importing import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -256,3 +257,21 @@ def _says_so(statement: ast.stmt) -> bool:
     value = getattr(statement, "value", None)
     named = any(isinstance(target, ast.Name) and target.id == _REQUESTS for target in targets)
     return named and isinstance(value, ast.Constant) and value.value is True
+
+
+# Python before 3.11.8 takes the trees that two threads make at a time for one another's (SystemError), and which
+# warnings are ignored is the same for all threads.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def syntax_tree(file: Path) -> ast.Module:
+    """What a file says; nobody is warned of it.
+
+    Raises:
+        OSError: it can't be read.
+        SyntaxError, ValueError, RecursionError, MemoryError: it is no Python, or too much of it.
+    """
+    source = file.read_bytes()
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source, str(file))

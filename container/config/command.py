@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from container.config.check import check
 from container.config.report import document, lines
+from model_handlers.config.bounds import every_bound
 from model_handlers.config.pbtxt import Support, every_field
 from model_handlers.proto import model_config_pb2 as pb
 from serve.sources.scripts import Scripts

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
+from model_handlers.config.bounds import excesses
 from model_handlers.config.pbtxt import (
     Support,
     check_escapes,

@@ -1,18 +1,12 @@
-"""Whether a package is there, imports without what they would import on the side, syntax trees of models' sources."""
+"""Whether a package is there, and importing it without what it would import on the side."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
 import sys
-import threading
-import warnings
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from typing import Any
 
 
 def is_installed(name: str) -> bool:
@@ -49,21 +43,3 @@ def import_without(name: str, *hidden: str) -> Any:
         for each in hidden:
             if sys.modules.get(each, each) is None:
                 del sys.modules[each]
-
-
-# Python before 3.11.8 takes the trees that two threads make at a time for one another's (SystemError), and which
-# warnings are ignored is the same for all threads.
-_ONE_AT_A_TIME = threading.Lock()
-
-
-def syntax_tree(file: Path) -> ast.Module:
-    """What a file says; nobody is warned of it.
-
-    Raises:
-        OSError: it can't be read.
-        SyntaxError, ValueError, RecursionError, MemoryError: it is no Python, or too much of it.
-    """
-    source = file.read_bytes()
-    with _ONE_AT_A_TIME, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(source, str(file))

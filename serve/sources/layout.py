@@ -15,6 +15,7 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from model_handlers.config.bounds import MAX_CONFIG_SIZE
 from model_handlers.config.model_config import ModelConfig, warn_once
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import invalid_argument, invalid_model

@@ -6,7 +6,7 @@ import gc
 import threading
 import warnings
 
-from model_handlers.system.importing import syntax_tree
+from model_handlers.registry import syntax_tree
 from tests.waiting import PATIENCE
 
 
