@@ -13,6 +13,7 @@ from model_handlers.base import Handler, Placement
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.python.author_code import ImportedFile, check_syntax, free_name, version_directory, wanted
+from model_handlers.registry import HANDLER_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path

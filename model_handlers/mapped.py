@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # Bytes read at a time. Below it system calls count; from a megabyte on, the C library asks the system for every buffer
-# anew (see `heap.return_large_blocks`), which then costs more than what is read into it.
+# anew (see `memory.return_large_blocks`), which then costs more than what is read into it.
 PIECE = 1 << 19
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import invalid_model
 from model_handlers.python.failures import failed_load
-from model_handlers.system.importing import syntax_tree
+from model_handlers.registry import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

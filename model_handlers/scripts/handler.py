@@ -13,6 +13,7 @@ from model_handlers.base import Handler, Placement
 from model_handlers.config.validate import normalise
 from model_handlers.python import preload
 from model_handlers.python.author_code import check_syntax, wanted
+from model_handlers.scripts.body import BACKEND
 from model_handlers.scripts.host import ScriptHost
 from model_handlers.scripts.no_script import BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, script_for
 from model_handlers.scripts.script_file import ScriptFile, with_body

@@ -87,7 +87,7 @@ class Target:
         footprint: Footprint | None = None,
         labels: Labels | None = None,
         started: Callable[[Target], None] | None = None,
-        left: Callable[[], None] = heap.trim,
+        left: Callable[[], None] = memory.trim,
     ) -> None:
         self.name = name
         self.labels = labels or {}
