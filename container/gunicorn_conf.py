@@ -27,8 +27,8 @@ from container.logs import configure, logging_config
 from container.restarts import Restarts
 from container.settings import Settings
 from container.settings.address import listening_address
-from serve.life import life_of
 from serve.sources.override import forget_overrides
+from serve.state_file import life_of
 
 if TYPE_CHECKING:
     from typing import Any

@@ -13,8 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.system.devices import first_reason, gpu_uuids
-from serve.life import goes_on
-from serve.state_file import StateFile
+from serve.state_file import StateFile, goes_on
 
 if TYPE_CHECKING:
     from pathlib import Path

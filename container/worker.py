@@ -43,7 +43,7 @@ from container.turn_budget import Turns
 from container.wsgi import call_application
 from model_handlers.errors import MmeError
 from model_handlers.system.memory import return_large_blocks
-from serve.life import is_followed, life_of
+from serve.state_file import is_followed, life_of
 from serve.threads import ThreadPool
 
 if TYPE_CHECKING:

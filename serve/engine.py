@@ -1,8 +1,8 @@
 """The engine: load, unload, infer, index. Composition, no policy.
 
-It ties together where models come from (`origins`), who comes into memory and leaves it because somebody asks
-(`admission`), who is there (`model_cache`) and who executes (`model`). Every method is called on the event loop;
-`on_loop` of the container brings callers from other threads here.
+It ties together where models come from (`origins`), loads and unloads by name (`load_api`), which models are in memory
+(`model_cache`) and what executes (`model`). Every method is called on the event loop; `on_loop` of the container brings
+callers from other threads here.
 
 *Registered* and *resident* are two things: a registered model that was evicted answers its next request after a
 reload; it is never unknown.
@@ -24,15 +24,13 @@ from model_handlers.scripts.body import takes_body
 from model_handlers.system.priority import lower_priority
 from model_handlers.system.threads import ThreadBudget
 from model_handlers.worker.channel import LISTENER
-from serve.admission import Admission
 from serve.cache import footprints
 from serve.cache.entry import State
 from serve.cache.events import CacheEvent, CacheTimes, EventType
 from serve.cache.footprints import Footprints
 from serve.cache.model_cache import ModelCache
 from serve.index import index_rows
-from serve.journal import Journal
-from serve.load_waits import LoadWaits
+from serve.load_api import LoadApi, WaitGraph
 from serve.loading import verify
 from serve.loading.loader import ModelLoader
 from serve.loading.measuring import HeapTrim
@@ -45,13 +43,13 @@ from serve.model.rate_limiter import ResourcePool
 from serve.model.replies import OomRetry
 from serve.model.response_cache import ResponseCache
 from serve.model_calls import ModelCalls
-from serve.register import Register
+from serve.registry import Registry
 from serve.request import LoadReport
 from serve.sources.origins import Origins, unknown
 from serve.sources.scripts import SharedScript
 from serve.sources.source import InBucket, InRepository, Overridden, origin
 from serve.sources.store import ARCHIVE_SUFFIX
-from serve.state_file import LazyFile, StateFile
+from serve.state_file import Journal, LazyFile, StateFile
 from serve.threads import LOAD_PATIENCE_SECONDS, ThreadPool, on_daemon
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
@@ -89,7 +87,7 @@ class Engine:
         stats: (name, version) → counters of requests; target_stats: name → what the cache did for it.
         register: which names mean what.
         responses: those that are kept for requests that come again.
-        body_takers, decoupled: see `Register`.
+        body_takers, decoupled: see `Registry`.
         on_the_way: bytes of requests and responses in this process.
     """
 
@@ -132,14 +130,14 @@ class Engine:
             lambda: loader.scales.common + on_the_way() + self.responses.used,
             self._has_grown,
         )
-        self.register = Register(
+        self.register = Registry(
             self.cache,
             self._origins,
             limited=options.control.limits,
             left_out=options.left_out,
             journal=Journal(options.cache_directory, options.life, self.cache.entries, self._writes),
         )
-        self._admission = Admission(
+        self._load_api = LoadApi(
             options, self.cache, self.register, self._origins, loads=self._loads, unloads=self._unloads
         )
         self.target_stats = self.register.stats
@@ -160,7 +158,7 @@ class Engine:
             verdicts=self._batch_verdicts(),
             inline_ns=options.inline_ns,
             require_gpu=options.require_gpu,
-            outside=functools.partial(ModelCalls, self, self._loop, LoadWaits()),
+            outside=functools.partial(ModelCalls, self, self._loop, WaitGraph()),
             scripts=self._script.scripts,
             retry=OomRetry(self._relieve) if options.evicts else None,
             environments=Environments(options.cache_directory / "environments"),
@@ -288,7 +286,7 @@ class Engine:
         """
         entry, report = self.cache.lease(name), LoadReport()
         if entry is None:
-            entry, report = await self._admission.acquire(name, version)
+            entry, report = await self._load_api.acquire(name, version)
         try:
             model = entry.leased().version(version)
             request = make(model.config)
@@ -336,22 +334,22 @@ class Engine:
         self.options.control.check()
 
     async def load(self, name: str, url: str = "", alias: str = "") -> None:
-        """Register a model and load it: see `Admission.load`."""
+        """Registry a model and load it: see `LoadApi.load`."""
         try:
-            await self._admission.load(name, url, alias)
+            await self._load_api.load(name, url, alias)
         finally:
-            self._admission.name(name)
+            self._load_api.mark_explicit(name)
 
     async def reload(self, name: str, override: Override | None = None) -> None:
-        """Load a model as it is now where it comes from: see `Admission.reload`."""
+        """Load a model as it is now where it comes from: see `LoadApi.reload`."""
         try:
-            await self._admission.reload(name, override)
+            await self._load_api.reload(name, override)
         finally:
-            self._admission.name(name)
+            self._load_api.mark_explicit(name)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
-        """Unregister a model: see `Admission.unload`."""
-        await self._admission.unload(name, dependents=dependents)
+        """Unregister a model: see `LoadApi.unload`."""
+        await self._load_api.unload(name, dependents=dependents)
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that we put out of it."""
@@ -372,7 +370,7 @@ class Engine:
     @contextlib.asynccontextmanager
     async def leased(self, name: str, version: int | None = None) -> AsyncIterator[AnyModel]:
         """The model, in memory for as long as the context lasts; it is loaded if need be."""
-        entry, _ = await self._admission.acquire(name, version)
+        entry, _ = await self._load_api.acquire(name, version)
         try:
             yield entry.leased().version(version)
         finally:

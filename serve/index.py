@@ -1,7 +1,7 @@
 """The repository index: a row for each version of a model that is served, or was last, and one for each other model.
 
 Rows carry the protocol's fields, `name`, `version`, `state` and `reason`, and beside them what only a multi-model
-cache has to tell; clients skip fields that they do not know. Touched on the event loop only.
+cache has to tell; clients skip fields that they do not know. On the event loop only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def index_rows(
 ) -> list[dict[str, Any]]:
     """Every row, by name as Triton has them, and a model's by version.
 
-    A model in memory has a row for each version, with `queued`, the requests that wait for a lane. `cache` is about
-    all versions together: see `_cached`.
+    A model in memory has a row for each version, with `queued`, the requests that wait for an instance. `cache` is
+    about all versions together: see `_cached`.
 
     Args:
         entries: the models that the cache knows.

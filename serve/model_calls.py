@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from model_handlers.model_calls import Done, ModelCall, Override
     from model_handlers.requests import Responder
     from serve.engine import Engine
-    from serve.load_waits import LoadWaits
+    from serve.load_api import WaitGraph
     from serve.request import LoadReport, Timings
 
 _log = logging.getLogger("mme.outside")
@@ -43,7 +43,7 @@ class ModelCalls:
         target: the name of the target, whose members are called before others of that name.
     """
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, waits: LoadWaits, target: str) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, waits: WaitGraph, target: str) -> None:
         self._engine = engine
         self._loop = loop
         self._waits = waits

@@ -2,12 +2,12 @@
 
 A file holds one JSON object that says what it is, and after it a line for each change: [section, key, value], null for
 a key that went. The first write of a process makes it whole again, and so does one that finds it twice as large. Whole,
-it is written beside its place and renamed, so that whoever reads finds the old one or the new one; of a line that is
-torn nothing is read. Nothing is synced to the device: a worker that dies loses nothing that was written, and what is
-left when the whole machine dies is recognised if it is not whole, and ignored.
+it is written beside its place and renamed; of a line that is torn nothing is read. Nothing is synced to the device: a
+worker that dies loses nothing that was written, and what a dead machine leaves is ignored if it is not whole.
 
-`StateFile` is synchronous and runs on a thread. `LazyFile` lives on the event loop and writes on a thread, one write
-at a time: many changes become one write.
+`StateFile` is synchronous and runs on a thread. `LazyFile` lives on the event loop and writes on a thread, one write at
+a time: many changes become one. `Journal` is what is registered: it belongs to one life of the process that starts
+workers, whose next worker finds what the one before it knew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -24,9 +28,11 @@ from model_handlers.errors import MmeError
 from model_handlers.system.disk import own_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
-    from pathlib import Path
+
+    from serve.cache.entry import Entry
+
 
 Change = tuple[str, str, Any]  # section, key, and what is there now, None for nothing
 _log = logging.getLogger("mme.state")
@@ -45,12 +51,7 @@ class Source(Protocol):
 
 
 class StateFile:
-    """One such file.
-
-    Args:
-        path: where it lies; its directory is made when it is not there.
-        form: what the file says that it is, with a version.
-    """
+    """One such file. `form` is what it says that it is, with a version."""
 
     def __init__(self, path: Path, form: str) -> None:
         self._path = path
@@ -62,7 +63,7 @@ class StateFile:
         return f"<StateFile {self._path}>"
 
     def read(self) -> dict[str, Any]:
-        """The document, {} where there is none. One that is torn, or somebody else's, is ignored with a warning."""
+        """The document, {} where there is none. One that is torn, or of another form, is ignored with a warning."""
         try:
             own_directory(self._path.parent)
             for left in self._path.parent.glob(f".{self._path.name}.*"):  # by a worker that died while it wrote
@@ -90,7 +91,7 @@ class StateFile:
             self.write(snapshot())
 
     def _add(self, lines: bytes) -> bool:
-        """Whether the file is there, was made by us, and had room for these."""
+        """Whether the file is there, was made here, and had room for these."""
         if not self._most:
             return False
         try:
@@ -105,7 +106,7 @@ class StateFile:
             os.close(fd)
 
     def write(self, document: dict[str, Any]) -> None:
-        """Replace the document. What the disk has against it is said once, and nothing else comes of it."""
+        """Replace the document. An error of the disk is logged once, and nothing else comes of it."""
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             own_directory(self._path.parent)
@@ -127,22 +128,14 @@ class StateFile:
 
 
 def _change(document: dict[str, Any], section: str, key: str, value: Any) -> None:
-    """What changed last is last: documents are in the order of use."""
     rows = document.setdefault(section, {})
-    rows.pop(key, None)
+    rows.pop(key, None)  # what changed last is last: documents are in the order of use
     if value is not None:
         rows[key] = value
 
 
 class LazyFile:
-    """Writes a state file some time after something changed. On the event loop.
-
-    Args:
-        file: where to.
-        source: of the document.
-        pool: threads to write on.
-        delay: seconds between a change and its write.
-    """
+    """Writes a state file `delay` seconds after something changed. On the event loop."""
 
     def __init__(self, file: StateFile, source: Source, pool: Executor, *, delay: float) -> None:
         self._file = file
@@ -156,7 +149,6 @@ class LazyFile:
         self._writing: asyncio.Task[None] | None = None
 
     def changed(self) -> None:
-        """Something changed; it will be in the file before long."""
         self._changes += 1
         self._write_later()
 
@@ -197,3 +189,170 @@ class LazyFile:
 
     def _take(self) -> None:
         self._file.keep(self._source.changes(), self._source.snapshot)
+
+
+_PROC = Path("/proc")
+_START = 19  # the field of /proc/<pid>/stat that says when it started, counted behind the name of the program
+
+
+def life_of(pid: int) -> str:
+    """A name for the life of a process, of all that ever had its number, fit for a file; "" if it does not live.
+
+    A process is known by its number and the tick of its start, in one run of the system.
+    """
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text()[:8]
+        # The program's name stands in brackets and may hold anything, brackets too.
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return f"{boot}-{pid}-{int(fields[_START])}"
+    except (OSError, IndexError, ValueError):
+        return ""
+
+
+def began(life: str) -> float:
+    """When that life began, as `time.time()` counts; now for ""."""
+    if not life:
+        return time.time()
+    up = time.clock_gettime(time.CLOCK_BOOTTIME) - int(life.split("-")[2]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - up
+
+
+def is_followed(parent: int) -> bool:
+    """Whether that process has started another one since it started the calling one."""
+    ours = life_of(os.getpid())
+    try:
+        children = (_PROC / f"{parent}/task/{parent}/children").read_text().split()
+    except OSError:  # it has ended, or the kernel does not tell
+        return False
+    return any(life != ours and began(life) > began(ours) for life in map(life_of, map(int, children)) if life)
+
+
+def goes_on(life: str) -> bool:
+    pid = life.split("-")[1] if life.count("-") == 2 else ""
+    return pid.isdigit() and life_of(int(pid)) == life
+
+
+JOURNAL_FORM = "mme journal 2"
+_PREFIX = "journal-"
+_JOURNAL_SECONDS = 1.0  # seconds from a change to the file, where no client waits
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One registered model.
+
+    Attributes:
+        url: the folder that it came from, "" where store or repository have it.
+        body: whether its input is a request's body as it came.
+        used: when it was used last, in seconds since 1970.
+        config: the configuration that a client loaded it with, as JSON; "" for its own.
+        folder: the name of the folder with the files that it was loaded with; "" for its own.
+    """
+
+    name: str
+    url: str = ""
+    body: bool = False
+    used: float = 0.0
+    config: str = ""
+    folder: str = ""
+
+    def checked(self) -> Row:
+        """It; TypeError if its values are not of their types."""
+        texts = (self.name, self.url, self.config, self.folder)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.used, int | float):
+            raise TypeError(f"a row that is none: {self}")
+        return self
+
+
+class Journal:
+    """The registered models and their other names, in a file. Journals of lives that are over are removed.
+
+    Attributes:
+        rows: name → what is registered.
+        aliases: other name → name.
+        unloaded: names that were unloaded by name, which a start-up list must not bring back.
+        dormant: models that left because a part was unloaded, or did not load for their parts → all their parts.
+
+    Args:
+        life: whose journal it is; "" keeps none.
+        entries: every model that the cache knows, which tell when they were used last; read on a thread.
+    """
+
+    def __init__(self, directory: Path, life: str, entries: Mapping[str, Entry[Any]], pool: Executor) -> None:
+        self.rows: dict[str, Row] = {}
+        self.aliases: dict[str, str] = {}
+        self.unloaded: set[str] = set()
+        self.dormant: dict[str, frozenset[str]] = {}
+        self._changed: deque[tuple[str, str]] = deque()  # filled on the loop, emptied on the thread that writes
+        self._entries = entries
+        self._file: LazyFile | None = None
+        if not life:
+            return
+        for path in directory.glob(f"{_PREFIX}*.json"):
+            if not goes_on(path.name.removeprefix(_PREFIX).removesuffix(".json")):
+                path.unlink(missing_ok=True)
+        file = StateFile(directory / f"{_PREFIX}{life}.json", JOURNAL_FORM)
+        self._take(file.read())
+        self._file = LazyFile(file, self, pool, delay=_JOURNAL_SECONDS)
+
+    def __repr__(self) -> str:
+        return f"<Journal of {len(self.rows)} models, {len(self.aliases)} aliases>"
+
+    @property
+    def is_kept(self) -> bool:
+        return self._file is not None
+
+    def changed(self, section: str, key: str) -> None:
+        """What `section` has under `key` is another by now."""
+        if self._file is not None:
+            self._changed.append((section, key))
+            self._file.changed()
+
+    async def flush(self) -> None:
+        """Return when every change is written."""
+        if self._file is not None:
+            await self._file.flush()
+
+    async def close(self) -> None:
+        """Write nothing more."""
+        if self._file is not None:
+            await self._file.close()
+
+    def snapshot(self) -> dict[str, Any]:
+        """See `Source`. A list of what a dictionary has is made at one stroke."""
+        there: dict[str, Iterable[str]]
+        there = {"models": self.rows, "aliases": self.aliases, "unloaded": self.unloaded, "dormant": self.dormant}
+        sections = {name: {key: self._value(name, key) for key in list(keys)} for name, keys in there.items()}
+        return {name: {key: row for key, row in rows.items() if row is not None} for name, rows in sections.items()}
+
+    def changes(self) -> list[Change]:
+        changed = [self._changed.popleft() for _ in range(len(self._changed))]
+        return [(section, key, self._value(section, key)) for section, key in dict.fromkeys(changed)]
+
+    def _value(self, section: str, key: str) -> Any:
+        if section == "models":
+            row = self.rows.get(key)
+            return None if row is None else asdict(row) | {"used": self._used(row)}
+        if section == "dormant":
+            return sorted(parts) if (parts := self.dormant.get(key)) is not None else None
+        return self.aliases.get(key) if section == "aliases" else key in self.unloaded or None
+
+    def _used(self, row: Row) -> float:
+        entry = self._entries.get(row.name)
+        return entry.last_used + clock() if entry is not None and entry.last_used else row.used
+
+    def _take(self, document: Mapping[str, Any]) -> None:
+        try:
+            rows = [Row(**row).checked() for row in document.get("models", {}).values()]
+            self.rows = {row.name: row for row in rows}
+            self.aliases = dict(document.get("aliases", ()))
+            self.unloaded = set(document.get("unloaded", ()))
+            self.dormant = {name: frozenset(parts) for name, parts in dict(document.get("dormant", ())).items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            _log.warning("the journal of the worker before this one is ignored: %s", error)
+            self.rows, self.aliases, self.unloaded, self.dormant = {}, {}, set(), {}
+
+
+def clock() -> float:
+    """What the wall clock reads when the one of entries reads 0."""
+    return time.time() - time.monotonic()

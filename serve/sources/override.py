@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
 from model_handlers.system.digests import file_digest, text_digest
 from model_handlers.system.disk import disk_errors
-from serve.life import goes_on, life_of
 from serve.sources.disk import directory_size
 from serve.sources.source import InRepository, Overridden, origin
+from serve.state_file import goes_on, life_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

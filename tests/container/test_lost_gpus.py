@@ -6,7 +6,7 @@ import pytest
 
 from container import lost_gpus
 from container.lost_gpus import LostGpus
-from serve.life import life_of
+from serve.state_file import life_of
 
 
 @pytest.fixture

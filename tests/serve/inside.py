@@ -34,12 +34,12 @@ def loads_of(engine):
 
 def give_clients(engine, **patience):
     """Other options for those who ask for a load or an unload from now on."""
-    engine._admission._options = replace(engine.options, **patience)
+    engine._load_api._options = replace(engine.options, **patience)
 
 
 def admits_nothing(engine):
     """Whether nothing that was asked for is under way."""
-    return not engine._admission._tasks
+    return not engine._load_api._tasks
 
 
 def users_of(engine):

@@ -14,9 +14,9 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
 from serve.cache.events import EventType
 from serve.control import Control
-from serve.dependents import Dependents
-from serve.life import life_of
+from serve.registry import Dependents
 from serve.sources.source import InRepository, Unpacked
+from serve.state_file import life_of
 from tests.serve.engines import answered, ask, engine_of
 from tests.serve.integrity import check_integrity
 from tests.waiting import until

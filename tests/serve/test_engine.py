@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_while_its_model_loads_leaks_nothing(toys, tm
 
 async def test_patience_with_a_load_ends_and_the_load_goes_on(toys, tmp_path, repository, monkeypatch):
     """A load that waited for its turn has its time still before it: whoever asked for it may ask again."""
-    monkeypatch.setattr("serve.admission._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("serve.load_api._GRACE_SECONDS", 0.0)
     async with engine_of(tmp_path, repository=repository, load_patience=0.05, load_threads=1) as engine:
         give_loads(engine.cache, 350.0)
         with held_loads(engine):
@@ -794,7 +794,7 @@ async def test_a_load_that_hangs_keeps_no_other_from_loading(toys, tmp_path, rep
 
 async def test_an_explicit_load_that_takes_too_long_registers_nothing(toys, tmp_path, unpacked, stuck, monkeypatch):
     """A platform that asks for a load is answered in time; then the model is unknown, as after any failed load."""
-    monkeypatch.setattr("serve.admission._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("serve.load_api._GRACE_SECONDS", 0.0)
     async with engine_of(tmp_path, evicts=False, load_patience=0.05) as engine, let_go(stuck):
         give_loads(engine.cache, 350.0)
         with pytest.raises(MmeError, match="did not load within") as caught:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.journal import Journal, Row
-from serve.life import goes_on, life_of
+from serve.state_file import Journal, Row, goes_on, life_of
 from tests.waiting import until
 
 OWN = life_of(os.getpid())
@@ -158,7 +157,7 @@ async def test_a_journal_that_makes_no_sense_is_ignored(opened, tmp_path, docume
 
 async def test_changes_that_nobody_waits_for_are_written_as_well(opened, tmp_path, monkeypatch):
     """Before long, and together."""
-    monkeypatch.setattr("serve.journal._DELAY", 0.01)
+    monkeypatch.setattr("serve.state_file._JOURNAL_SECONDS", 0.01)
     journal = opened()
     for name in "abc":
         journal.rows[name] = Row(name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.load_waits import LoadWaits
+from serve.load_api import WaitGraph
 
 CHAINS = {
     "nobody": ([], ()),
@@ -19,7 +19,7 @@ CHAINS = {
 def test_who_waits_is_found(case):
     """For the load, or for one whose load waits for it; the outermost first."""
     chains, behind = CHAINS[case]
-    waits = LoadWaits()
+    waits = WaitGraph()
     contexts = [waits.waiting(chain, name) for chain, name in chains]
     for context in contexts:
         context.__enter__()
@@ -27,4 +27,4 @@ def test_who_waits_is_found(case):
     for context in contexts:
         context.__exit__(None, None, None)
     assert waits.behind("m") == ()
-    assert repr(waits) == "<LoadWaits {}>"
+    assert repr(waits) == "<WaitGraph {}>"

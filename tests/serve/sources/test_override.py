@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
-from serve.life import life_of
 from serve.sources.override import Overrides, check_override, forget_overrides, inner_path
 from serve.sources.source import InRepository
+from serve.state_file import life_of
 from tests.serve.engines import answered, engine_of
 
 

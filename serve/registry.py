@@ -1,7 +1,8 @@
-"""The register: which names mean a model, where it comes from, and what else it is called. On the event loop only.
+"""The registry: which names mean a model, where it comes from, what else it is called, and which models it consists of.
 
-A name is registered when its next request is answered: the model is in memory, or was and comes back. The register
-keeps a journal of that, so that the next worker answers the same names.
+A name is registered when its next request is answered: the model is in memory, or was and comes back. A journal of that
+is kept, so that the next worker answers the same names. An ensemble of a repository holds its members itself: they are
+loaded with it and leave with it; beside that, each may be served under its own name. On the event loop only.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import MmeError, invalid_argument
-from serve.journal import Row, clock
+from serve.cache.events import EventType
 from serve.sources.origins import Origins, unavailable, unknown
-from serve.sources.source import Archived, InBucket, Overridden, Source, Unpacked, origin, source_of
+from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked, origin, source_of
+from serve.state_file import Row, clock
 from serve.statistics import TargetStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from serve.cache.entry import Entry
+    from serve.cache.events import CacheEvent
     from serve.cache.model_cache import ModelCache
-    from serve.journal import Journal
+    from serve.state_file import Journal
+
 
 _log = logging.getLogger("mme.engine")
 _USE_SECONDS = 60.0
 _REPLACED = "not loaded since the worker was replaced"
 
 
-class Register:
+class Registry:
     """Names over a cache.
 
     Attributes:
@@ -36,14 +40,11 @@ class Register:
         body_takers: names of models whose input is a request's body as it came, in memory or not.
         decoupled: names of models that answer a request any number of times, as they were when they were loaded last.
         versions: name → those that it was served in last.
-        unloaded: names that somebody unloaded, though store or repository have them.
 
     Args:
-        cache: holds the entries of names.
-        origins: where models come from that requests may name.
-        limited: whether requests may name only models that somebody loaded, not any that is there.
-        left_out: names that are not brought back, whatever the journal says: the loads of these end the process.
         journal: what is registered; what it holds was registered by the worker before.
+        limited: whether requests may name only models that were loaded by name, not any that is there.
+        left_out: names that are not brought back, whatever the journal says: the loads of these end the process.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Register:
         self._watch_use()
 
     def _leave_out(self, names: frozenset[str]) -> None:
-        """Register these no more, until somebody loads them."""
+        """Registry these no more, until somebody loads them."""
         found = sorted(names & self._journal.rows.keys())
         if not found:
             return
@@ -89,7 +90,7 @@ class Register:
         )
 
     def _restore(self) -> None:
-        """Register what the worker before had registered."""
+        """Registry what the worker before had registered."""
         rows, aliases = self._journal.rows, self._journal.aliases
         for row in list(rows.values()):
             try:
@@ -124,8 +125,7 @@ class Register:
         Nothing tells what clients call a model that was posted without a header: any name will do that is no other's.
 
         Raises:
-            MmeError: INVALID_ARGUMENT; UNKNOWN_MODEL where nothing has the path's name, so that whoever loads models
-                learns that this one has to be.
+            MmeError: INVALID_ARGUMENT; UNKNOWN_MODEL where nothing has the path's name, so that the platform loads it.
         """
         known = self.canonical(name)
         if self.canonical(alias) == known:
@@ -140,7 +140,6 @@ class Register:
         )
 
     def _is_uncalled(self, entry: Entry[Any]) -> bool:
-        """Whether a model was posted, and nothing said what clients call it."""
         return entry.name not in self._called and isinstance(origin(entry.source), Unpacked)
 
     def call(self, name: str, alias: str) -> None:
@@ -170,13 +169,12 @@ class Register:
         return self.add(name, self.find(name))
 
     def _last_versions(self, entry: Entry[Any]) -> list[int]:
-        """Those that were served last, and the one that did not load."""
         failed = entry.failure.version if entry.failure is not None else None
         return [*self.versions.get(entry.name, ()), *([] if failed is None else [failed])]
 
     def add(self, name: str, source: Source) -> Entry[Any]:
-        """The entry of a name, which from now on comes from there."""
-        self.serve(name)
+        """The entry of a name, which from now on comes from that source."""
+        self.enable(name)
         entry = self._cache.entries.get(name)
         if entry is None:
             return self._cache.add(name, source, self.stats.setdefault(name, TargetStats()))
@@ -184,32 +182,27 @@ class Register:
         return entry
 
     def source(self, name: str) -> Source:
-        """Where a name comes from when it is loaded, or loaded anew.
-
-        Raises:
-            MmeError: UNKNOWN_MODEL.
-        """
+        """Where a name comes from when it is loaded, or loaded again; UNKNOWN_MODEL if that is nowhere."""
         entry = self._cache.entries.get(name)
         if entry is not None and not entry.abandoned and isinstance(posted := origin(entry.source), Unpacked):
             return posted
         return self.find(name)
 
     def find(self, name: str) -> Source:
-        """See `Origins.find`."""
         return self._origins.find(name)
 
-    def serve(self, name: str) -> None:
-        """Somebody loads it: requests may name it."""
+    def enable(self, name: str) -> None:
+        """It is loaded by name: requests may name it."""
         if self._served is not None:
             self._served.add(name)
 
-    def withdraw(self, name: str) -> None:
-        """It was unloaded, or did not load: where only what somebody loaded is served, requests may not name it."""
+    def disable(self, name: str) -> None:
+        """It was unloaded, or did not load: where only what is loaded by name is served, requests may not name it."""
         if self._served is not None:
             self._served.discard(name)
 
     def forget(self, entry: Entry[Any]) -> None:
-        """Names that nobody has must not pile up, however many are asked for."""
+        """Names without a model must not pile up, however many are asked for."""
         self._cache.forget(entry)
         self.versions.pop(entry.name, None)
         if entry.name in self._cache.entries:
@@ -225,22 +218,22 @@ class Register:
                 del self._journal.aliases[alias]
                 self._journal.changed("aliases", alias)
 
-    # -- who waits for its parts ---------------------------------------------------------------------------------
+    # -- models that wait for their parts ------------------------------------------------------------------------
 
     @property
-    def dormant(self) -> Mapping[str, frozenset[str]]:
-        """Who left because a part of it was unloaded, or did not load for its parts → all its parts."""
+    def suspended(self) -> Mapping[str, frozenset[str]]:
+        """Models that left because a part was unloaded, or did not load for their parts → all their parts."""
         return self._journal.dormant
 
-    def lay_down(self, name: str, parts: frozenset[str]) -> None:
+    def suspend(self, name: str, parts: frozenset[str]) -> None:
         """It comes back when all of these are there."""
-        self.rouse(name)
+        self.resume(name)
         self._journal.dormant[name] = parts
         self._await(name, parts)
         self._journal.changed("dormant", name)
 
-    def rouse(self, name: str) -> frozenset[str] | None:
-        """It comes back, or does not, by somebody's doing: the parts that it waited for, if it did."""
+    def resume(self, name: str) -> frozenset[str] | None:
+        """It waits no more for its parts, which are returned, if it did."""
         parts = self._journal.dormant.pop(name, None)
         if parts is not None:
             self._journal.changed("dormant", name)
@@ -251,7 +244,6 @@ class Register:
         return parts
 
     def waiting_for(self, part: str) -> list[str]:
-        """Those that wait for a model of that name, and maybe for others."""
         return list(self._awaited.get(part, ()))
 
     def _await(self, name: str, parts: Iterable[str]) -> None:
@@ -262,7 +254,7 @@ class Register:
 
     @property
     def unloaded(self) -> frozenset[str]:
-        """Names that somebody unloaded, though store or repository have them."""
+        """Names that were unloaded by name, though store or repository have them."""
         return frozenset(self._journal.unloaded)
 
     def note(self, entry: Entry[Any]) -> None:
@@ -287,8 +279,8 @@ class Register:
         self._journal.changed("models", name)
         self._journal.changed("unloaded", name)
 
-    async def noted(self, entry: Entry[Any]) -> None:
-        """The same for somebody who relies on it: return when it is written."""
+    async def write(self, entry: Entry[Any]) -> None:
+        """The same; return when it is on disk."""
         self.note(entry)
         await self._journal.flush()
 
@@ -323,7 +315,6 @@ class Register:
             base.artifacts.used(row.name, row.used)
 
     def _source_in(self, row: Row) -> Source:
-        """Where a model came from, and what a client loaded it with."""
         base: Source | None = None
         try:
             base = source_of(row.url) if row.url else self.find(row.name)
@@ -340,3 +331,77 @@ def _override_of(source: Source) -> tuple[str, str]:
     if not isinstance(source, Overridden):
         return "", ""
     return source.config, source.folder.path.name if source.folder is not None else ""
+
+
+class Dependents:
+    """Which of the models that names mean consist of which others."""
+
+    def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
+        self._entries = entries
+        self._wholes: dict[str, dict[str, None]] = {}  # of each member those that were loaded with it, still or not
+
+    def __repr__(self) -> str:
+        return f"<Dependents of {len(self._wholes)} members>"
+
+    def hear(self, event: CacheEvent) -> None:
+        if event.type is EventType.LOADED:
+            self.loaded(self._entries[event.name])
+
+    def loaded(self, whole: Entry[Any]) -> None:
+        if isinstance(origin(whole.source), InRepository | InBucket):
+            for member in whole.leased().members:
+                self._wholes.setdefault(member, {})[whole.name] = None
+
+    def wholes_of(self, name: str) -> list[str]:
+        """The models in memory that hold the model of that name as a part of theirs."""
+        part = self._entries.get(name)
+        member = "" if part is None else _member(part)
+        found = self._wholes.get(member, {})
+        for each in list(found):
+            whole = self._entries.get(each)
+            if whole is None or whole.resident is None or member not in whole.resident.members:
+                del found[each]
+        if part is None or not found:
+            self._wholes.pop(member, None)
+            return []
+        return [each for each in found if _holds(self._entries[each], part)]
+
+    def held_by(self, name: str) -> frozenset[str]:
+        """The models, registered or not, that a model in memory consists of."""
+        return frozenset(part.name for part in self._parts(name))
+
+    def parts_of(self, name: str) -> list[str]:
+        """The registered models that a model in memory consists of, and no other one in memory does."""
+        return [part.name for part in self._parts(name) if part.registered and self.wholes_of(part.name) == [name]]
+
+    def _parts(self, name: str) -> Iterator[Entry[Any]]:
+        whole = self._entries.get(name)
+        if whole is None or whole.resident is None:
+            return
+        here = origin(whole.source)
+        folders = (here.path.parent, *here.others) if isinstance(here, InRepository) else ()
+        for member in whole.resident.members:
+            for each in (member, *(f"{folder.name}/{member}" for folder in folders)):  # see `Repositories.find`
+                part = self._entries.get(each)
+                if part is not None and _holds(whole, part):
+                    yield part
+
+
+def _member(part: Entry[Any]) -> str:
+    """What an ensemble calls a model of its own."""
+    there = origin(part.source)
+    if isinstance(there, InRepository):
+        return there.path.name
+    return there.name if isinstance(there, InBucket) else ""
+
+
+def _holds(whole: Entry[Any], part: Entry[Any]) -> bool:
+    if whole.resident is None or whole is part:
+        return False
+    here, there = origin(whole.source), origin(part.source)
+    if isinstance(here, InBucket) and isinstance(there, InBucket):
+        return there.name in whole.resident.members
+    if not isinstance(here, InRepository) or not isinstance(there, InRepository):
+        return False
+    beside = there.path.parent in {here.path.parent, *here.others}
+    return beside and there.path.name in whole.resident.members

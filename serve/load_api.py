@@ -1,9 +1,7 @@
-"""Admission: which models come into memory, and leave it, because somebody asks by name.
+"""Load, unload and cold acquire by name: which models come into memory, and leave it, because a client asks.
 
-A request brings in the model that it names; a load, a reload and an unload are what a client or an operator asks for.
-Each waits no longer than it may, takes along what belongs to the model, as the models that an ensemble consists of,
-and leaves nothing behind of one that did not load: no name, and nothing on the disk. Who is put out of memory for whom
-is the cache's business. On the event loop only.
+Each waits no longer than it may, takes along what belongs to the model, as the models that an ensemble consists of, and
+leaves nothing behind of one that did not load: no name, and nothing on the disk. On the event loop only.
 """
 
 from __future__ import annotations
@@ -13,19 +11,20 @@ import contextlib
 import functools
 import math
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from serve.cache.entry import State
 from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
-from serve.dependents import Dependents
+from serve.registry import Dependents
 from serve.sources.origins import unknown
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Coroutine, Iterator
     from concurrent.futures import Executor
 
     from model_handlers.model_calls import Override
@@ -34,32 +33,24 @@ if TYPE_CHECKING:
     from serve.engine_options import EngineOptions
     from serve.loading.loader import Target
     from serve.loading.prepare import PreparedTarget
-    from serve.register import Register
+    from serve.registry import Registry
     from serve.request import LoadReport
     from serve.sources.origins import Origins
     from serve.sources.source import Source
+
 
 _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}
 
 
-class Admission:
-    """Lets models in and sends them out.
-
-    Args:
-        options: how long anything may take, and who has a say.
-        cache: who is in memory.
-        register: which names mean what.
-        origins: where models come from.
-        loads: threads for what a load needs before it begins.
-        unloads: threads for what an unload leaves behind.
-    """
+class LoadApi:
+    """Loads and unloads by name. `loads` and `unloads` are threads for work beside those of the cache."""
 
     def __init__(
         self,
         options: EngineOptions,
         cache: ModelCache[PreparedTarget, Target],
-        register: Register,
+        register: Registry,
         origins: Origins,
         *,
         loads: Executor,
@@ -67,25 +58,25 @@ class Admission:
     ) -> None:
         self._options = options
         self._cache = cache
-        self._register = register
+        self._registry = register
         self._origins = origins
         self._loads = loads
         self._unloads = unloads
         self._dependents = Dependents(cache.entries)
         cache.events.listen(self._dependents.hear)
-        self._by_name: set[str] = set()  # where clients have a say: who was loaded by name, not with an ensemble
-        self._tasks: set[asyncio.Task[None]] = set()  # what goes on though nobody waits for it any more
+        self._by_name: set[str] = set()  # where clients have a say: loaded by name, not with an ensemble
+        self._tasks: set[asyncio.Task[None]] = set()  # what goes on though no client waits for it
 
     def __repr__(self) -> str:
-        return f"<Admission to {self._cache!r}, {len(self._tasks)} ends under way>"
+        return f"<LoadApi to {self._cache!r}, {len(self._tasks)} ends under way>"
 
     async def acquire(self, name: str, version: int | None = None) -> tuple[Entry[Target], LoadReport]:
-        """The entry of a name that a request has, leased: in memory, loaded first if need be; and what that cost.
+        """The entry of a request's name, leased: in memory, loaded first if need be; and what that cost.
 
         Raises:
-            MmeError: UNKNOWN_MODEL, or why it can't be loaded, or could not a moment ago; see `Register.entry`.
+            MmeError: UNKNOWN_MODEL, or why it can't be loaded, or could not a moment ago; see `Registry.entry`.
         """
-        entry = self._register.entry(name, version)
+        entry = self._registry.entry(name, version)
         try:
             return await self._acquire(name, entry)
         except MmeError as error:
@@ -97,16 +88,16 @@ class Admission:
         _refuse_too_soon(entry)
         began = time.perf_counter_ns()
         try:
-            async with self._patience(name, "its load goes on, try again later"):
+            async with self._deadline(name, "its load goes on, try again later"):
                 report = await self._cache.acquire(entry)
         except MmeError as error:
-            if error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
-                self._register.forget(entry)
+            if error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
+                self._registry.forget(entry)
             elif _is_useless(error):
                 await self._discard(entry, error)
             raise
         if report.load:
-            self._register.note(entry)
+            self._registry.note(entry)
             waited = time.perf_counter_ns() - began
             entry.stats.wait.add(waited)
             self._cache.events.tell(CacheEvent(EventType.WAITED, name, waited))
@@ -115,7 +106,7 @@ class Admission:
     # -- loads -----------------------------------------------------------------------------------------------------
 
     async def load(self, name: str, url: str = "", alias: str = "") -> None:
-        """Register a model and load it.
+        """Registry a model and load it.
 
         Args:
             name: the name to register.
@@ -127,14 +118,14 @@ class Admission:
                 registered either.
         """
         self._refuse_loaded(name, alias)
-        entry = self._register.add(name, source_of(url) if url else self._register.find(name))
-        self._register.call(name, alias)
+        entry = self._registry.add(name, source_of(url) if url else self._registry.find(name))
+        self._registry.call(name, alias)
         await self._load_or_give_up(entry, self._cache.load(entry))
         await self._load_parts(name, {name})
 
     def _refuse_loaded(self, *names: str) -> None:
         for name in names:
-            known = self._cache.entries.get(self._register.aliases.get(name, name))
+            known = self._cache.entries.get(self._registry.aliases.get(name, name))
             if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
                 raise MmeError(
                     Kind.ALREADY_EXISTS, f"model '{known.name}' is already loaded; unload it first to load it anew"
@@ -156,48 +147,48 @@ class Admission:
         await self._reload(name, await self._source(name, override), set())
 
     async def _reload(self, name: str, source: Source, anew: set[str]) -> None:
-        """Also what consists of it, unless that is among those which are loaded anew already."""
+        """Also what consists of it, unless that is among those which are reloaded already."""
         anew.add(name)
-        parts = self._register.rouse(name)
-        self._register.serve(name)
-        entry = self._cache.entries.get(name) or self._register.add(name, source)
+        parts = self._registry.resume(name)
+        self._registry.enable(name)
+        entry = self._cache.entries.get(name) or self._registry.add(name, source)
         served = entry.resident is not None
         try:
             report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
         except MmeError:
-            if parts is not None and name not in self._register.dormant:  # it may have been for want of them
-                self._register.lay_down(name, parts)
+            if parts is not None and name not in self._registry.suspended:  # it may have been for want of them
+                self._registry.suspend(name, parts)
             raise
         for whole in self._dependents.wholes_of(name) if served and report.load else ():
             if whole not in anew:
                 with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
                     await self._reload_whole(whole, anew)
         await self._load_parts(name, anew)
-        await self._wake(name, anew)
+        await self._resume_wholes(name, anew)
 
-    async def _wake(self, part: str, anew: set[str]) -> None:
-        """Load again what left because a part of it was unloaded, or did not load, now that all of them are there."""
-        for whole in self._register.waiting_for(part):
-            parts = self._register.dormant.get(whole, ())  # it may have come back with another one of these
+    async def _resume_wholes(self, part: str, anew: set[str]) -> None:
+        """Load again what was suspended for a part, if all its parts are there now."""
+        for whole in self._registry.waiting_for(part):
+            parts = self._registry.suspended.get(whole, ())  # it may have come back with another one of these
             if part in parts and all(self._is_registered(each) for each in parts):
                 with contextlib.suppress(MmeError):  # the log says why
-                    await self._reload(whole, self._register.source(whole), anew)
+                    await self._reload(whole, self._registry.source(whole), anew)
 
     def _is_registered(self, name: str) -> bool:
         entry = self._cache.entries.get(name)
         return entry is not None and entry.registered
 
     async def _reload_whole(self, name: str, anew: set[str]) -> None:
-        """Load anew what consists of a model that was: as somebody loaded it, and if nobody unloaded it since."""
+        """Reload what consists of a model that was: as it was loaded, and if it was not unloaded since."""
         entry = self._cache.entries.get(name)
         if entry is not None and entry.registered:
             overridden = isinstance(entry.source, Overridden)
-            await self._reload(name, entry.source if overridden else self._register.source(name), anew)
+            await self._reload(name, entry.source if overridden else self._registry.source(name), anew)
 
     async def _load_parts(self, name: str, anew: set[str]) -> None:
-        """With an ensemble of a repository those are loaded that it is made of, to be asked by themselves as well.
+        """With an ensemble of a repository its members are loaded, to be asked by themselves as well.
 
-        Those that are there are loaded anew if they changed, but for those with a configuration of a client's. Where
+        Those that are there are reloaded if they changed, but for those with a configuration of a client's. Where
         requests bring in what they ask for, that is left to them.
         """
         whole = self._cache.entries.get(name)
@@ -213,17 +204,16 @@ class Admission:
                 stays = self._is_registered(part) and isinstance(self._cache.entries[part].source, Overridden)
                 if part not in anew and not stays:
                     with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
-                        await self._reload(part, self._register.source(part), anew)
+                        await self._reload(part, self._registry.source(part), anew)
         finally:
             whole.unpin()
 
     async def _source(self, name: str, override: Override | None) -> Source:
-        """Where a model comes from, under an override if there is one."""
         if override is None:
-            return self._register.source(name)
+            return self._registry.source(name)
         base: Source | None = None
         try:
-            base = self._register.source(name)
+            base = self._registry.source(name)
         except MmeError:
             if not override.files:
                 raise
@@ -233,31 +223,28 @@ class Admission:
         return made
 
     async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> LoadReport:
-        """Load a model that nobody but who asks for it now wants: if it does not load in time, it is unloaded.
-
-        One that serves already goes on.
-        """
+        """Load a model for its client alone: if it does not load in time, it is unloaded. One that serves goes on."""
         goes_on = entry.state is State.READY
         then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
         try:
-            async with self._patience(entry.name, then):
+            async with self._deadline(entry.name, then):
                 return await loading
         except MmeError as error:
             entry = self._cache.entries.get(entry.name, entry)
             if error.parts and self._options.control.limits and not isinstance(entry.source, Overridden):
-                self._register.lay_down(entry.name, frozenset(error.parts))
+                self._registry.suspend(entry.name, frozenset(error.parts))
             if goes_on and entry.resident is not None:
                 raise
             if entry.task is not None:
                 self._begin(self._unload(entry))
             else:
-                await self._give_up(entry, error)
+                await self._unregister_failed(entry, error)
             raise
         finally:
-            await self._register.noted(self._cache.entries.get(entry.name, entry))
+            await self._registry.write(self._cache.entries.get(entry.name, entry))
 
     @contextlib.asynccontextmanager
-    async def _patience(self, name: str, then: str) -> AsyncIterator[None]:
+    async def _deadline(self, name: str, then: str) -> AsyncIterator[None]:
         """Wait for a load no longer than that may take, and a moment: the load's own end comes first if it can."""
         seconds = self._options.load_patience
         try:
@@ -268,8 +255,8 @@ class Admission:
                 raise
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' did not load within {seconds:.0f} s; {then}") from None
 
-    def name(self, name: str) -> None:
-        """Somebody loads a model by its name: it does not go with an ensemble that is made of it."""
+    def mark_explicit(self, name: str) -> None:
+        """It was loaded by name: it does not go with an ensemble that is made of it."""
         entry = self._cache.entries.get(name)
         if self._options.control is Control.EXPLICIT and entry is not None and not entry.abandoned:
             self._by_name.add(name)
@@ -281,23 +268,23 @@ class Admission:
 
         Args:
             name: the registered name.
-            dependents: whether the models go too that it consists of, unless others in memory do, or somebody loaded
-                them by name.
+            dependents: whether the models go too that it consists of, unless others in memory do, or they were loaded
+                by name.
 
         Raises:
             MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
                 time. Then its memory comes back when that ends.
         """
-        if self._register.rouse(name):
+        if self._registry.resume(name):
             self._by_name.discard(name)
         entry = self._cache.entries.get(name)
         if entry is None or entry.abandoned:
             raise unknown(name)
         parts = self._dependents.parts_of(name) if dependents else ()
-        wholes = self._without(name)
+        wholes = self._suspend_wholes(name)
         await self._unload_in_time(entry)
         for whole in wholes:
-            stays_down = whole in self._register.dormant  # nobody loaded or unloaded it meanwhile
+            stays_down = whole in self._registry.suspended  # it was neither loaded nor unloaded meanwhile
             if stays_down and whole in self._cache.entries:
                 await self._unload_in_time(self._cache.entries[whole])
         for part in parts:
@@ -305,11 +292,11 @@ class Admission:
             if self._is_registered(part) and not stays:
                 await self.unload(part, dependents=True)  # which may be an ensemble itself
 
-    def _without(self, part: str) -> list[str]:
-        """Who leaves with a part that somebody unloads; where requests bring in what they ask for, nobody does."""
+    def _suspend_wholes(self, part: str) -> list[str]:
+        """The models that leave with a part; where requests bring in what they ask for, none do."""
         wholes = self._dependents.wholes_of(part) if self._options.control.limits else []
         for whole in wholes:
-            self._register.lay_down(whole, self._dependents.held_by(whole))
+            self._registry.suspend(whole, self._dependents.held_by(whole))
         return wholes
 
     async def _unload_in_time(self, entry: Entry[Target]) -> None:
@@ -326,31 +313,30 @@ class Admission:
             ) from None
 
     async def _unload(self, entry: Entry[Target]) -> None:
-        self._register.withdraw(entry.name)  # a request that comes while it leaves must not bring it back
+        self._registry.disable(entry.name)  # a request that comes while it leaves must not bring it back
         await self._cache.unload(entry)
         entry = self._cache.entries.get(entry.name, entry)
         if entry.abandoned:
-            await self._drop(entry)
-        await self._register.noted(entry)
+            await self._remove(entry)
+        await self._registry.write(entry)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Go on with what nobody waits for any more."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     # -- what is left of models -----------------------------------------------------------------------------------
 
-    async def _give_up(self, entry: Entry[Target], error: MmeError) -> None:
+    async def _unregister_failed(self, entry: Entry[Target], error: MmeError) -> None:
         """Unregister; but the index goes on saying why of what store or repository has."""
         entry.evicted, entry.source = False, origin(entry.source)
-        self._register.withdraw(entry.name)
-        if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_nobody(entry, error):
-            await self._drop(entry)
+        self._registry.disable(entry.name)
+        if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
+            await self._remove(entry)
         elif _is_useless(error):
             await self._discard(entry, error)
 
-    async def _drop(self, entry: Entry[Target]) -> None:
+    async def _remove(self, entry: Entry[Target]) -> None:
         """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile.
 
         The index goes on telling that a repository's was unloaded.
@@ -358,12 +344,12 @@ class Admission:
         await self._discard(entry)
         entry.source = origin(entry.source)
         if entry.abandoned:
-            self._register.withdraw(entry.name)
-            if entry.name not in self._register.dormant:  # else it comes back as what it was
+            self._registry.disable(entry.name)
+            if entry.name not in self._registry.suspended:  # else it comes back as what it was
                 self._by_name.discard(entry.name)
         in_repository = isinstance(entry.source, InRepository | InBucket)
         if not in_repository or not self._origins.offers(entry.name):
-            self._register.forget(entry)
+            self._registry.forget(entry)
 
     async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
         """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits.
@@ -403,6 +389,40 @@ def _is_useless(error: MmeError) -> bool:
     return error.kind in _USELESS and not isinstance(error, ElsewhereError)
 
 
-def _may_be_nobody(entry: Entry[Any], error: MmeError) -> bool:
-    """Whether a name was never seen to be that of a model: clients may ask for any, while the store can't be asked."""
+def _may_be_unknown(entry: Entry[Any], error: MmeError) -> bool:
+    """Whether a name was never seen to be that of a model: clients may name any, while the store can't be asked."""
     return isinstance(error, UntoldError) and not entry.registered and not entry.stats.loads
+
+
+class WaitGraph:
+    """Which model waits for the load of which other, so that no two loads wait for each other.
+
+    A model's code may have others loaded and unloaded, while it executes and while it is loaded itself. Chains of
+    models wait: each for the next, the last for the load of another, or for its end.
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[str, list[tuple[str, ...]]] = {}  # by what their last one waits for
+
+    def __repr__(self) -> str:
+        return f"<WaitGraph {self._chains}>"
+
+    @contextmanager
+    def waiting(self, chain: tuple[str, ...], name: str) -> Iterator[None]:
+        """Inside, these wait for the model of that name to be loaded, or to be gone."""
+        self._chains.setdefault(name, []).append(chain)
+        try:
+            yield
+        finally:
+            chains = self._chains[name]
+            chains.remove(chain)
+            if not chains:
+                del self._chains[name]
+
+    def behind(self, name: str) -> tuple[str, ...]:
+        """The models that wait for the load of a model, or for one that does; the outermost first."""
+        found = [name]
+        for each in found:  # which grows meanwhile
+            links = dict.fromkeys(link for chain in self._chains.get(each, ()) for link in reversed(chain))
+            found += [link for link in links if link not in found]
+        return tuple(reversed(found[1:]))

@@ -9,7 +9,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.cache.entry import State
-from serve.life import life_of
+from serve.state_file import life_of
 from tests.serve.engines import answered, engine_of
 from tests.serve.inside import artifacts_of, evict, journal_of, next_look, noted_use
 from tests.waiting import until
@@ -139,8 +139,8 @@ async def test_a_load_that_fails_is_not_in_the_journal(toys, tmp_path, unpacked)
 
 async def test_last_uses_are_written_once_in_a_while(toys, tmp_path, repository, monkeypatch):
     """Requests write nothing; now and then the journal takes down when models were used."""
-    monkeypatch.setattr("serve.register._USE_SECONDS", 0.01)
-    monkeypatch.setattr("serve.journal._DELAY", 0.0)
+    monkeypatch.setattr("serve.registry._USE_SECONDS", 0.01)
+    monkeypatch.setattr("serve.state_file._JOURNAL_SECONDS", 0.0)
     async with worker(tmp_path, repository=repository) as engine:
         register, journal, writes = engine.register, journal_of(engine.register), []
 
