@@ -143,6 +143,20 @@ def shape_matches(shape: Sequence[int], expected: Sequence[int]) -> bool:
     return len(shape) == len(expected) and all(want in (have, -1) for have, want in zip(shape, expected, strict=True))
 
 
+def refitted(array: Array, source: tuple[int, ...], target: tuple[int, ...], *, batches: bool) -> Array:
+    """The array in the shape `target`; the variable dimensions of `source` and `target` are the same, in order.
+
+    Raises:
+        ValueError: it has not that many elements, or dimensions.
+    """
+    if not array.shape and not target:  # a scalar, which clients may send as it is
+        return array
+    batch = array.shape[:1] if batches else ()
+    sizes = zip(array.shape[len(batch) :], source, strict=True)
+    variable = iter([size for size, dim in sizes if dim == -1])
+    return array.reshape((*batch, *[next(variable) if dim == -1 else dim for dim in target]))
+
+
 def element_count(shape: Iterable[int]) -> int:
     """The number of elements of a concrete shape; 1 for a scalar."""
     return math.prod(shape)

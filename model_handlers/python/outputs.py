@@ -20,7 +20,7 @@ from model_handlers.python.failures import failed_batch, failed_execution, print
 from model_handlers.python.pb_requests import InferenceResponseSender
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError, TritonModelException
 from model_handlers.requests import PUT_BACK, ModelResponse
-from model_handlers.tensor import BF16, BYTES, UINT16, shape_matches
+from model_handlers.tensor import BF16, BYTES, UINT16, refitted, shape_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,7 +58,7 @@ def answers(
 
 def inside(spec: TensorSpec, array: Array, *, batches: bool) -> Array:
     """An input as the model sees it."""
-    return array if spec.reshape is None else array.reshape(_refitted(array.shape, spec.dims, spec.reshape, batches))
+    return array if spec.reshape is None else _refitted(array, spec.dims, spec.reshape, batches=batches)
 
 
 def _answer(
@@ -162,7 +162,7 @@ def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, *, whole_num
         return array
     batches = config.max_batch_size > 0
     try:
-        return array.reshape(_refitted(array.shape, spec.reshape, spec.dims, batches))
+        return _refitted(array, spec.reshape, spec.dims, batches=batches)
     except ValueError:
         raise _wrong(
             config,
@@ -190,17 +190,10 @@ def _rows(config: ModelConfig, request: ModelRequest) -> int | None:
     return 1
 
 
-def _refitted(
-    shape: tuple[int, ...],
-    outer: tuple[int, ...],
-    inner: tuple[int, ...],
-    batches: bool,  # noqa: FBT001 - both callers name it
-) -> tuple[int, ...]:
-    batch, rest = (shape[:1], shape[1:]) if batches else ((), shape)
-    if any(want not in (-1, have) for want, have in zip(outer, rest, strict=True)):
-        raise ValueError(shape)
-    variable = iter([have for want, have in zip(outer, rest, strict=True) if want == -1])
-    return (*batch, *(next(variable) if dim == -1 else dim for dim in inner))
+def _refitted(array: Array, outer: tuple[int, ...], inner: tuple[int, ...], *, batches: bool) -> Array:
+    if not shape_matches(array.shape[batches:], outer):
+        raise ValueError(array.shape)
+    return refitted(array, outer, inner, batches=batches)
 
 
 def _same_bits(returned: DataType, expected: DataType) -> bool:

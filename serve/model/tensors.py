@@ -23,9 +23,9 @@ from model_handlers.requests import (
     ModelRequest,
     ModelResponse,
 )
-from model_handlers.tensor import BY_DTYPE, BYTES, element_count
+from model_handlers.tensor import BY_DTYPE, BYTES, element_count, refitted
 from serve.model.replies import DecoupledRequest
-from serve.request import InferenceRequest, InferenceResponse
+from serve.request import InferenceRequest, InferenceResponse, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,22 +47,17 @@ def flat(arrays: Sequence[Array]) -> Array:
 def batch_input(kind: BatchInputKind, shapes: Shapes, dtype: np.dtype[Any], *, batches: bool) -> Array:
     """What a model is told of the batch, from the full shape of each request's source."""
     counts = [element_count(shape) for shape in shapes]
-    match kind:
-        case BatchInputKind.ELEMENT_COUNT:
-            return np.array(counts, dtype)
-        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT:
-            return np.array(list(itertools.accumulate(counts)), dtype)
-        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
-            return np.array(list(itertools.accumulate(counts, initial=0)), dtype)
-        case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
-            return np.zeros(max(counts), dtype)
-    items = [item for shape in shapes for item in _items(shape, batches=batches)]
+    if kind is BatchInputKind.ELEMENT_COUNT:
+        return np.array(counts, dtype)
+    if kind is BatchInputKind.ACCUMULATED_ELEMENT_COUNT:
+        return np.array(list(itertools.accumulate(counts)), dtype)
+    if kind is BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+        return np.array(list(itertools.accumulate(counts, initial=0)), dtype)
+    if kind is BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
+        return np.zeros(max(counts), dtype)
+    items = [item for shape in shapes for item in ([shape[1:]] * shape[0] if batches else [shape])]
     table = np.array(items, dtype)
     return table.reshape(-1) if kind is BatchInputKind.ITEM_SHAPE_FLATTEN else table
-
-
-def _items(shape: tuple[int, ...], *, batches: bool) -> list[tuple[int, ...]]:
-    return [shape[1:]] * shape[0] if batches else [shape]
 
 
 def split(array: Array, shapes: Shapes) -> list[Array] | None:
@@ -116,22 +111,139 @@ class TensorMap:
         return True
 
     def collate(self, batch: Batch) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """What a handler is given for a batch: an array an input, and the names of the outputs."""
-        return collate(self, batch), wanted(self, batch)
+        """What a handler is given for a batch: an array an input, and the outputs that any request asked for.
+
+        Batch dimensions lie behind one another, in the order of the requests.
+        """
+        first = batch[0]
+        inputs: dict[str, Array] = {}
+        for index, spec in enumerate(self.inputs):
+            position = first.order[index]
+            if position < 0:
+                continue
+            if spec.allow_ragged_batch:
+                inputs[spec.name] = flat([request.inputs[request.order[index]] for request in batch])
+                continue
+            if len(batch) == 1:
+                array = first.inputs[position]
+                if not array.flags.aligned:  # a view into a body starts where the JSON header happened to end
+                    array = array.copy()
+            else:
+                array = np.concatenate([request.inputs[request.order[index]] for request in batch])
+            if spec.reshape is not None:
+                array = refitted(array, spec.dims, spec.reshape, batches=self.batches)
+            inputs[spec.name] = array
+        for given, index in self.told:
+            told = batch_input(given.kind, _shapes(batch, index), given.data_type.dtype, batches=self.batches)
+            inputs |= dict.fromkeys(given.target_name, told)
+        return inputs, self._wanted(batch)
+
+    def _wanted(self, batch: Batch) -> tuple[str, ...]:
+        first = batch[0].layout.outputs
+        if not first:
+            return self.output_names
+        wanted = set(first)
+        for request in batch[1:]:
+            if not request.layout.outputs:
+                return self.output_names
+            wanted.update(request.layout.outputs)
+        return tuple(name for name in self.output_names if name in wanted)
 
     def scatter(self, batch: Batch, names: tuple[str, ...], arrays: list[Array], rows: int) -> list[InferenceResponse]:
-        """Each request's share of what it returned. See `scatter`."""
-        return scatter(self, batch, names, arrays, rows)
+        """Give each request its own rows of each output it asked for.
+
+        Raises:
+            MmeError: EXECUTION_FAILED when the model returned another number of rows than it was given, or an output
+                that can't be reshaped as its configuration says.
+        """
+        checked = self.batches and (self.proof is None or len(batch) > 1)  # else it may be no batch
+        columns: list[tuple[TensorSpec, Array | list[Array]]] = []
+        for name, array in zip(names, arrays, strict=True):
+            spec = self.outputs[name]
+            if name in self.split:
+                columns.append((spec, self._pieces(batch, name, array)))
+                continue
+            if checked:
+                self._check_rows(name, array, rows)
+            columns.append((spec, array if spec.reshape is None else self._as_declared(spec, spec.reshape, array)))
+        responses = []
+        offset = 0
+        for number, request in enumerate(batch):
+            end = offset + request.batch_size
+            outputs = [
+                (
+                    spec.name,
+                    spec.data_type,
+                    column[number] if isinstance(column, list) else column if len(batch) == 1 else column[offset:end],
+                )
+                for spec, column in columns
+                if not request.layout.outputs or spec.name in request.layout.outputs
+            ]
+            responses.append(InferenceResponse(self.name, self.version, outputs, request.id))
+            offset = end
+        return responses
+
+    def _check_rows(self, name: str, array: Array, rows: int) -> None:
+        if not array.shape or array.shape[0] != rows:
+            raise MmeError(
+                Kind.EXECUTION_FAILED,
+                f"model '{self.name}' returned output '{name}' with shape {list(array.shape)} for a batch of {rows}: "
+                "its first dimension must be the batch",
+            )
+
+    def _pieces(self, batch: Batch, name: str, array: Array) -> list[Array]:
+        shapes = _shapes(batch, self.split[name])
+        pieces = split(array, shapes)
+        if pieces is None:
+            raise MmeError(
+                Kind.EXECUTION_FAILED,
+                f"model '{self.name}' returned output '{name}' with {array.size} elements for requests of the shapes "
+                f"{', '.join(str(list(shape)) for shape in shapes)}, which it is to be split into",
+            )
+        return pieces
+
+    def _as_declared(self, spec: TensorSpec, inner: tuple[int, ...], array: Array) -> Array:
+        try:
+            return refitted(array, inner, spec.dims, batches=self.batches)
+        except ValueError:
+            expected = [-1, *inner] if self.batches else list(inner)
+            raise MmeError(
+                Kind.EXECUTION_FAILED,
+                f"model '{self.name}' returned output '{spec.name}' with shape {list(array.shape)}, not {expected}",
+            ) from None
 
     def to_model_requests(self, batch: Batch, post: Post | None) -> list[ModelRequest]:
-        """What a handler that sees requests is given for a batch."""
-        return present(self, batch, post)
+        """The batch as requests, for a handler that wants to see them; what it answers unasked is posted."""
+        return [
+            ModelRequest(
+                {
+                    spec.name: request.inputs[position]
+                    for spec, position in zip(self.inputs, request.order, strict=True)
+                    if position >= 0
+                },
+                tuple(name for name in self.output_names if name in request.layout.outputs)
+                if request.layout.outputs
+                else self.output_names,
+                request.id,
+                request.parameters or {},
+                request.timeout_us,
+                request.correlation_id,
+                request.flags & FLAGS_TOLD,
+                request.callers,
+                None if post is None else DecoupledRequest(request, post),
+                request.trace,
+            )
+            for request in batch
+        ]
 
     def from_model_responses(
         self, batch: Batch, answers: list[ModelResponse | MmeError | None]
     ) -> list[InferenceResponse | MmeError | None]:
-        """What it answered to each request."""
-        return collect(self, batch, answers)
+        """Each request's own response, its own error, or None for one that is answered unasked."""
+        return [
+            self.response(request, answer) if isinstance(answer, ModelResponse) else answer
+            for request, answer in zip(batch, answers, strict=True)
+        ]
 
     def rescheduled(self, batch: Batch) -> Collection[InferenceRequest]:  # noqa: ARG002 - its interface
         return ()
@@ -157,160 +269,19 @@ def _told(spec: TensorSpec, array: Array, request: InferenceRequest) -> tuple[Da
     return (declared, array.astype(declared.dtype)) if request.callers else (BY_DTYPE[array.dtype], array)
 
 
-def wanted(signature: TensorMap, batch: Batch) -> tuple[str, ...]:
-    """The outputs that any request of the batch asked for, in the model's order."""
-    first = batch[0].layout.outputs
-    if not first:
-        return signature.output_names
-    wanted = set(first)
-    for request in batch[1:]:
-        if not request.layout.outputs:
-            return signature.output_names
-        wanted.update(request.layout.outputs)
-    return tuple(name for name in signature.output_names if name in wanted)
-
-
-def collate(signature: TensorMap, batch: Batch) -> dict[str, Array]:
-    """One array an input, the requests' batch dimensions behind one another."""
-    first = batch[0]
-    inputs: dict[str, Array] = {}
-    for index, spec in enumerate(signature.inputs):
-        position = first.order[index]
-        if position < 0:
-            continue
-        if spec.allow_ragged_batch:
-            inputs[spec.name] = flat([request.inputs[request.order[index]] for request in batch])
-            continue
-        if len(batch) == 1:
-            array = first.inputs[position]
-            if not array.flags.aligned:  # a view into a body starts where the JSON header happened to end
-                array = array.copy()
-        else:
-            array = np.concatenate([request.inputs[request.order[index]] for request in batch])
-        inputs[spec.name] = array if spec.reshape is None else _reshaped(signature, array, spec.dims, spec.reshape)
-    for given, index in signature.told:
-        shapes = _shapes(batch, index)
-        told = batch_input(given.kind, shapes, given.data_type.dtype, batches=signature.batches)
-        inputs |= dict.fromkeys(given.target_name, told)
-    return inputs
-
-
 def _shapes(batch: Batch, index: int) -> list[tuple[int, ...]]:
     positions = ((request, request.order[index]) for request in batch)
     return [request.layout.inputs[position][2] if position >= 0 else (0,) for request, position in positions]
 
 
-def _reshaped(signature: TensorMap, array: Array, source: tuple[int, ...], target: tuple[int, ...]) -> Array:
-    batch = array.shape[:1] if signature.batches else ()
-    if not array.shape and not target:  # a scalar, which clients may send as it is
-        return array
-    sizes = zip(array.shape[len(batch) :], source, strict=True)
-    variable = iter([size for size, dim in sizes if dim == -1])
-    return array.reshape((*batch, *[next(variable) if dim == -1 else dim for dim in target]))
-
-
-def _as_declared(signature: TensorMap, spec: TensorSpec, array: Array) -> Array:
-    if spec.reshape is None:
-        return array
-    try:
-        return _reshaped(signature, array, spec.reshape, spec.dims)
-    except ValueError:
-        inner = [-1, *spec.reshape] if signature.batches else list(spec.reshape)
-        raise MmeError(
-            Kind.EXECUTION_FAILED,
-            f"model '{signature.name}' returned output '{spec.name}' with shape {list(array.shape)}, not {inner}",
-        ) from None
-
-
-def scatter(
-    signature: TensorMap, batch: Batch, names: tuple[str, ...], arrays: list[Array], size: int
-) -> list[InferenceResponse]:
-    """Give each request its own rows of each output it asked for.
-
-    Raises:
-        MmeError: EXECUTION_FAILED when the model returned another number of rows than it was given, or an output that
-            can't be reshaped as its configuration says.
-    """
-    checked = signature.batches and (signature.proof is None or len(batch) > 1)  # else it may be no batch
-    columns: list[tuple[TensorSpec, Array | list[Array]]] = []
-    for name, array in zip(names, arrays, strict=True):
-        spec = signature.outputs[name]
-        if name in signature.split:
-            columns.append((spec, _pieces(signature, batch, name, array)))
-            continue
-        if checked and (not array.shape or array.shape[0] != size):
-            raise MmeError(
-                Kind.EXECUTION_FAILED,
-                f"model '{signature.name}' returned output '{name}' with shape {list(array.shape)} "
-                f"for a batch of {size}: its first dimension must be the batch",
-            )
-        columns.append((spec, array if spec.reshape is None else _as_declared(signature, spec, array)))
-    responses = []
-    offset = 0
-    for number, request in enumerate(batch):
-        end = offset + request.batch_size
-        outputs = [
-            (
-                spec.name,
-                spec.data_type,
-                column[number] if isinstance(column, list) else column if len(batch) == 1 else column[offset:end],
-            )
-            for spec, column in columns
-            if not request.layout.outputs or spec.name in request.layout.outputs
-        ]
-        responses.append(InferenceResponse(signature.name, signature.version, outputs, request.id))
-        offset = end
-    return responses
-
-
-def _pieces(signature: TensorMap, batch: Batch, name: str, array: Array) -> list[Array]:
-    shapes = _shapes(batch, signature.split[name])
-    pieces = split(array, shapes)
-    if pieces is None:
-        raise MmeError(
-            Kind.EXECUTION_FAILED,
-            f"model '{signature.name}' returned output '{name}' with {array.size} elements for requests of the shapes "
-            f"{', '.join(str(list(shape)) for shape in shapes)}, which it is to be split into",
-        )
-    return pieces
-
-
-def present(signature: TensorMap, batch: Batch, post: Post | None) -> list[ModelRequest]:
-    """The batch as requests, for a handler that wants to see them; what it answers unasked is posted."""
-    return [
-        ModelRequest(
-            {
-                spec.name: request.inputs[position]
-                for spec, position in zip(signature.inputs, request.order, strict=True)
-                if position >= 0
-            },
-            tuple(name for name in signature.output_names if name in request.layout.outputs)
-            if request.layout.outputs
-            else signature.output_names,
-            request.id,
-            request.parameters or {},
-            request.timeout_us,
-            request.correlation_id,
-            request.flags & FLAGS_TOLD,
-            request.callers,
-            None if post is None else DecoupledRequest(request, post),
-            request.trace,
-        )
-        for request in batch
-    ]
-
-
-def collect(
-    signature: TensorMap, batch: Batch, answers: list[ModelResponse | MmeError | None]
-) -> list[InferenceResponse | MmeError | None]:
-    """The responses of such a batch: each request's own, its own error, or None for one that is answered unasked."""
-    return [
-        signature.response(request, answer) if isinstance(answer, ModelResponse) else answer
-        for request, answer in zip(batch, answers, strict=True)
-    ]
-
-
 _WORD = (1 << 64) - 1
+_EMPTY = Layout((), ())
+
+
+def _drop(_request: InferenceRequest, _result: InferenceResponse | MmeError | None) -> None: ...
+
+
+def _drop_response(_opened: DecoupledRequest, _response: ModelResponse | MmeError | None, _final: bool) -> None: ...  # noqa: FBT001 - see Post
 
 
 class _Signal:
@@ -366,8 +337,9 @@ class SequenceTensorMap(TensorMap):
         """Each request's row; what the states have become stays with the sequences."""
         steps = cast("Steps", batch)
         outputs = dict(zip(names, arrays, strict=True))
-        for name, array in outputs.items():
-            self._check_rows(name, array, rows)
+        if self.batches:
+            for name, array in outputs.items():
+                self._check_rows(name, array, rows)
         for name, kept_as in self._states.items():
             for sequence, request, row in zip(steps.sequences, steps, steps.rows, strict=True):
                 self._keep(sequence, request, kept_as, self._row(outputs[name], row, rows))
@@ -399,14 +371,6 @@ class SequenceTensorMap(TensorMap):
             return array if array.flags.writeable else array.copy()
         share = array[row : row + 1]
         return share if rows == 1 and array.flags.writeable else share.copy()
-
-    def _check_rows(self, name: str, array: Array, rows: int) -> None:
-        if self.batches and (not array.shape or array.shape[0] != rows):
-            raise MmeError(
-                Kind.EXECUTION_FAILED,
-                f"model '{self.name}' returned output '{name}' with shape {list(array.shape)} for a batch of {rows}: "
-                "its first dimension must be the batch",
-            )
 
     # -- states --------------------------------------------------------------------------------------------------
 
@@ -485,19 +449,10 @@ class SequenceTensorMap(TensorMap):
     def _nobody(self, like: ModelRequest) -> ModelRequest:
         signals = {signal.name: self._told(signal, signal.nobody) for signal in self._signals}
         states = {name: _nothing_like(self._initial[name]) for name in self._states.values()}
-        responder = None if like.responder is None else _Unheard()
+        responder = (
+            None if like.responder is None else DecoupledRequest(InferenceRequest(_EMPTY, [], _drop), _drop_response)
+        )
         return ModelRequest({**like.inputs, **signals, **states}, like.outputs, responder=responder)
-
-
-class _Unheard:
-    """Takes the responses of a row without a request."""
-
-    def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None: ...
-
-    def is_cancelled(self) -> bool:
-        return False
-
-    def when_cancelled(self, tell: Callable[[], None]) -> None: ...
 
 
 def tensor_map_for(name: str, version: int, config: ModelConfig, initial: Mapping[str, Array]) -> TensorMap:

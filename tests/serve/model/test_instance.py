@@ -13,7 +13,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
 from serve.model.instance import Instance, close_all, execute_batch
 from serve.model.layout_check import check_layout
-from serve.model.tensors import TensorMap, collate
+from serve.model.tensors import TensorMap
 from serve.request import InferenceRequest, InferenceResponse, Layout
 from serve.threads import ThreadPool
 
@@ -184,7 +184,7 @@ def test_one_request_alone_is_not_copied(toys):
     """A batch of one request hands its own array to the handler."""
     config = toys.config()
     request = request_of(config, [1, 2])
-    assert collate(TensorMap("m", 1, config), [request])["x"] is request.inputs[0]
+    assert TensorMap("m", 1, config).collate([request])[0]["x"] is request.inputs[0]
 
 
 def test_unaligned_data_is_aligned_before_a_framework_sees_it(toys):
@@ -194,7 +194,7 @@ def test_unaligned_data_is_aligned_before_a_framework_sees_it(toys):
     body = b"!" + np.array([[1, 2]], np.float32).tobytes()
     request.inputs = [np.frombuffer(body, np.float32, offset=1).reshape(1, 2)]
     assert not request.inputs[0].flags.aligned
-    array = collate(TensorMap("m", 1, config), [request])["x"]
+    array = TensorMap("m", 1, config).collate([request])[0]["x"]
     assert array.flags.aligned
     assert array.tolist() == [[1, 2]]
 
@@ -210,7 +210,7 @@ def test_inputs_are_told_apart_by_name_and_not_by_place(toys):
         request = InferenceRequest(layout, arrays, lambda *_: None)
         request.order = check_layout(layout, config).order
         requests.append(request)
-    joined = collate(TensorMap("m", 1, config), requests)
+    joined = TensorMap("m", 1, config).collate(requests)[0]
     assert {name: array.tolist() for name, array in joined.items()} == {"x": [[1, 1]] * 2, "z": [[9, 9]] * 2}
 
 
@@ -218,7 +218,7 @@ def test_an_optional_input_left_out_is_not_there(toys):
     """A handler sees only the inputs that the batch has."""
     specs = (TensorSpec("x", FP32, (2,)), TensorSpec("z", FP32, (2,), optional=True))
     config = toys.config(inputs=specs)
-    assert set(collate(TensorMap("m", 1, config), [request_of(config, [1, 1])])) == {"x"}
+    assert set(TensorMap("m", 1, config).collate([request_of(config, [1, 1])])[0]) == {"x"}
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 8], ids=["without batches", "with batches"])
