@@ -221,8 +221,8 @@ class _Scrape:
             self._family(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", counts)
             self._family(f"nv_cache_{what}_duration_per_model", f"Microseconds of cache {plural}", took)
         cache, gauge = self._now.engine.responses, "gauge"
-        self._out.one("mme_response_cache_budget_bytes", "Bytes that cached responses may take", gauge, cache.budget)
-        self._out.one("mme_response_cache_used_bytes", "Bytes that cached responses take", gauge, cache.used)
+        self._out.one("mme_response_cache_budget_bytes", "Bytes that cached responses may take", gauge, cache.maxsize)
+        self._out.one("mme_response_cache_used_bytes", "Bytes that cached responses take", gauge, cache.currsize)
 
     def _first_responses(self) -> None:
         """Of models whose configuration sets its buckets, which are milliseconds."""

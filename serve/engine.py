@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from serve.engine_options import EngineOptions
     from serve.loading.loader import AnyModel, Target
     from serve.model.warmup import Labels
-    from serve.request import InferenceRequest, InferenceResponse
+    from serve.request import InferenceRequest
     from serve.sources.disk_room import DiskRoom
     from serve.statistics import ModelStats
 
@@ -119,7 +119,7 @@ class Engine:
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         self._known = known = Footprints(file.read(), options.budget)
         self._footprints = LazyFile(file, known, self._writes, delay=_FOOTPRINT_SECONDS)
-        self.responses: ResponseCache[InferenceResponse] = ResponseCache(options.response_cache_bytes)
+        self.responses = ResponseCache(options.response_cache_bytes)
         loader = self._loader(known)
         self.cache = self._cache(loader)
         self._tiering = Tiering(self._store, self.cache, loader.scales, loader.threads, loop, lower_priority)
@@ -127,7 +127,7 @@ class Engine:
         self._meter = Meter(
             self.cache,
             loop,
-            lambda: loader.scales.common + on_the_way() + self.responses.used,
+            lambda: loader.scales.common + on_the_way() + int(self.responses.currsize),
             self._has_grown,
         )
         self.register = Registry(

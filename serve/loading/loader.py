@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from serve.model.response_cache import ResponseCache
     from serve.model.warmup import Labels
     from serve.model_calls import ModelCalls
-    from serve.request import InferenceResponse
     from serve.statistics import ModelStats
     from serve.threads import ThreadPool
     from serve.weights.forms import TargetForms
@@ -204,7 +203,7 @@ class ModelLoader:
         environments: Environments | None = None,
         store: WeightStore | None = None,
         weights: Weights = Weights.AUTO,
-        responses: ResponseCache[InferenceResponse] | None = None,
+        responses: ResponseCache | None = None,
         latencies: Latencies = DEFAULT_LATENCIES,
         limits: ResourcePool | None = None,
         poll: LoopPoller | None = None,

@@ -66,7 +66,7 @@ class EnsembleModel:
         members: Sequence[Model | EnsembleModel],
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
-        responses: ResponseCache[InferenceResponse] | None = None,
+        responses: ResponseCache | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -77,10 +77,10 @@ class EnsembleModel:
         decoupled = [bool(member.config.decoupled) for member in members]
         self.graph = Graph(config.own(name), config.ensemble, decoupled)
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
-        self._turnstiles = InflightLimiters(config.max_inflight_requests) if config.max_inflight_requests else None
-        if self._turnstiles is not None:
+        self._limiters = InflightLimiters(config.max_inflight_requests) if config.max_inflight_requests else None
+        if self._limiters is not None:
             for part in self.parts:
-                part.submit = InflightLimiter(self._turnstiles, part.model).submit
+                part.submit = InflightLimiter(self._limiters, part.model).submit
         self.batches = config.max_batch_size > 0
         self.kinds = {spec.name: spec.data_type for spec in config.outputs}
         self.version_text = str(version)
@@ -95,7 +95,7 @@ class EnsembleModel:
     @property
     def queued(self) -> int:
         """Requests of its steps that may not be asked yet; all others wait with the models of the steps."""
-        return 0 if self._turnstiles is None else self._turnstiles.waiting
+        return 0 if self._limiters is None else self._limiters.waiting
 
     def route(self, outputs: tuple[str, ...]) -> EnsembleRoute:
         route = self._routes.get(outputs)
@@ -119,37 +119,22 @@ class EnsembleModel:
         request.batch_size = checked.batch_size
         request.order = checked.order
         request.arrival_ns = _now()
-        if self._cached is not None:
-            if self._cached.takes_long(request):
-                self.outstanding += 1
-                self._cached.look_up(request, self._looked_up)
-                return
-            if self._cached.answered(request):
-                return
+        if self._cached is not None and self._cached.answered(request):
+            return
         self.outstanding += 1
-        self._begin(request)
-
-    def _begin(self, request: InferenceRequest) -> None:
-        journey = EnsembleRun(self, request)
-        if self._turnstiles is None:
-            journey.begin()
+        run = EnsembleRun(self, request)
+        if self._limiters is None:
+            run.begin()
         else:
-            self._turnstiles.begin(journey.begin)
-
-    def _looked_up(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
-        if response is None:
-            self._begin(request)
-        else:
-            self.outstanding -= 1
-            request.resolve(response)
+            self._limiters.begin(run.begin)
 
     def end_sequence(self, correlation_id: int | str) -> None:
         """The models of its steps have sequences; see there."""
 
     def refuse_waiting(self) -> None:
         """Refuse the requests of its steps that may not be asked yet."""
-        if self._turnstiles is not None:
-            self._turnstiles.refuse_waiting(
+        if self._limiters is not None:
+            self._limiters.refuse_waiting(
                 MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
             )
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from serve.model.response_cache import ResponseCache
     from serve.model.sequence_batcher import Queue
     from serve.model.tensors import Batch
-    from serve.request import InferenceRequest, InferenceResponse
+    from serve.request import InferenceRequest
     from serve.statistics import ModelStats
 
 _now = time.perf_counter_ns
@@ -86,7 +86,7 @@ class Model:
         loop: asyncio.AbstractEventLoop,
         inline_ns: int = 0,
         retry: RetryRequest | None = None,
-        responses: ResponseCache[InferenceResponse] | None = None,
+        responses: ResponseCache | None = None,
         initial_states: Mapping[str, Array] | None = None,
         limits: LimitedInstances | None = None,
         dispatches: DispatchQueue | None = None,
@@ -118,7 +118,7 @@ class Model:
             stats,
             loop,
             self._queue.timeout_message,
-            functools.partial(self._queue_late, first=True),
+            self._requeue,
             # one that changes what comes after it is not executed again
             functools.partial(retry, self) if retry is not None and self._order is None else None,
             decoupled=self._decoupled,
@@ -158,7 +158,7 @@ class Model:
         self._executed: list[Execution] = []
         self._lock = threading.Lock()
         self._checked = ValidatedLayouts(self.config, stats)
-        self._dispatch_asked = self._looks_up = False
+        self._dispatch_asked = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0
         self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
@@ -167,7 +167,6 @@ class Model:
         self._ticket = itertools.count()
         stats.keep_first_responses(self.config)
         self._cached = cached_responses(self.config, responses, stats, loop, reads_parameters=unasked)
-        self._behind: list[InferenceRequest] = []  # who came while a request of theirs was looked up, in order
         self._overtakes = self.config.dynamic_batching is None or not self.config.dynamic_batching.preserve_ordering
         stats.batching = ""
         if self._proof is not None:
@@ -201,17 +200,7 @@ class Model:
         request.order = checked.order
         request.signature = checked.signature
         request.arrival_ns = _now()
-        if self._cached is not None and (self._overtakes or not self.outstanding):
-            if self._cached.takes_long(request):
-                self._replies.outstanding += 1
-                self._looks_up = True
-                self._cached.look_up(request, self._looked_up)
-                return
-            if self._cached.answered(request):
-                return
-        elif self._looks_up:  # which nobody overtakes here
-            self._replies.outstanding += 1
-            self._behind.append(request)
+        if self._cached is not None and (self._overtakes or not self.outstanding) and self._cached.answered(request):
             return
         try:
             with self._lock:
@@ -224,23 +213,12 @@ class Model:
             request.on_cancel = functools.partial(self._client_left, request)
         self._ask_for_dispatch()
 
-    def _looked_up(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
-        behind, self._behind = self._behind, []
-        self._looks_up = False
-        if response is None:
-            self._queue_late(request)
-        else:
-            self._replies.outstanding -= 1
-            request.resolve(response)
-        for later in behind:
-            self._queue_late(later)
-
-    def _queue_late(self, request: InferenceRequest, *, first: bool = False) -> None:
+    def _requeue(self, request: InferenceRequest) -> None:
         try:
             if self._replies.is_unloading:
                 raise self._replies.unloading_error()
             with self._lock:
-                self._queue.push(request, first=first)
+                self._queue.push(request, first=True)
         except MmeError as error:
             self._replies.refuse(request, error)
             return

@@ -1,31 +1,28 @@
 """Responses kept for requests that come again: least recently used first out, bounded in bytes, one for all models.
 
 A request with the same tensors in the same order and the same outputs asked for is answered before it is queued. Only
-successful responses are kept, as copies: the originals may lie in memory that is the model's.
-
-On the event loop, but for `CachedResponses.close`. Large tensors are compared and copied by threads; a request that
-waits for that is accepted meanwhile.
+successful responses are kept, as copies: the originals may lie in memory that is the model's. Requests and responses of
+more than 1 MiB are not cached: to compare or copy them would keep the event loop, which all of this runs on.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import hashlib
 import logging
 import time
-from collections import OrderedDict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from cachetools import LRUCache
 
 from model_handlers.tensor import encode_bytes_elements
 from serve.request import InferenceResponse
-from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    import asyncio
+    from collections.abc import Hashable, Iterable
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.errors import MmeError
@@ -33,70 +30,49 @@ if TYPE_CHECKING:
     from serve.request import Completion, InferenceRequest
     from serve.statistics import ModelStats
 
+_log = logging.getLogger("mme.model")
+_now = time.perf_counter_ns
+_OVERHEAD = 1024  # bytes of a response's objects and of its key, about
+_ELEMENT_OVERHEAD = 41  # bytes of a text beside its letters, and of the place that holds it
+_MOST_BYTES = 1 << 20  # of tensors that are compared or copied: in a millisecond
+_STRING = 256  # bytes, as which a text counts there
 
-T = TypeVar("T")
 
-
-class ResponseCache(Generic[T]):
-    """What was answered, by owner and key; an owner's responses go with the owner.
-
-    Attributes:
-        budget: bytes that all of it may take together; 0 keeps nothing.
-        used: bytes that it takes.
-    """
+class ResponseCache(LRUCache[Any, Any]):
+    """What was answered, by owner and key, each with its bytes; an owner's responses go with the owner."""
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.used = 0
-        self._kept: OrderedDict[tuple[Hashable, Hashable], tuple[T, int]] = OrderedDict()
+        super().__init__(budget, getsizeof=itemgetter(1))
         self._keys: dict[Hashable, set[Hashable]] = {}
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def __repr__(self) -> str:
-        return f"<ResponseCache: {len(self)} responses of {len(self._keys)} models, {self.used} of {self.budget} bytes>"
+        return (
+            f"<ResponseCache: {len(self)} responses of {len(self._keys)} models, "
+            f"{self.currsize} of {self.maxsize} bytes>"
+        )
 
-    def find(self, owner: Hashable, key: Hashable) -> T | None:
-        found = self._kept.get((owner, key))
-        if found is None:
-            return None
-        self._kept.move_to_end((owner, key))
-        return found[0]
+    def find(self, owner: Hashable, key: Hashable) -> Any | None:
+        found = self.get((owner, key))
+        return None if found is None else found[0]
 
-    def keep(self, owner: Hashable, key: Hashable, value: T, size: int) -> None:
+    def keep(self, owner: Hashable, key: Hashable, value: Any, size: int) -> None:
         """Keep a value of so many bytes, in the place of those that were not used for longest."""
-        self._drop(owner, key)
-        if size > self.budget:
-            return
-        while self.used + size > self.budget:
-            self._drop(*next(iter(self._kept)))
-        self._kept[owner, key] = value, size
-        self._keys.setdefault(owner, set()).add(key)
-        self.used += size
+        self.pop((owner, key), None)
+        if size <= self.maxsize:
+            self[owner, key] = value, size
+            self._keys.setdefault(owner, set()).add(key)
 
-    def forget(self, owner: Hashable) -> None:
-        for key in list(self._keys.get(owner, ())):
-            self._drop(owner, key)
-
-    def _drop(self, owner: Hashable, key: Hashable) -> None:
-        found = self._kept.pop((owner, key), None)
-        if found is None:
-            return
-        self.used -= found[1]
+    def __delitem__(self, place: tuple[Hashable, Hashable]) -> None:
+        super().__delitem__(place)
+        owner, key = place
         keys = self._keys[owner]
         keys.discard(key)
         if not keys:
             del self._keys[owner]
 
-
-_log = logging.getLogger("mme.model")
-_now = time.perf_counter_ns
-_OVERHEAD = 1024  # bytes of a response's objects and of its key, about
-_ELEMENT_OVERHEAD = 41  # bytes of a text beside its letters, and of the place that holds it
-_AT_ONCE = 1 << 20  # bytes that are compared or copied on the loop, in a millisecond
-_STRING = 256  # bytes, as which a text counts there
-_THREADS = ThreadPool("response cache", idle_seconds=0)
+    def forget(self, owner: Hashable) -> None:
+        for key in list(self._keys.get(owner, ())):
+            del self[owner, key]
 
 
 class CachedResponses:
@@ -107,12 +83,7 @@ class CachedResponses:
     """
 
     def __init__(
-        self,
-        cache: ResponseCache[InferenceResponse],
-        stats: ModelStats,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        reads_parameters: bool,
+        self, cache: ResponseCache, stats: ModelStats, loop: asyncio.AbstractEventLoop, *, reads_parameters: bool
     ) -> None:
         self._cache = cache
         self._stats = stats
@@ -122,61 +93,29 @@ class CachedResponses:
         stats.cached = True
 
     def answered(self, request: InferenceRequest) -> bool:
-        """Whether the request is answered with what was kept, in the next turn of the loop; else its answer is kept.
-
-        Not for one that `takes_long`.
-        """
+        """Whether the request is answered with what was kept, in the next turn of the loop; else its answer is kept."""
         if isinstance(request.on_complete, _Keeping):  # it was taken back, and is submitted again
             return False
-        began = _now()
-        response = self._found(request, self._key(request), began)
-        if response is None:
+        if _is_large(request.inputs):
             return False
-        self._loop.call_soon(request.resolve, response)
-        return True
-
-    def takes_long(self, request: InferenceRequest) -> bool:
-        """Whether to look it up would keep others waiting."""
-        return _takes_long(request.inputs) and not isinstance(request.on_complete, _Keeping)
-
-    def look_up(
-        self, request: InferenceRequest, go_on: Callable[[InferenceRequest, InferenceResponse | None], None]
-    ) -> None:
-        """Look up one that takes long; `go_on` is told what was kept, or None: then its answer is kept."""
         began = _now()
-
-        def looked_up(key: asyncio.Future[Hashable]) -> None:
-            failed = key.exception() is not None  # there was no memory for it: it is neither found nor kept
-            go_on(request, None if failed else self._found(request, key.result(), began))
-
-        asyncio.wrap_future(_THREADS.submit(self._key, request), loop=self._loop).add_done_callback(looked_up)
-
-    def _found(self, request: InferenceRequest, key: Hashable, began: int) -> InferenceResponse | None:
+        key = self._key(request)
         kept = self._cache.find(self, key)
         if kept is None:
             request.on_complete = _Keeping(self, key, request.on_complete, _now() - began)
-            return None
+            return False
         self._stats.hit(_now() - began)
-        return InferenceResponse(
+        response = InferenceResponse(
             kept.model_name, kept.model_version, kept.outputs, request.id, parameters=kept.parameters
         )
+        self._loop.call_soon(request.resolve, response)
+        return True
 
     def keep(self, key: Hashable, response: InferenceResponse, lookup_ns: int) -> None:
         """Keep what the model answered to a request that was not found."""
         began = _now()
-        if self._open and _takes_long(array for _, _, array in response.outputs):
-            copying = asyncio.wrap_future(_THREADS.submit(_copied, response), loop=self._loop)
-            copying.add_done_callback(functools.partial(self._copied, key, lookup_ns, began))
-            return
-        if self._open:
+        if self._open and not _is_large(array for _, _, array in response.outputs):
             self._cache.keep(self, key, *_copied(response))
-        self._stats.missed(lookup_ns + _now() - began)
-
-    def _copied(
-        self, key: Hashable, lookup_ns: int, began: int, copied: asyncio.Future[tuple[InferenceResponse, int]]
-    ) -> None:
-        if self._open and copied.exception() is None:
-            self._cache.keep(self, key, *copied.result())
         self._stats.missed(lookup_ns + _now() - began)
 
     def close(self) -> None:
@@ -202,7 +141,7 @@ class CachedResponses:
 
 def cached_responses(
     config: ModelConfig,
-    cache: ResponseCache[InferenceResponse] | None,
+    cache: ResponseCache | None,
     stats: ModelStats,
     loop: asyncio.AbstractEventLoop,
     *,
@@ -211,7 +150,7 @@ def cached_responses(
     """A model's part of the cache; None where it asks for none, or there is none."""
     if not config.response_cache:
         return None
-    if cache is None or not cache.budget:
+    if cache is None or not cache.maxsize:
         _log.warning(
             "its responses are not cached: the response cache is switched off", extra={"target_model": config.name}
         )
@@ -235,12 +174,13 @@ class _Keeping:
 
 
 def _said(request: InferenceRequest) -> Hashable:
+    # Types count: 1 is not true.
     parameters = sorted((key, type(value).__name__, value) for key, value in (request.parameters or {}).items())
     return request.correlation_id, request.flags, *parameters
 
 
-def _takes_long(arrays: Iterable[Array]) -> bool:
-    return sum([array.size * _STRING if array.dtype.hasobject else array.nbytes for array in arrays]) > _AT_ONCE
+def _is_large(arrays: Iterable[Array]) -> bool:
+    return sum([array.size * _STRING if array.dtype.hasobject else array.nbytes for array in arrays]) > _MOST_BYTES
 
 
 def _copied(response: InferenceResponse) -> tuple[InferenceResponse, int]:

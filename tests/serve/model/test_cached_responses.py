@@ -1,52 +1,20 @@
-"""A model whose responses are cached answers what it answered before, and executes what it did not.
-
-Whether the loop compares and copies tensors, or a thread because they are large.
-"""
+"""A model whose responses are cached answers what it answered before, and executes what it did not."""
 
 import asyncio
 import contextlib
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from model_handlers.config.model_config import DynamicBatching, QueuePolicy
+from model_handlers.config.model_config import DynamicBatching
 from model_handlers.errors import Kind, MmeError
-from model_handlers.tensor import FP32
-from serve.model import response_cache
+from model_handlers.tensor import FP32, TensorSpec
 from serve.model.model import Model
 from serve.model.response_cache import ResponseCache
 from serve.request import Layout
 from serve.statistics import ModelStats
 
 BATCHING = DynamicBatching((8,))
-
-
-@pytest.fixture(autouse=True, params=["loop", "thread"])
-def small(request, monkeypatch):
-    """Everything is small, or nothing is: then one thread compares and copies, in order."""
-    if request.param == "loop":
-        yield True
-        return
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # its thread is there before the test
-        monkeypatch.setattr(response_cache, "_THREADS", pool)
-        monkeypatch.setattr(response_cache, "_AT_ONCE", 0)
-        yield False
-
-
-LARGE = pytest.mark.parametrize("small", ["thread"], indirect=True)
-
-
-@pytest.fixture
-def looking(small):
-    """Set, it lets a large request be looked up."""
-    assert not small
-    goes_on = threading.Event()
-    response_cache._THREADS.submit(goes_on.wait, 60)
-    yield goes_on
-    goes_on.set()
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +39,6 @@ async def ask(model, toys, *numbers, **options):
     model.submit(call.request)
     assert call.answers == []  # never before `submit` returns
     await call.answer()
-    await asyncio.wrap_future(response_cache._THREADS.submit(int))  # what is to be kept has been copied
     return call
 
 
@@ -136,8 +103,8 @@ async def test_a_model_that_is_closed_is_forgotten(toys):
     """Another one of its name starts with nothing, though the cache is the same, and the bytes are free."""
     async with serving(toys) as (model, _, cache):
         await ask(model, toys, 1)
-        assert cache.used > 0
-    assert cache.used == 0
+        assert cache.currsize > 0
+    assert cache.currsize == 0
     async with serving(toys, cache=cache) as (model, handler, _):
         await ask(model, toys, 1)
         assert handler.batches == [[1]]
@@ -170,86 +137,20 @@ async def test_an_answer_from_the_cache_overtakes_nobody_where_order_is_kept(toy
         assert handler.batches == [[1], [2, 1]]
 
 
-@LARGE
-async def test_whoever_leaves_while_it_is_looked_up_is_not_executed(looking, toys):
-    """The model hears of no request that nobody waits for."""
-    async with serving(toys) as (model, handler, _):
-        call = toys.Call(1)
-        model.submit(call.request)
-        call.request.cancel()
-        assert model.outstanding == 1
-        looking.set()
-        await call.answer()
-        assert (call.kind, handler.batches) == (Kind.CANCELLED, [])
+@pytest.mark.parametrize(("count", "copies", "missed"), [(300_000, 1, 0), (100_000, 4, 2)])
+async def test_large_tensors_are_not_cached(count, copies, missed, toys):
+    """A request of more than 1 MiB is not looked up; of one that is, a response of more than 1 MiB is not kept."""
+    layout = Layout((("x", FP32, (1, count)),), ("y",))
 
+    def copied(rows):
+        return [np.tile(rows, (1, copies))]
 
-@LARGE
-async def test_a_queue_that_is_full_when_a_request_was_looked_up_refuses_it(looking, toys):
-    """It is too late to refuse to accept it: that is its answer, and it is counted."""
-    gate = toys.Gate()
-    policy = DynamicBatching((8,), default_queue_policy=QueuePolicy(max_queue_size=1))
-    async with serving(toys, gate, dynamic_batching=policy) as (model, _, _):
-        calls = [toys.Call(n) for n in range(1, 4)]
-        model.submit(calls[0].request)
-        looking.set()
-        await gate.arrived()
-        for call in calls[1:]:
+    tensors = {"inputs": (TensorSpec("x", FP32, (-1,)),), "outputs": (TensorSpec("y", FP32, (-1,)),)}
+    async with serving(toys, copied, budget=1 << 30, **tensors) as (model, handler, cache):
+        for _ in range(2):
+            call = toys.Call(1, layout=layout)
+            call.request.inputs[0] = np.zeros((1, count), np.float32)
             model.submit(call.request)
-        await calls[2].answer()
-        gate.open()
-        await calls[1].answer()
-        assert [call.kind for call in calls] == [None, None, Kind.QUEUE_FULL]
-        assert model.stats.fail.count == 1
-
-
-@LARGE
-async def test_a_model_that_goes_refuses_what_it_looks_up(looking, toys):
-    """As it refuses what is queued."""
-    async with serving(toys) as (model, handler, _):
-        call = toys.Call(1)
-        model.submit(call.request)
-        model.refuse_waiting()
-        looking.set()
-        await call.answer()
-        assert (call.kind, handler.batches) == (Kind.UNAVAILABLE, [])
-
-
-@LARGE
-async def test_nobody_overtakes_a_request_that_is_looked_up_where_order_is_kept(looking, toys, monkeypatch):
-    """With preserve_ordering whoever comes meanwhile is queued behind it; else a small request need not wait."""
-
-    async def answers(preserves):
-        order = []
-        policy = DynamicBatching((1,), preserve_ordering=preserves)
-        config = {"dynamic_batching": policy, "max_batch_size": 1}
-        async with serving(toys, **config) as (model, _, _):
-            large, small = [toys.Call(n, on_answer=lambda call: order.append(call.numbers[0])) for n in (1, 2)]
-            monkeypatch.setattr(response_cache, "_AT_ONCE", 0)
-            model.submit(large.request)
-            monkeypatch.setattr(response_cache, "_AT_ONCE", 1 << 20)
-            model.submit(small.request)
-            if not preserves:
-                await small.answer()
-            looking.set()
-            await large.answer()
-            await small.answer()
-        return order
-
-    assert await answers(preserves=False) == [2, 1]
-    looking.clear()
-    response_cache._THREADS.submit(looking.wait, 60)
-    assert await answers(preserves=True) == [1, 2]
-
-
-@LARGE
-async def test_a_request_that_can_not_be_looked_up_is_executed(looking, toys, monkeypatch):
-    """Where there is no memory to compare it, it is a request like any other."""
-
-    def no_memory(*_):
-        raise MemoryError
-
-    async with serving(toys) as (model, handler, cache):
-        monkeypatch.setattr(response_cache.CachedResponses, "_key", no_memory)
-        looking.set()
-        assert (await ask(model, toys, 1)).kind is None
-        assert (handler.batches, len(cache)) == ([[1]], 0)
+            await call.answer()
+            assert call.answers[0].outputs[0][2].shape == (1, copies * count)
+        assert (len(handler.batches), len(cache), counts(model)[2:4]) == (2, 0, (0, missed))

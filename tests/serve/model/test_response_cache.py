@@ -23,7 +23,7 @@ def test_what_was_kept_is_found():
 
     assert [cache.find("m", f"k{index}") for index in range(3)] == ["r0", "r1", None]
     assert cache.find("other", "k0") is None
-    assert (cache.used, len(cache)) == (9, 2)
+    assert (cache.currsize, len(cache)) == (9, 2)
 
 
 def test_the_least_recently_used_goes_first():
@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_not_kept_and_costs_nobody_a_place():
     """A response larger than the whole cache."""
     cache = filled(10, 4, 11)
 
-    assert (cache.find("m", "k0"), cache.find("m", "k1"), cache.used) == ("r0", None, 4)
+    assert (cache.find("m", "k0"), cache.find("m", "k1"), cache.currsize) == ("r0", None, 4)
 
 
 def test_a_key_is_kept_once():
@@ -47,7 +47,7 @@ def test_a_key_is_kept_once():
     cache = filled(10, 4)
     cache.keep("m", "k0", "again", 6)
 
-    assert (cache.find("m", "k0"), cache.used, len(cache)) == ("again", 6, 1)
+    assert (cache.find("m", "k0"), cache.currsize, len(cache)) == ("again", 6, 1)
 
 
 def test_an_owner_is_forgotten_whole():
@@ -58,7 +58,7 @@ def test_an_owner_is_forgotten_whole():
     cache.forget("nobody")
 
     assert (cache.find("m", "k0"), cache.find("m", "k1"), cache.find("other", "k0")) == (None, None, "theirs")
-    assert (cache.used, len(cache)) == (6, 1)
+    assert (cache.currsize, len(cache)) == (6, 1)
 
 
 def test_a_cache_tells_what_it_holds():
@@ -97,6 +97,6 @@ def test_it_is_a_list_in_the_order_of_use(budget, deeds):
                 plain.popitem(last=False)
             if size <= budget:
                 plain[owner, key] = number, size
-        assert cache.used == sum(taken for _, taken in plain.values()) <= budget
+        assert cache.currsize == sum(taken for _, taken in plain.values()) <= budget
         assert len(cache) == len(plain)
         assert f"{len(plain)} responses of {len({each for each, _ in plain})} models" in repr(cache)
