@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0
-_OWN = 64 << 20  # bytes that the server itself may grow by, with what it knows of clients and the heap's free pages
+_OWN = 32 << 20  # bytes that the server itself may grow by, with what it knows of clients and the heap's free pages
 _NOTABLE = 1 << 20  # bytes that make a difference
 
 

@@ -5,8 +5,9 @@ looked at every few seconds, and once more when they are idle: what no batch of 
 what is left is what the cache counts from then on. Who has been idle since costs nothing. Nothing here is on the way
 of a request: the looking is done on a thread of low priority, which passes by whoever executes. On the event loop.
 
-Others leave for a process that grew. Where two looks in a row find the budget passed all the same, the process that
-grew most since its load is ended, if growth is what passes it; one batch that executes all the while is no growth yet.
+Others leave for a process that grew. Where processes grow so fast that the budget may be passed before the next look,
+that comes within a second. Where two looks in a row find the budget passed all the same, the process that grew most
+since its load is ended, if growth is what passes it; one batch that executes all the while is no growth yet.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from serve.loading.prepare import PreparedTarget
 
 _SECONDS = 10.0
-_SOON_SECONDS = 1.0  # while the budget is passed
+_SOON_SECONDS = 1.0  # while the budget is passed, or may be before the next look
 _NOTABLE = 1 << 20  # bytes that a model grows by before others leave for it
 
 
@@ -113,9 +114,13 @@ class Upkeep:
     ) -> None:
         self.maintenance = Maintenance("upkeep", loop, self._look, self._rests, lower_priority)
         self._cache = cache
+        self._loop = loop
         self._counted = counted
         self._watched: list[_Watched] = []
         self._passed = False  # whether the last look found the budget passed by what processes grew
+        self._added = 0  # bytes that the last look found more than the one before
+        self._looked_at = loop.time()
+        self._nears = False  # whether processes that go on growing as they do pass the budget before the next look
 
     def __repr__(self) -> str:
         return f"<Upkeep of {len(self._watched)} models>"
@@ -132,10 +137,11 @@ class Upkeep:
         await self.maintenance.close()
 
     def _rests(self) -> float | None:
-        seconds = _SOON_SECONDS if self._passed else _SECONDS
+        seconds = _SOON_SECONDS if self._passed or self._nears else _SECONDS
         return seconds if self._watched else None
 
     async def _look(self) -> None:
+        looked_at, self._looked_at, self._added = self._looked_at, self._loop.time(), 0
         self._watched = [watched for watched in self._watched if self._serves(watched)]
         due = [watched for watched in self._watched if self._is_due(watched)]
         for watched in due:
@@ -145,11 +151,15 @@ class Upkeep:
             footprints = await self.maintenance.aside(watched.look, room.host)
             if self._serves(watched):
                 self._count(watched, footprints)
+        left = (self._cache.room.budget - self._cache.room.used()).host
+        seconds = max(self._looked_at - looked_at, _SOON_SECONDS)
+        self._nears = self._added > _NOTABLE and self._added * _SECONDS > left * seconds
         if due or self._passed:
             self._keep_budget()
 
     def _count(self, watched: _Watched, footprints: Sequence[Footprint]) -> None:
         for part, footprint in zip(watched.parts, footprints, strict=True):
+            self._added += max(footprint.host - part.footprint.host, 0)
             part.footprint = footprint
         self._cache.remeasured(self._cache.entries[watched.root.name], watched.root.takes())
         self._counted(watched.root)

@@ -103,6 +103,19 @@ async def test_a_model_too_large_for_all_to_leave_puts_out_nobody(tmp_path, by_h
         assert engine.cache.entries["a"].state is State.READY
 
 
+async def test_a_process_that_grows_towards_the_budget_is_looked_at_soon(tmp_path, by_hand, monkeypatch):
+    """What it grows by would pass the budget before the next look in ten seconds: that comes at once instead."""
+    monkeypatch.setattr(upkeep, "_SOON_SECONDS", 0.05)
+    write_hungry(tmp_path / "models", "a")
+    async with engine_of(tmp_path, 1000) as engine:
+        await ask(engine, "a")
+        await look(engine)
+        await ask(engine, "a", keep=40)
+        await look(engine)
+        await ask(engine, "a", keep=30)
+        await until(lambda: host_bytes(engine, "a") > 70 * MB)
+
+
 async def test_platform_mode_counts_growth_and_puts_out_nobody(tmp_path):
     """The platform learns of it by its next load."""
     for name in "ab":
