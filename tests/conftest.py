@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # The machine may be busy: how long an example takes says nothing. `make test-long` tries more of them.
-settings.register_profile("untimed", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("untimed", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", settings.get_profile("untimed"), max_examples=1000)
 settings.load_profile("untimed")
 

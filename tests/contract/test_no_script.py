@@ -13,6 +13,7 @@ from tests.contract import models, scripts
 from tests.frameworks import framework
 
 ROWS = np.random.default_rng(0).random((20, 3)).astype(np.float32)
+_LONG = pytest.mark.long
 BODY = b"0.5,0.25,0.75\n"
 TRANSFORMERS = """
 class Pipeline:
@@ -58,7 +59,7 @@ def test_a_booster_among_many_models_answers_in_json(serve, booster):
     assert "5 numbers, and the model 3 features" in refused.error
 
 
-@pytest.mark.parametrize("kind", ["folder", "archive", "alone"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("archive", marks=_LONG), pytest.param("alone", marks=_LONG)])
 def test_a_booster_in_a_folder_of_its_archive_is_served(serve, booster, tmp_path, kind):
     """`tar -czf model.tar.gz model` in place of what lies in it; the platform's unpacking makes no difference."""
     folder, expected = booster
@@ -76,7 +77,7 @@ def test_a_booster_in_a_folder_of_its_archive_is_served(serve, booster, tmp_path
     assert (answer.status, float(answer.body)) == (200, expected)
 
 
-@pytest.mark.parametrize(("environ", "ends"), [({}, ""), ({"SAGEMAKER_BATCH": "true"}, "\n")])
+@pytest.mark.parametrize(("environ", "ends"), [({}, ""), pytest.param({"SAGEMAKER_BATCH": "true"}, "\n", marks=_LONG)])
 def test_a_booster_alone_answers_in_csv(serve, booster, environ, ends):
     """On a line of its own in a batch transform."""
     folder, expected = booster

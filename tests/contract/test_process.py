@@ -237,7 +237,10 @@ def test_a_drain_that_takes_too_long_is_cut(serve, tmp_path):
     assert "1 requests were not answered within" in server.log
 
 
-@pytest.mark.parametrize(("placement", "waits"), [("inline", True), ("process", True), ("process", False)])
+@pytest.mark.parametrize(
+    ("placement", "waits"),
+    [("inline", True), pytest.param("process", True, marks=pytest.mark.long), ("process", False)],
+)
 def test_models_that_are_stuck_do_not_keep_the_server(serve, tmp_path, placement, waits):
     """It ends of itself when the drain is over, and their processes with it, whether or not anybody waits for them."""
     repository = tmp_path / "repository"

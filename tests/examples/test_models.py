@@ -55,6 +55,7 @@ def test_the_encoder_agrees_with_the_reference(embed):
     assert cosines.min() >= 0.9999
 
 
+@pytest.mark.long
 def test_no_two_encoders_share_a_large_tensor(tmp_path, encoder_model):
     """So that each needs memory of its own; `bert-0` has the published weights."""
     tensors = {}
