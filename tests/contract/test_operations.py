@@ -119,7 +119,6 @@ def _booted(log):
     return [int(pid) for pid in re.findall(r"Booting worker with pid: (\d+)", log.read_text())]
 
 
-@pytest.mark.long  # three workers are killed at moments that a busy machine moves
 def test_a_model_whose_loads_end_workers_is_left_out(serve, tmp_path):
     """Two workers end in the middle of its load, before they served: the next one does not bring it back, once."""
     begun, held = tmp_path / "begun", tmp_path / "held"
