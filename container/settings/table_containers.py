@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from container.settings import values as v
 from container.settings.kinds import Refused, Variable
-from model_handlers.scripts.no_script import SELECTABLE
+from model_handlers.scripts.default_script import SELECTABLE
 
 if TYPE_CHECKING:
     from container.settings.kinds import Parser

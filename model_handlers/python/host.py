@@ -109,7 +109,7 @@ class Host:
             if isinstance(said, bool):
                 return said
             why = f"returned {type(said)}, expected True or False"
-        except BaseException as error:  # noqa: BLE001 - see failures.py
+        except BaseException as error:  # noqa: BLE001 - see failures
             why = f"failed: {told(error)}"
         model = self._context.name
         _log.error("model '%s': is_ready %s", model, why, extra={"target_model": model})
@@ -122,7 +122,7 @@ class Host:
             try:
                 if hasattr(self._author, "finalize"):
                     self._author.finalize()
-            except BaseException:  # noqa: BLE001 - see failures.py; the model goes in any case
+            except BaseException:  # noqa: BLE001 - see failures; the model goes in any case
                 _log.exception(
                     "model '%s' failed in finalize", self._context.name, extra={"target_model": self._context.name}
                 )

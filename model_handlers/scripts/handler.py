@@ -1,8 +1,7 @@
 """Models of backend "sagemaker": a script with `model_fn` behind the Handler interface.
 
-The script runs in `load` and `execute_requests`, on whatever thread calls them and in whatever process this is; by
-default that is a process of the instance's own. `autocomplete` only reads, because a configuration may be asked for
-where code of strangers must not run.
+The script runs in `load` and `execute_requests`, by default in a process of the instance's own. `autocomplete` only
+reads, because a configuration may be asked for where code of strangers must not run.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from model_handlers.config.validate import normalise
 from model_handlers.python import preload
 from model_handlers.python.author_code import check_syntax, wanted
 from model_handlers.scripts.body import BACKEND
-from model_handlers.scripts.host import ScriptHost
-from model_handlers.scripts.no_script import BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, script_for
-from model_handlers.scripts.script_file import ScriptFile, with_body
+from model_handlers.scripts.default_script import BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, script_for
+from model_handlers.scripts.host import ScriptFile, ScriptHost, with_body
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,21 +61,13 @@ class ScriptHandler(Handler):
 
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
-        """What its parameter names, or what the requirements.txt beside the script does.
-
-        Raises:
-            MmeError: INVALID_MODEL when the parameter can't be a path.
-        """
+        """What its parameter names, or what the requirements.txt beside the script does."""
         file = ScriptFile(config, model_file)
         return wanted(config, file.model_directory, (file.path.parent, file.model_directory))
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Check that the script is Python.
-
-        Raises:
-            MmeError: INVALID_MODEL.
-        """
+        """Check that the script is Python."""
         check_syntax(config.name, ScriptFile(config, model_file).path)
         return normalise(with_body(config))
 
@@ -91,5 +81,4 @@ class ScriptHandler(Handler):
         return [self._host.answer(request) for request in requests]
 
     def close(self) -> None:
-        """Forget the model."""
         self._host.close()

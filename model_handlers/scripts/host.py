@@ -1,8 +1,9 @@
 """A script's model between its load and its end: one request at a time, through the script's functions or the defaults.
 
-A generator that writes the answer is run by us, and its pieces are sent as they come: the model is a decoupled one.
-What its functions print or log goes to standard output and standard error, as in Amazon's containers; where the model
-has a process of its own, that ends up in the server's log. Runs on whatever thread loads, executes or closes.
+The script is imported under its own name, `inference` as a rule, since what was pickled in training may name classes of
+that module; only where another model of the process has that name it gets a number behind it. A generator that writes
+the answer is run by us, and its pieces are sent as they come: the model is a decoupled one. What its functions print or
+log goes to standard output and standard error, as in Amazon's containers, and from there into the server's log.
 """
 
 from __future__ import annotations
@@ -13,41 +14,197 @@ import logging
 import sys
 import threading
 from dataclasses import replace
-from types import GeneratorType
+from pathlib import Path
+from types import GeneratorType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.python.author_code import ImportedFile, free_name, version_directory
 from model_handlers.python.failures import failed_load
 from model_handlers.requests import ModelResponse
-from model_handlers.scripts.accept import ANY, presumed
+from model_handlers.scripts import toolkits
 from model_handlers.scripts.body import (
     ACCEPT,
+    BACKEND,
     BODY,
     CONTENT_TYPE,
     CUSTOM_ATTRIBUTES,
     DEFAULT_ACCEPT,
     DEFAULT_TYPE,
+    LITERAL,
+    NONFINITE,
     SESSION_ID,
+    SUBMIT_DIRECTORY,
 )
-from model_handlers.scripts.context import Context, request_headers
+from model_handlers.scripts.content_types import (
+    ANY,
+    ATTRIBUTES_HEADER,
+    JSON,
+    TEXT,
+    MalformedBodyError,
+    encode,
+    failed_call,
+    presumed,
+    with_status,
+)
 from model_handlers.scripts.defaults import Defaults
-from model_handlers.scripts.failures import failed_call, with_status
-from model_handlers.scripts.formats import JSON, TEXT, MalformedBodyError, encode
-from model_handlers.scripts.saved_models import SavedModels
-from model_handlers.scripts.script_file import with_body
-from model_handlers.scripts.serving_handlers import ServingHandlers, handlers_of
+from model_handlers.scripts.tensorflow import SavedModels, ServingHandlers, handlers_of
+from model_handlers.tensor import UINT8, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Mapping
     from types import ModuleType
 
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.requests import ModelRequest, Responder
-    from model_handlers.scripts.script_file import ScriptFile
+
+
+_SESSION_ID = "X-Amzn-SageMaker-Session-Id"
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class Context:
+    """The `context` that a script's functions may take: what they are told of model, device and request.
+
+    One object a model, about one request at a time. Of the client's headers it knows those that reach a model: content
+    type, accept, custom attributes and the id of its session.
+
+    Attributes:
+        manifest: a description of the archive, which ours do not have: its model's name alone.
+        system_properties: `model_dir`, `gpu_id` (None without one), `batch_size` and `server_name`.
+        request_processor: a list of the one request's properties.
+        literal: whether JSON says NaN and Infinity in place of null.
+        metrics: takes what a function wants to be measured, to no effect.
+    """
+
+    def __init__(self, model: str, model_dir: str, gpu_id: int | None, parameters: Mapping[str, str] = _NONE) -> None:
+        self.model_name = model
+        self.parameters = parameters
+        self.literal = parameters.get(NONFINITE) == LITERAL
+        self.manifest: dict[str, Any] = {"model": {"modelName": model}}
+        self.system_properties: dict[str, Any] = {
+            "model_dir": model_dir,
+            "gpu_id": gpu_id,
+            "batch_size": 1,
+            "server_name": "mme",
+        }
+        self.metrics = Metrics()
+        self.begin("", {})
+
+    def begin(self, request_id: str, headers: dict[str, str]) -> None:
+        """From now on it is about this request."""
+        self.request_ids = {0: request_id}
+        self.request_processor = [RequestProperties(headers)]
+        self._status = 200
+        self._phrase = ""
+        self._headers: dict[str, str] = {}
+
+    def get_request_id(self, idx: int = 0) -> str:
+        """The client's id for the request, or ""."""
+        return self.request_ids[idx]
+
+    def get_request_header(self, idx: int, key: str) -> str | None:
+        """A header of the request, in whatever case."""
+        return self.request_processor[idx].get_request_property(key)
+
+    def get_all_request_header(self, idx: int) -> dict[str, str]:
+        """All headers that are known of the request."""
+        return self.request_processor[idx].get_request_properties()
+
+    def set_response_content_type(self, idx: int, value: str) -> None:  # noqa: ARG002 - its interface
+        """Say what the answer is, where the function's answer does not."""
+        self._headers["content-type"] = value
+
+    def get_response_content_type(self, idx: int) -> str | None:  # noqa: ARG002
+        return self._headers.get("content-type")
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:  # noqa: ARG002
+        """Say that the answer is an error, from 400 on."""
+        self._status, self._phrase = code, phrase
+
+    def get_response_status(self, idx: int) -> tuple[int, str]:  # noqa: ARG002
+        return self._status, self._phrase
+
+    def set_response_header(self, idx: int, key: str, value: str) -> None:  # noqa: ARG002
+        """Set a header of the answer, of which the content type reaches the client."""
+        self._headers[key.lower()] = value
+
+    def get_response_headers(self, idx: int) -> dict[str, str]:  # noqa: ARG002
+        """What was set, by lower-case name."""
+        return dict(self._headers)
+
+
+class RequestProperties:
+    """The headers of one request."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = headers
+
+    def get_request_properties(self) -> dict[str, str]:
+        return dict(self._headers)
+
+    def get_request_property(self, key: str) -> str | None:
+        """One, in whatever case."""
+        return next((value for name, value in self._headers.items() if name.lower() == key.lower()), None)
+
+
+class Metrics:
+    """Takes anything that is to be measured, and measures nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("add_"):
+            return lambda *_args, **_kwargs: None
+        raise AttributeError(f"no metric is made by '{name}'")
+
+
+def request_headers(content_type: str, accept: str, custom_attributes: str, session_id: str = "") -> dict[str, str]:
+    """The headers of a request as a context tells them."""
+    headers = {"Content-Type": content_type or DEFAULT_TYPE, "Accept": accept}
+    told = {ATTRIBUTES_HEADER: custom_attributes, _SESSION_ID: session_id}
+    return headers | {name: value for name, value in told.items() if value}
+
+
+_SPECS = (TensorSpec(BODY, UINT8, (-1,)),)
+
+
+def with_body(config: ModelConfig) -> ModelConfig:
+    """A configuration with those two tensors, which it may name itself or leave out."""
+    for what, specs in (("input", config.inputs), ("output", config.outputs)):
+        if specs not in {(), _SPECS}:
+            raise invalid_model(
+                f"model '{config.name}': a model of backend '{BACKEND}' has one {what}, {BODY} of TYPE_UINT8 and dims "
+                f"[ -1 ]; leave '{what}' out of its configuration"
+            )
+    if config.max_batch_size:
+        raise invalid_model(
+            f"model '{config.name}': a model of backend '{BACKEND}' gets one request at a time; leave 'max_batch_size' "
+            "out of its configuration"
+        )
+    return replace(config, inputs=_SPECS, outputs=_SPECS)
+
+
+_LIBRARY = "lib"  # beside the script: packages that an archive brings unpacked
+
+
+class ScriptFile:
+    """Where a script and its model are; the configuration may name a folder outside of the model's directory."""
+
+    def __init__(self, config: ModelConfig, model_file: Path) -> None:
+        outside = config.parameters.get(SUBMIT_DIRECTORY)
+        self.model_directory = version_directory(config, model_file)
+        self.path = Path(outside) / model_file.name if outside else model_file
+
+    def imported(self, model: str) -> ImportedFile:
+        """The script, imported. Raises INVALID_MODEL, OUT_OF_MEMORY."""
+        toolkits.install()
+        code = self.path.parent
+        places = (code, *(each for each in (code / _LIBRARY,) if each.is_dir()), self.model_directory)
+        directories = list(dict.fromkeys(map(str, places)))
+        root = self.model_directory if self.path.is_relative_to(self.model_directory) else code
+        return ImportedFile(model, self.path, free_name(self.path.stem), directories, root)
 
 
 # What each is given; a context may follow.
@@ -66,17 +223,7 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 
 class ScriptFunctions:
-    """The functions of one script.
-
-    Args:
-        module: the script.
-        path: its file, for messages.
-        model: the model's name, for messages.
-        context: what functions get that take one more argument than they must.
-
-    Raises:
-        MmeError: INVALID_MODEL when two do not go together, or one takes what it is not given.
-    """
+    """The functions of one script; one that takes an argument more than it must gets the context."""
 
     def __init__(self, module: ModuleType, path: Path, model: str, context: Context) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -106,7 +253,7 @@ class ScriptFunctions:
 
 
 def _bound(function: Any, where: str, form: str, context: Context) -> Callable[..., Any]:
-    """The function, to be called as its `form` says."""
+    # To be called as its `form` says.
     if not callable(function):
         raise invalid_model(f"{where} is no function but a {type(function).__name__}")
     try:
@@ -124,18 +271,11 @@ def _bound(function: Any, where: str, form: str, context: Context) -> Callable[.
     return bound
 
 
-class Returned:
+class ScriptResponse:
     """What a script returned for one request.
 
-    Attributes:
-        pieces: the pieces of a body that comes piece by piece, None for one that is whole.
-
-    Args:
-        returned: the object.
-        accept: what the script was told that the client accepts, for an answer that does not say what it is.
-        default_accept: for a client that says nothing of use.
-        context: what the script may have said of its answer.
-        model: the model's name, for messages.
+    `accept` is what the script was told, for an answer that does not say what it is; `pieces` those of a body that
+    comes piece by piece, None for one that is whole.
     """
 
     def __init__(self, returned: Any, accept: str, default_accept: str, context: Context, model: str) -> None:
@@ -155,12 +295,7 @@ class Returned:
         self.pieces: Generator[Any, Any, Any] | None = returned if isinstance(returned, GeneratorType) else None
 
     def whole(self) -> ModelResponse:
-        """The answer.
-
-        Raises:
-            MmeError: the status that the script gave it; EXECUTION_FAILED for an answer that is none.
-            TypeError, ValueError: it can't be written as JSON.
-        """
+        """The answer. Raises the status that the script gave it, TypeError or ValueError for what JSON can't say."""
         if self._body is None:
             raise MmeError(Kind.EXECUTION_FAILED, f"model '{self._model}' returned None for an answer: return a body")
         body = self._as_bytes(self._body)
@@ -199,9 +334,6 @@ class ScriptHost:
 
     Attributes:
         config: the configuration, completed.
-
-    Raises:
-        MmeError: INVALID_MODEL when the script fails, OUT_OF_MEMORY when it finds no room.
     """
 
     def __init__(self, config: ModelConfig, file: ScriptFile, device: Device) -> None:
@@ -240,11 +372,10 @@ class ScriptHost:
                 if returned.pieces is None or request.responder is None or not self.config.decoupled:
                     return returned.whole()
                 return self._streamed(returned, returned.pieces, request.responder)
-            except BaseException as error:  # noqa: BLE001 - what a script raises is an answer, see failures.py
+            except BaseException as error:  # noqa: BLE001 - what a script raises is an answer, see content_types
                 return self._failed(error)
 
     def close(self) -> None:
-        """Forget the model."""
         with self._one_at_a_time:
             if self._handlers is not None:
                 self._handlers.close()
@@ -253,7 +384,6 @@ class ScriptHost:
             del self._transform, self._input, self._predict, self._output
 
     def _loaded(self, model_dir: str) -> Any:
-        """What `model_fn` returns, with what the script wants done before and after."""
         functions = self._functions
         self._load_call("pre_model_fn", functions.get("pre_model_fn"), model_dir)
         model = self._load_call("model_fn", functions.get("model_fn") or self._defaults.model_fn, model_dir)
@@ -271,9 +401,9 @@ class ScriptHost:
             raise failed_load(f"{name} ran", error, self._name) from error
 
     def _streamed(
-        self, returned: Returned, pieces: Generator[Any, Any, Any], responder: Responder
+        self, returned: ScriptResponse, pieces: Generator[Any, Any, Any], responder: Responder
     ) -> ModelResponse | None:
-        """Send the pieces; what goes wrong before the first is raised, and no piece at all is an empty body."""
+        # What goes wrong before the first piece is raised, and no piece at all is an empty body.
         begun = False
         try:
             for piece in pieces:
@@ -293,10 +423,9 @@ class ScriptHost:
         return None
 
     def _failed(self, error: BaseException) -> MmeError:
-        """Why the function that writes answers failed, or one before it."""
         return failed_call("transform_fn" if self._transform is not None else "output_fn", error, self._name)
 
-    def _returned(self, request: ModelRequest) -> Returned:
+    def _returned(self, request: ModelRequest) -> ScriptResponse:
         content_type = self._word(request, CONTENT_TYPE) or DEFAULT_TYPE
         accept = self._word(request, ACCEPT)
         if not accept or accept == ANY:
@@ -307,10 +436,9 @@ class ScriptHost:
         self._context.begin(request.id, headers)
         body = self._body(request, content_type)
         returned = self._transformed(body, content_type, accept)
-        return Returned(returned, accept, self._default_accept, self._context, self._name)
+        return ScriptResponse(returned, accept, self._default_accept, self._context, self._name)
 
     def _transformed(self, body: bytes | str, content_type: str, accept: str) -> Any:
-        """What the script returns, by its one function or by its three."""
         if self._transform is not None:
             return self._transform(self._model, body, content_type, accept)
         data = self._call("input_fn", self._input, body, content_type)
@@ -324,7 +452,7 @@ class ScriptHost:
             raise failed_call(name, error, self._name) from error
 
     def _body(self, request: ModelRequest, content_type: str) -> bytes | str:
-        """The body as functions get it: JSON and CSV as text, everything else as bytes."""
+        # JSON and CSV are text to functions, everything else bytes.
         raw = request.inputs[BODY].tobytes()
         if content_type not in TEXT:
             return raw

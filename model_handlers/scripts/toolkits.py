@@ -2,8 +2,7 @@
 
 `sagemaker_inference`, `sagemaker_containers`, `sagemaker_xgboost_container`, `sagemaker_huggingface_inference_toolkit`
 and `mms.service` come with Amazon's containers, and scripts written for them use a few of their names: constants,
-encoders, errors, a response. A package that is installed is left alone; of one that is not, nothing is there but these
-names.
+encoders, errors, a response. A package that is installed is left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from model_handlers.scripts import boosters, formats, pipelines
+from model_handlers.scripts import content_types, defaults, xgboost
 
 
 class Response:
@@ -32,10 +31,9 @@ class Response:
         self.response = response
         self.status_code = status
         self.headers = dict(headers or {})
-        self.mimetype = self.content_type = mimetype or accept or formats.JSON
+        self.mimetype = self.content_type = mimetype or accept or content_types.JSON
 
     def get_data(self) -> str | bytes:
-        """The body."""
         return b"" if self.response is None else self.response
 
 
@@ -70,20 +68,18 @@ class DefaultInferenceHandler:
     """What a script does not define, as `sagemaker_inference` has it; scripts import it, and hardly one uses it."""
 
     def default_model_fn(self, model_dir: str, context: Any = None) -> Any:
-        """There is none."""
         raise NotImplementedError("Please provide a model_fn implementation.")
 
     def default_input_fn(self, input_data: Any, content_type: str, context: Any = None) -> Any:  # noqa: ARG002
         """What the body says."""
-        return formats.decode(input_data, content_type)
+        return content_types.decode(input_data, content_type)
 
     def default_predict_fn(self, data: Any, model: Any, context: Any = None) -> Any:
-        """There is none."""
         raise NotImplementedError("Please provide a predict_fn implementation.")
 
     def default_output_fn(self, prediction: Any, accept: str, context: Any = None) -> Any:  # noqa: ARG002
         """The prediction as a body, and its content type."""
-        return formats.encode(prediction, accept), accept
+        return content_types.encode(prediction, accept), accept
 
 
 def read_file(path: str, mode: str = "r") -> Any:
@@ -115,16 +111,16 @@ def get_dmatrix(*_arguments: Any, **_keywords: Any) -> Any:
 
 
 _CONTENT_TYPES = {
-    "JSON": formats.JSON,
-    "CSV": formats.CSV,
-    "NPY": formats.NPY,
-    "NPZ": formats.NPZ,
+    "JSON": content_types.JSON,
+    "CSV": content_types.CSV,
+    "NPY": content_types.NPY,
+    "NPZ": content_types.NPZ,
     "OCTET_STREAM": "application/octet-stream",
     "ANY": "*/*",
-    "UTF8_TYPES": list(formats.TEXT),
+    "UTF8_TYPES": list(content_types.TEXT),
 }
 _ERRORS = {
-    "UnsupportedFormatError": formats.UnsupportedFormatError,
+    "UnsupportedFormatError": content_types.UnsupportedFormatError,
     "BaseInferenceToolkitError": BaseInferenceToolkitError,
     "GenericInferenceToolkitError": GenericInferenceToolkitError,
 }
@@ -146,18 +142,21 @@ _MEDIA = {
 _WORKER = {"Response": Response}
 _UTILS = {each.__name__: each for each in (read_file, write_file, retrieve_content_type_header, parse_accept)}
 _BOOSTERS = {
-    "csv_to_dmatrix": boosters.csv_to_dmatrix,
-    "libsvm_to_dmatrix": boosters.libsvm_to_dmatrix,
-    "decode": boosters.matrix,
+    "csv_to_dmatrix": xgboost.csv_to_dmatrix,
+    "libsvm_to_dmatrix": xgboost.libsvm_to_dmatrix,
+    "decode": xgboost.matrix,
 }
-_ENCODERS = {"encode": formats.encode, "decode": formats.decode}
+_ENCODERS = {"encode": content_types.encode, "decode": content_types.decode}
 
 # Module to what is in it. Scripts import the empty ones and use nothing of them.
 _MODULES: dict[str, dict[str, Any]] = {
     "sagemaker_inference": {},
     "sagemaker_inference.content_types": _CONTENT_TYPES,
-    "sagemaker_inference.decoder": {"decode": formats.decode},
-    "sagemaker_inference.encoder": {"encode": formats.encode, "SUPPORTED_CONTENT_TYPES": set(formats.WRITES)},
+    "sagemaker_inference.decoder": {"decode": content_types.decode},
+    "sagemaker_inference.encoder": {
+        "encode": content_types.encode,
+        "SUPPORTED_CONTENT_TYPES": set(content_types.WRITES),
+    },
     "sagemaker_inference.errors": _ERRORS,
     "sagemaker_inference.utils": _UTILS,
     "sagemaker_inference.default_inference_handler": {"DefaultInferenceHandler": DefaultInferenceHandler},
@@ -179,8 +178,8 @@ _MODULES: dict[str, dict[str, Any]] = {
     "sagemaker_huggingface_inference_toolkit": {},
     "sagemaker_huggingface_inference_toolkit.content_types": {**_CONTENT_TYPES, **_MEDIA},
     "sagemaker_huggingface_inference_toolkit.decoder_encoder": {
-        "decode": pipelines.decoded,
-        "encode": pipelines.encoded,
+        "decode": defaults.decoded,
+        "encode": defaults.encoded,
     },
     "mms": {},
     "mms.service": {"PredictionException": PredictionException},

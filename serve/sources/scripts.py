@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING
 
 from model_handlers.config.model_config import InstanceGroup
 from model_handlers.errors import invalid_model
-from model_handlers.scripts.body import BACKEND, DEFAULT_ACCEPT, DEFAULT_TYPE, LITERAL, NONFINITE, SUBMIT_DIRECTORY
-from model_handlers.scripts.no_script import (
+from model_handlers.scripts.body import (
+    BACKEND,
+    DEFAULT_ACCEPT,
+    DEFAULT_TYPE,
+    LITERAL,
+    NONFINITE,
+    SUBMIT_DIRECTORY,
+)
+from model_handlers.scripts.default_script import (
     BOOSTER,
     DEFAULT,
     FOLDER,

@@ -23,7 +23,7 @@ from container.targets import only_reads, parse_target, path_version
 from model_handlers.config.pbtxt import config_text, parse_config
 from model_handlers.errors import Kind, MmeError
 from model_handlers.proto import model_config_pb2
-from model_handlers.scripts import boosters, formats
+from model_handlers.scripts import content_types, xgboost
 from tests.fuzz.hunt import FindingError, Target
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ def config(data: bytes) -> Hashable:
     return found.backend[:8], found.max_batch_size > 0, len(found.inputs), len(found.outputs)
 
 
-_FORMS = (formats.JSON, formats.CSV, formats.NPY, formats.NPZ, formats.JSON_LINES)
-_ROWS = (*boosters.LIBSVM[:1], formats.CSV, boosters.RECORDIO, formats.NPY)
+_FORMS = (content_types.JSON, content_types.CSV, content_types.NPY, content_types.NPZ, content_types.JSON_LINES)
+_ROWS = (*xgboost.LIBSVM[:1], content_types.CSV, xgboost.RECORDIO, content_types.NPY)
 
 
 def _body(read: Callable[[bytes, str], Any], types: tuple[str, ...], data: bytes) -> Hashable:
@@ -181,7 +181,7 @@ def _body(read: Callable[[bytes, str], Any], types: tuple[str, ...], data: bytes
     kind = types[data[0] % len(types) if data else 0]
     try:
         read(data[1:], kind)
-    except (formats.MalformedBodyError, formats.UnsupportedFormatError) as error:
+    except (content_types.MalformedBodyError, content_types.UnsupportedFormatError) as error:
         return kind, type(error), str(error.__cause__)[:12].translate(_NO_DIGITS)
     return kind
 
@@ -369,14 +369,14 @@ TARGETS = (
     ),
     Target(
         "formats",
-        partial(_body, formats.decode, _FORMS),
+        partial(_body, content_types.decode, _FORMS),
         _tables(),
         (b"\x93NUMPY\1\0", b"'descr'", b"'<f4'", b"PK\3\4"),
         (16 << 20, 256),
     ),
     Target(
         "rows",
-        partial(_body, boosters.matrix, _ROWS),
+        partial(_body, xgboost.matrix, _ROWS),
         _tables(),
         (b"\x0a\x23\xd7\xce", b"1:2 ", b"qid:", b"#"),
         (16 << 20, 256),

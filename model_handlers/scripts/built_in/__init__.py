@@ -1,4 +1,1 @@
-"""Inference scripts for archives that bring none: see `no_script`.
-
-Each lies in this folder as a customer's would in `code/`, and defines as little: all else is the default.
-"""
+"""Inference scripts for archives that bring none: see `default_script`. Each defines as little as can be."""

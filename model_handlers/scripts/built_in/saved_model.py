@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.scripts import saved_models
+from model_handlers.scripts import tensorflow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from model_handlers.scripts.context import Context
+    from model_handlers.scripts.host import Context
 
 
 def output_fn(prediction: Mapping[str, Any], accept: str, context: Context) -> tuple[bytes, str]:
     """That as JSON."""
-    return saved_models.answer(prediction, accept, literal=context.literal)
+    return tensorflow.answer(prediction, accept, literal=context.literal)

@@ -30,7 +30,7 @@ from container.settings.table import BY_NAME, VARIABLES
 from container.settings.table_containers import CONTAINER_VARIABLES
 from container.targets import InferenceType
 from model_handlers.config.model_config import ModelConfig
-from model_handlers.scripts.no_script import SELECTED
+from model_handlers.scripts.default_script import SELECTED
 from serve.control import Control
 from serve.sources.scripts import Scripts
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_handlers.scripts.accept import preferred, presumed
+from model_handlers.scripts.content_types import preferred, presumed
 
 WRITTEN = ("application/json", "text/csv", "application/x-npy")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from model_handlers.scripts.formats import (
+from model_handlers.scripts.content_types import (
     CSV,
     JSON,
     JSON_LINES,
@@ -200,7 +200,7 @@ def test_a_body_that_is_not_what_it_says_is_malformed(body, content_type):
 )
 def test_an_archive_takes_no_more_memory_than_bodies_do(body, monkeypatch):
     """Neither for what its headers claim, nor for what it is unpacked to."""
-    monkeypatch.setattr("model_handlers.scripts.formats.MOST_UNPACKED", 4 << 20)
+    monkeypatch.setattr("model_handlers.scripts.content_types.MOST_UNPACKED", 4 << 20)
     decode(npz(sparse.csr_matrix([[1]])), NPZ)
     tracemalloc.start()
     with pytest.raises(MalformedBodyError):

@@ -17,10 +17,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_svmlight_file
 
-from model_handlers.scripts.boosters import matrix
-from model_handlers.scripts.csv_text import cells_of
-from model_handlers.scripts.formats import CSV, JSON, JSON_LINES, NPY, MalformedBodyError, decode
-from model_handlers.scripts.recordio import rows_of
+from model_handlers.scripts.content_types import CSV, JSON, JSON_LINES, NPY, MalformedBodyError, cells_of, decode
+from model_handlers.scripts.xgboost import matrix, recordio_rows
 from tests.frameworks import framework
 from tests.model_handlers.scripts.records import record
 
@@ -245,12 +243,12 @@ def test_npy_is_what_numpys_reader_says(array, cut, damage, at):
 def test_recordio_is_what_was_written(rows, columns, damage, at):
     """Dense rows, and rows that say their columns; a damaged body is read or refused, and nothing else."""
     dense = b"".join(record(struct.pack("<3f", *row)) for row in rows)
-    np.testing.assert_array_equal(rows_of(dense), np.array(rows, np.float32))
+    np.testing.assert_array_equal(recordio_rows(dense), np.array(rows, np.float32))
     keys = sorted(columns)
     if keys:
         sparse = b"".join(record(struct.pack(f"<{len(keys)}f", *[row[k] for k in keys]), keys, (3,)) for row in rows)
         expected = np.zeros((len(rows), 3), np.float32)
         expected[:, keys] = np.array(rows, np.float32)[:, keys]
-        np.testing.assert_array_equal(rows_of(sparse).toarray(), expected)
+        np.testing.assert_array_equal(recordio_rows(sparse).toarray(), expected)
     broken = dense[:at] + damage + dense[at + len(damage) :]
     refused(matrix, broken, "application/x-recordio-protobuf", 3)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.scripts.no_script import DEFAULT, FOLDER, SAVED_MODEL
+from model_handlers.scripts.default_script import DEFAULT, FOLDER, SAVED_MODEL
 from tests.frameworks import framework
 
 pytestmark = [

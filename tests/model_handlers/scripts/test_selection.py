@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from model_handlers.scripts.formats import UnsupportedFormatError
-from model_handlers.scripts.no_script import SELECTABLE
-from model_handlers.scripts.selection import Selection
+from model_handlers.scripts.content_types import UnsupportedFormatError
+from model_handlers.scripts.default_script import SELECTABLE
+from model_handlers.scripts.xgboost import Selection
 
 NONE = "nothing of the kind"
 ONE = np.array([0.75], np.float32)  # as a float of 32 bits, it is itself

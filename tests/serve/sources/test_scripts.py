@@ -9,7 +9,7 @@ import pytest
 from model_handlers.config.model_config import InstanceGroup
 from model_handlers.errors import Kind, MmeError
 from model_handlers.scripts.body import takes_body
-from model_handlers.scripts.no_script import FOLDER
+from model_handlers.scripts.default_script import FOLDER
 from serve.sources.layout import list_models
 from serve.sources.repository import open_model, open_target
 from serve.sources.scripts import Scripts, SharedScript

@@ -1,27 +1,149 @@
-"""The forms of a body that the default functions read and write: JSON, its lines, CSV, and numpy's own two. PURE.
+"""The forms of a body that the default functions read and write (JSON, its lines, CSV, numpy's own two), and failures.
 
-They read what Amazon's toolkits read. Nothing is unpickled, since that would run whatever code a client sends; a row
-means the same whatever its neighbours are, so CSV is read by `csv_text`; and what JSON calls null is NaN among numbers,
-both ways.
+They read what Amazon's toolkits read. Nothing is unpickled, since that would run whatever code a client sends. A row
+means the same whatever its neighbours are, so CSV is rows of cells, always two-dimensional, and a cell means what it
+would mean alone: a number, NaN where it is empty, else text; `#` is a character, and quotes quote. What JSON calls null
+is NaN among numbers, both ways. PURE.
+
+A failure is the model's own (500, with its traceback), unless it says otherwise: no such content type (415, or 406 for
+that of the answer), no memory (507), or a status that the script gave it by an error of Amazon's toolkits. That reaches
+SageMaker's clients as it is, but for 404 and 409, which speak of models alone on its routes.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib
 import io
 import json
 import math
+import re
 import zipfile
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.scripts.csv_text import number, table_of, text_of, written
+from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
+from model_handlers.python.failures import is_memory, printable, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
+
+
+ANY = "*/*"
+ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+def preferred(accept: str, written: Sequence[str], otherwise: str) -> str | None:
+    """The media type that the client likes best of those that can be `written`, None where it likes none of them.
+
+    `otherwise` is taken where it likes all alike; of equal q-values the first is liked best.
+    """
+    for wanted in _by_quality(accept):
+        if wanted in written:
+            return wanted
+        if wanted == ANY:
+            return otherwise if otherwise in written else written[0]
+        if wanted.endswith("/*"):
+            matches = [each for each in written if each.startswith(wanted[:-1])]
+            if matches:
+                return otherwise if otherwise in matches else matches[0]
+    return None
+
+
+def presumed(accept: str, otherwise: str) -> str:
+    """The media type of an answer that was written for this header and does not say what it is."""
+    if "," not in accept and "*" not in accept:
+        return accept
+    return next((wanted for wanted in _by_quality(accept) if "*" not in wanted), otherwise)
+
+
+def _by_quality(accept: str) -> list[str]:
+    ranges = [_range(part) for part in accept.split(",")]
+    return [wanted for wanted, quality in sorted(ranges, key=lambda each: -each[1]) if wanted and quality > 0]
+
+
+def _range(part: str) -> tuple[str, float]:
+    media, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    quality = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+    try:
+        return media, float(quality)
+    except ValueError:
+        return media, 0.0
+
+
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?|nan)", re.ASCII | re.IGNORECASE
+)
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def text_of(body: bytes | str) -> str:
+    """A body as text, without a byte order mark. Raises ValueError."""
+    text = body if isinstance(body, str) else bytes(body).decode()
+    if "\0" in text:
+        raise ValueError("it holds a NUL byte, as no text does")
+    return text.removeprefix(_BYTE_ORDER_MARK)
+
+
+def cells_of(body: bytes | str, separator: str = ",") -> list[list[str]]:
+    """The rows of a body, all of as many cells; an empty line between rows may be one or none, and is a ValueError."""
+    text = text_of(body).strip("\r\n")
+    if not text.strip():
+        raise ValueError("it holds no row")
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # documents are longer than Python's 128 KiB
+    rows: list[list[str]] = []
+    try:
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True):
+            if not row:
+                raise ValueError(f'the line behind row {len(rows)} is empty: write an empty cell as ""')
+            if rows and len(row) != len(rows[0]):
+                first, this = len(rows[0]), len(row)
+                raise ValueError(
+                    f"its rows are not all of one length: row 1 has {first} cells, row {len(rows) + 1} has {this}"
+                )
+            rows.append(row)
+    except csv.Error as error:
+        raise ValueError(f"row {len(rows) + 1}: {error}") from None
+    return rows
+
+
+def number(word: str) -> float | None:
+    """The number that a word is, None where it is none, or larger than any. Of digits, as everywhere but in Python."""
+    if not _NUMBER.fullmatch(word.strip()):
+        return None
+    try:
+        value = float(word)
+    except ValueError:  # a separator such as U+001F is space to `strip` alone
+        return None
+    return None if value in (np.inf, -np.inf) and "n" not in word.lower() else value
+
+
+def value_of(cell: str) -> float | str:
+    """What a cell means."""
+    if not cell or cell.isspace():
+        return np.nan
+    value = number(cell)
+    return cell if value is None else value
+
+
+def table_of(body: bytes | str, separator: str = ",") -> NDArray[Any]:
+    """The rows of a body as an array: of 64-bit floats where all cells are numbers or empty, else of objects."""
+    rows = cells_of(body, separator)
+    values = [[value_of(cell) for cell in row] for row in rows]
+    if any(isinstance(value, str) for row in values for value in row):
+        return np.array(values, np.object_)
+    return np.array(values, np.float64)
+
+
+def written(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV: cells with a comma, a quote or the end of a line are quoted."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
 
 JSON = "application/json"
 CSV = "text/csv"
@@ -38,8 +160,7 @@ _NUMBERS = {int, float, bool, type(None)}
 class UnsupportedFormatError(Exception):
     """No such content type is read, or written. Scripts know it by this name, from Amazon's toolkits.
 
-    Attributes:
-        types: what is read or written instead, () for what is of any model.
+    `types` are read or written instead, () for what is of any model.
     """
 
     def __init__(self, content_type: object, types: tuple[str, ...] = ()) -> None:
@@ -59,9 +180,7 @@ def media_type(content_type: object) -> str:
 def decode(body: bytes | str, content_type: object) -> Any:
     """What is in a body: an array; the dictionary itself of a JSON object; a sparse matrix.
 
-    Raises:
-        UnsupportedFormatError: no such content type is read.
-        MalformedBodyError: it can't be read as that.
+    Raises UnsupportedFormatError where no such type is read, MalformedBodyError where it can't be read as that.
     """
     reader = _READERS.get(media_type(content_type))
     if reader is None:
@@ -75,14 +194,8 @@ def decode(body: bytes | str, content_type: object) -> Any:
 def encode(prediction: Any, content_type: object, *, literal: bool = False) -> str | memoryview:
     """A prediction (array, number, or lists and dictionaries of those) as the body of an answer.
 
-    Args:
-        prediction: what the model made.
-        content_type: what to write.
-        literal: whether JSON says NaN and Infinity, which few parsers take, in place of null.
-
-    Raises:
-        UnsupportedFormatError: no such content type is written.
-        TypeError, ValueError: the prediction can't be written as that.
+    With `literal` JSON says NaN and Infinity, which few parsers take, in place of null. Raises UnsupportedFormatError,
+    or TypeError and ValueError where the prediction can't be written as that.
     """
     kind = media_type(content_type)
     if kind == JSON:
@@ -96,11 +209,7 @@ def encode(prediction: Any, content_type: object, *, literal: bool = False) -> s
 
 
 def floats(data: NDArray[Any]) -> NDArray[np.float32]:
-    """Numbers as 32-bit floats, which models of rows take.
-
-    Raises:
-        ValueError: with the row and the column of what is no such number.
-    """
+    """Numbers as 32-bit floats. Raises ValueError with the row and the column of what is no such number."""
     if data.dtype.kind not in "biuf":
         data = _parsed(data)
     with np.errstate(over="ignore"):
@@ -130,11 +239,7 @@ def features_of(model: Any) -> int:
 
 
 def check_features(rows: Any, features: int) -> None:
-    """Refuse rows of more or fewer numbers than the model has features, where both are known.
-
-    Raises:
-        MalformedBodyError: with both numbers.
-    """
+    """Refuse rows of more or fewer numbers than the model has features, where both are known."""
     shape: Sequence[int] = getattr(rows, "shape", ())
     if features and len(shape) == 2 and shape[1] != features:
         raise MalformedBodyError(f"a row of the body has {shape[1]} numbers, and the model {features} features")
@@ -153,11 +258,7 @@ def _parsed(data: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def json_lines(body: bytes | str) -> list[Any]:
-    """The documents of a body's lines. Empty lines at its end are none.
-
-    Raises:
-        ValueError: with the line that is no JSON.
-    """
+    """The documents of a body's lines; empty ones at its end are none. Raises ValueError."""
     lines = text_of(body).rstrip().split("\n")
     documents = []
     for at, line in enumerate(lines, 1):
@@ -169,11 +270,7 @@ def json_lines(body: bytes | str) -> list[Any]:
 
 
 def to_json(document: Any, *, literal: bool = False) -> str:
-    """A document with arrays as JSON: what is no finite number is null, or as Python and Triton write it.
-
-    Raises:
-        TypeError, ValueError: it holds what JSON has no form for.
-    """
+    """A document with arrays as JSON: what is no finite number is null, or as Python and Triton write it."""
     if literal:
         return json.dumps(document, default=_listed)
     try:
@@ -198,12 +295,12 @@ def _from_json(body: bytes | str) -> Any:
 
 
 def _from_json_lines(body: bytes | str) -> Any:
-    """A line a row, so that numbers on lines of their own are a column."""
+    # A line a row, so that numbers on lines of their own are a column.
     return _array([line if isinstance(line, list | dict) else [line] for line in json_lines(body)])
 
 
 def _array(document: Any) -> Any:
-    """The array of a document, in which null is NaN, and a number beside text stays a number."""
+    # null is NaN, and a number beside text stays a number.
     array = np.array(document)
     if array.dtype.kind not in "OU":
         return array
@@ -223,7 +320,7 @@ def _from_csv(body: bytes | str) -> Any:
 
 
 def _from_npy(body: bytes | str) -> Any:
-    """As `np.load`, but for the memory that a header may claim: there is no more than what came."""
+    # As `np.load`, but for the memory that a header may claim: there is no more than what came.
     stream = io.BytesIO(_as_bytes(body))
     shape, fortran_order, dtype = _npy_header(stream)
     flat = np.frombuffer(stream.getbuffer()[stream.tell() :], dtype)
@@ -255,7 +352,6 @@ def _from_npz(body: bytes | str) -> Any:
 
 
 def _check_archive(body: bytes) -> None:
-    """Refuse an archive of arrays that are more than it says, or more than a body of its size is unpacked to."""
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         members = archive.infolist()
         size, most = sum(member.file_size for member in members), max(MOST_UNPACKED, 2 * len(body))
@@ -275,7 +371,6 @@ def _as_bytes(body: bytes | str) -> bytes:
 
 
 def _to_json_lines(prediction: Any, *, literal: bool) -> str:
-    """A row a line; what is no row is one."""
     rows = prediction.tolist() if hasattr(prediction, "tolist") else prediction
     if not isinstance(rows, list | tuple):
         rows = [rows]
@@ -315,3 +410,63 @@ _WRITERS: dict[str, Callable[[Any], str | memoryview]] = {CSV: _to_csv, NPY: _to
 
 READS = tuple(_READERS)
 WRITES = (JSON, CSV, JSON_LINES, NPY)
+
+
+# By name, since Amazon's own package may be the one that is installed.
+_UNSUPPORTED = "UnsupportedFormatError"
+_CURLS = "application/x-www-form-urlencoded"  # what curl -d calls a body
+_WITH_STATUS = {"BaseInferenceToolkitError": "status_code", "PredictionException": "error_code"}
+_KINDS = {
+    406: Kind.NOT_ACCEPTABLE,
+    413: Kind.TOO_LARGE,
+    415: Kind.UNSUPPORTED_MEDIA_TYPE,
+    503: Kind.UNAVAILABLE,
+    507: Kind.OUT_OF_MEMORY,
+}
+_OF_MODELS = (404, 409)
+
+
+def failed_call(function: str, error: BaseException, model: str) -> MmeError:
+    """Why a request failed: the function raised."""
+    if isinstance(error, MmeError):
+        return error
+    if is_memory(error):
+        return out_of_memory(f"model '{model}' ran out of memory while {function} ran: {told(error)}")
+    names = [each.__name__ for each in type(error).__mro__]
+    if _UNSUPPORTED in names:
+        refuse, types = (not_acceptable, WRITES) if function == "output_fn" else (unsupported_media_type, READS)
+        return refuse(model, function, str(error).partition("\n")[0], getattr(error, "types", ()) or types)
+    if isinstance(error, MalformedBodyError):
+        return invalid_argument(printable(f"model '{model}': {error}"))
+    status = next((getattr(error, field, None) for name, field in _WITH_STATUS.items() if name in names), None)
+    if isinstance(status, int):
+        return with_status(status, f"model '{model}': {getattr(error, 'message', error)}")
+    return MmeError(Kind.EXECUTION_FAILED, f"model '{model}' failed while {function} ran: {told(error)}")
+
+
+def with_status(status: int, sentence: str) -> MmeError:
+    """The error of the kind that is nearest to an HTTP status, which it keeps."""
+    kind = _KINDS.get(status, Kind.INVALID_ARGUMENT if status < 500 else Kind.EXECUTION_FAILED)
+    said = status if 400 <= status < 600 and status not in _OF_MODELS else 0
+    return MmeError(kind, printable(sentence), said)
+
+
+def unsupported_media_type(model: str, function: str, reason: str, types: Sequence[str] = READS) -> MmeError:
+    """The body is of a type that the function does not read."""
+    sentence = _unsupported(model, function, reason, "input_fn reads", types)
+    if _CURLS in reason:
+        sentence += f". curl says so unless told otherwise: -H 'Content-Type: {types[0]}'"
+    return MmeError(Kind.UNSUPPORTED_MEDIA_TYPE, sentence)
+
+
+def not_acceptable(model: str, function: str, reason: str, types: Sequence[str] = WRITES) -> MmeError:
+    """The client accepts no type that the function writes."""
+    return MmeError(Kind.NOT_ACCEPTABLE, _unsupported(model, function, reason, "output_fn writes", types))
+
+
+def _unsupported(model: str, function: str, reason: str, does: str, types: Sequence[str]) -> str:
+    listed = f"{', '.join(types[:-1])} and {types[-1]}"
+    name = does.partition(" ")[0]
+    return printable(
+        f"model '{model}': {reason} ({function}) The default {does} {listed}; implement {name} for other types"
+    )

@@ -1,7 +1,6 @@
 """Which models need no inference script in Amazon's containers, and the script that each of them gets here instead.
 
-Told by the names of a model's files. The scripts lie in `built_in`, from where they are imported as a customer's would
-be.
+Told by the names of a model's files. The scripts lie in `built_in`, and are imported as a customer's would be.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def boosters_in(directory: Path) -> list[Path]:
 
 
 def is_pickle(booster: Path) -> bool:
-    """Return whether a file of a booster is a pickle, as older containers wrote them, by its first byte."""
+    """Whether a file of a booster is a pickle, as older containers wrote them, by its first byte."""
     with booster.open("rb") as file:
         return file.read(1) == PICKLED
 

@@ -1,8 +1,12 @@
-"""TensorFlow's SavedModels as SageMaker's TensorFlow container takes them: their folders, and what clients send.
+"""TensorFlow's SavedModels as SageMaker's TensorFlow container takes them, and scripts with its handlers around them.
 
 An archive holds folders called by a number, each with a SavedModel: the versions of one model, or of several in a
 folder each. Clients ask for the newest, or name another by `tfs-` words among their custom attributes. The library is
 imported when the first model is loaded, by the process that it is in.
+
+A script's `input_handler` makes a client's body into TensorFlow Serving's JSON, its `output_handler` an answer of what
+that says. They know a request by a context of their own, and TensorFlow Serving's answer as an HTTP response. A
+`handler` does both, and asks in between at an address: there is a server for it on a thread of its own.
 """
 
 from __future__ import annotations
@@ -10,28 +14,35 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import http.server
+import io
 import json
 import re
-from typing import TYPE_CHECKING, Any
+import threading
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import numpy as np
 
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.scripts.accept import preferred
-from model_handlers.scripts.context import CUSTOM_ATTRIBUTES
-from model_handlers.scripts.csv_text import cells_of, text_of, value_of
-from model_handlers.scripts.formats import (
+from model_handlers.scripts.content_types import (
+    ATTRIBUTES_HEADER,
     CSV,
     JSON,
     JSON_LINES,
     MalformedBodyError,
     UnsupportedFormatError,
+    cells_of,
     json_lines,
     media_type,
+    preferred,
+    text_of,
     to_json,
+    value_of,
 )
-from model_handlers.scripts.no_script import DEFAULT, saved_models_in
+from model_handlers.scripts.default_script import DEFAULT, saved_models_in
 from model_handlers.tensor import BF16, BYTES
 from model_handlers.tensorflow import SavedModelHandler
 from model_handlers.tensorflow.graphs import DEFAULT_SIGNATURE, SIGNATURE
@@ -39,9 +50,10 @@ from model_handlers.tensorflow.graphs import DEFAULT_SIGNATURE, SIGNATURE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from model_handlers.base import Device, Handler
-    from model_handlers.scripts.context import Context
+    from model_handlers.scripts.host import Context
     from model_handlers.tensor import Array, TensorSpec
 
 
@@ -50,22 +62,14 @@ _OF_BYTES = "_bytes"  # how the name of an output ends whose strings are no text
 
 
 class Cells(list[Any]):
-    """Rows of CSV as `instances`: what each cell means alone, and how it was written, for inputs that are text.
-
-    Attributes:
-        words: the cells as they came.
-    """
+    """Rows of CSV as `instances`: what each cell means alone, and in `words` how it was written, for text."""
 
     def __init__(self, words: list[list[str]]) -> None:
         super().__init__([_value(row[0]) if len(row) == 1 else list(map(_value, row)) for row in words])
         self.words = words
 
     def array(self, spec: TensorSpec, *, batches: bool) -> Array:
-        """The array of the one input: a column, unless that has no dimension but that of rows.
-
-        Raises:
-            ValueError: with the row and the column of what is no such number.
-        """
+        """The array of the one input: a column, unless that has no dimension but that of rows. Raises ValueError."""
         rank = len(spec.model_dims) + batches
         alone = len(self.words[0]) == 1
         values: list[Any] = self
@@ -84,15 +88,9 @@ class Cells(list[Any]):
 
 
 def rows_of(instances: Any, specs: Sequence[TensorSpec], *, batches: bool = False) -> dict[str, Array]:
-    """Each input's array, from rows: values of the one input, or objects of all inputs.
+    """Each input's array, from rows: values of the one input, or objects of all inputs. Raises ValueError or TypeError.
 
-    Args:
-        instances: the rows.
-        specs: of the inputs.
-        batches: whether their dimensions leave out that of rows.
-
-    Raises:
-        ValueError, TypeError: they are not rows of these inputs.
+    With `batches` the inputs' dimensions leave out that of rows.
     """
     if not isinstance(instances, list) or not instances:
         raise ValueError("'instances' has to be a list of rows, and not an empty one")
@@ -110,11 +108,7 @@ def rows_of(instances: Any, specs: Sequence[TensorSpec], *, batches: bool = Fals
 
 
 def columns_of(inputs: Any, specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Each input's array, from one whole tensor of the one input, or an object of one of each.
-
-    Raises:
-        ValueError, TypeError: they are not these inputs.
-    """
+    """Each input's array, from one whole tensor of the one input, or an object of one of each."""
     if not isinstance(inputs, dict) or set(inputs) == {_BINARY}:
         return {_only(specs).name: _array(inputs, _only(specs))}
     names = {spec.name for spec in specs}
@@ -124,11 +118,7 @@ def columns_of(inputs: Any, specs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 def outcome(results: Mapping[str, Array], given: Mapping[str, Array], *, rows: bool) -> dict[str, Any]:
-    """The document of an answer: `predictions` row by row, or whole `outputs`; without names where there is one.
-
-    Raises:
-        ValueError: an output has not as many rows as the inputs.
-    """
+    """The document of an answer: `predictions` row by row, or whole `outputs`; without names where there is one."""
     plain = {name: _plain(array, name) for name, array in results.items()}
     if not rows:
         return {"outputs": next(iter(plain.values())) if len(plain) == 1 else plain}
@@ -164,13 +154,12 @@ def _array(values: Any, spec: TensorSpec) -> Array:
 
 
 def _with_gaps(array: Array) -> Array:
-    """Numbers with null among them, which is NaN; anything else as it is."""
     kinds = set(map(type, array.ravel().tolist()))
     return array.astype(np.float64) if kinds <= {int, float, type(None)} else array
 
 
 def _value(cell: str) -> Any:
-    """A cell as JSON has it: a whole number, another one, null where it is empty, or text."""
+    # As JSON has it: a whole number, another one, null where it is empty, or text.
     value = value_of(cell)
     if isinstance(value, str):
         return value
@@ -191,7 +180,6 @@ def _as_bytes(value: Any) -> Any:
 
 
 def _plain(array: Array, name: str) -> Any:
-    """An array of numbers as it is, one of strings as lists."""
     if array.dtype.kind != "O":
         return np.ascontiguousarray(array) if array.ndim else array[()]
     return _text(array.tolist(), binary=name.endswith(_OF_BYTES))
@@ -220,28 +208,16 @@ with contextlib.suppress(ImportError):  # a model's own environment may lack it
     _quickly = functools.partial(orjson.dumps, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def said_by(context: Context) -> dict[str, str]:
+def tfs_attributes(context: Context) -> dict[str, str]:
     """What a request's custom attributes say to TensorFlow's container: `tfs-model-name=a,tfs-model-version=2`."""
-    text = context.get_request_header(0, CUSTOM_ATTRIBUTES) or ""
+    text = context.get_request_header(0, ATTRIBUTES_HEADER) or ""
     return {key: value.strip() for key, value in _ATTRIBUTE.findall(text)}
 
 
 class SavedModels:
     """The SavedModels of one archive. The newest of each is loaded at once, whatever else clients name when they do.
 
-    Who names no model means the default one, as in Amazon's container.
-
-    Attributes:
-        default: the folder of that one.
-
-    Args:
-        model: the name under which they are served, for messages.
-        directory: the archive's.
-        device: where they compute.
-        default: the name of the default one of several, "" for the first.
-
-    Raises:
-        MmeError: INVALID_MODEL, UNSUPPORTED without TensorFlow, OUT_OF_MEMORY.
+    A client that names no model gets the `default` one, as in Amazon's container: the first unless it is named.
     """
 
     def __init__(self, model: str, directory: Path, device: Device, default: str = "") -> None:
@@ -260,15 +236,7 @@ class SavedModels:
             self._function(versions[max(versions)], DEFAULT_SIGNATURE)
 
     def predict(self, document: Mapping[str, Any], said: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """What TensorFlow Serving answers to a request's document, with arrays in it.
-
-        Args:
-            document: `instances` (one or several rows) or `inputs` (whole tensors), and perhaps `signature_name`.
-            said: see `said_by`.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT for what the client got wrong; EXECUTION_FAILED, OUT_OF_MEMORY.
-        """
+        """What TensorFlow Serving answers to a request's document, with arrays in it; `said`: see `tfs_attributes`."""
         said = said or {}
         if said.get(METHOD, PREDICT) != PREDICT or "examples" in document:
             raise self._refused(f"{METHOD} is to be '{PREDICT}', with instances or inputs: nothing else is served")
@@ -293,10 +261,8 @@ class SavedModels:
             raise self._refused(str(error)) from error
 
     def _folder(self, said: Mapping[str, str]) -> Path:
-        """The version that a client names, the newest of the first model if it names none.
-
-        The name of an archive's only model is whatever its folder was called, so any is taken for it.
-        """
+        # The newest of the default model if none is named; an archive's only model is taken for any name, since its own
+        # is whatever its folder was called.
         name = said.get(NAME, self.default) if len(self._versions) > 1 else self.default
         by_number = {str(number): folder for number, folder in sorted(self._versions.get(name, {}).items())}
         wanted = said.get(VERSION, next(reversed(by_number), ""))
@@ -348,10 +314,6 @@ def request(body: bytes | str, content_type: object) -> dict[str, Any]:
 
     JSON that is none of TensorFlow Serving's becomes one instance, or several where it is a list of lists; lines of
     JSON and rows of CSV become instances.
-
-    Raises:
-        UnsupportedFormatError: no such content type is read.
-        MalformedBodyError: it can't be read as that.
     """
     kind = media_type(content_type)
     if kind not in _READS:
@@ -384,8 +346,169 @@ def _document(document: Any) -> dict[str, Any]:
 
 
 def _of_lines(lines: list[Any]) -> dict[str, Any]:
-    """Each line an instance, but for a whole document on the only one."""
     alone = lines[0]
     if len(lines) == 1 and isinstance(alone, dict) and any(form in alone for form in _FORMS):
         return alone
     return {"instances": lines}
+
+
+HANDLERS = ("handler", "input_handler", "output_handler")
+_PATH = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?:([a-z]+)")
+_STATUSES = {Kind.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST, Kind.OUT_OF_MEMORY: HTTPStatus.SERVICE_UNAVAILABLE}
+
+
+class ServingContext(NamedTuple):
+    """What a handler is told of a request."""
+
+    model_name: str
+    model_version: str | None
+    method: str
+    rest_uri: str
+    grpc_port: str
+    channel: Any
+    custom_attributes: str | None
+    request_content_type: str
+    accept_header: str
+    content_length: int
+
+
+class ServingResponse:
+    """TensorFlow Serving's answer, as `requests` would have brought it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, status_code: int, content: bytes) -> None:
+        self.status_code = status_code
+        self.content = content
+        self.headers = {"Content-Type": JSON, "Content-Length": str(len(content))}
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is an answer."""
+        return self.status_code < HTTPStatus.BAD_REQUEST
+
+    @property
+    def reason(self) -> str:
+        """The status in words."""
+        return HTTPStatus(self.status_code).phrase
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.content.decode()
+
+    def json(self, **options: Any) -> Any:
+        """The document in the body."""
+        return json.loads(self.content, **options)
+
+    def raise_for_status(self) -> None:
+        """Raise where it is an error."""
+        if not self.ok:
+            raise RuntimeError(f"{self.status_code} {self.reason}: {self.text}")
+
+
+class ServingHandlers:
+    """A script's handlers as one function from a body to an answer. Raises INVALID_MODEL for one of two alone."""
+
+    def __init__(self, module: ModuleType, path: Path, model: str, models: SavedModels, context: Context) -> None:
+        functions: list[Any] = [getattr(module, name, None) for name in HANDLERS]
+        self._whole, self._reads, self._writes = functions
+        if not callable(self._whole) and not (callable(self._reads) and callable(self._writes)):
+            raise invalid_model(f"model '{model}': {path} needs both {HANDLERS[1]} and {HANDLERS[2]}")
+        self._model = model
+        self._models = models
+        self._context = context
+        self._address = ServingAddress(models) if callable(self._whole) else None
+
+    def __call__(self, models: SavedModels, body: bytes | str, content_type: str, accept: str) -> Any:
+        """What the script answers: a `transform_fn`."""
+        data = body.encode() if isinstance(body, str) else body
+        told = self._told(content_type, accept, len(data))
+        if callable(self._whole):  # which comes before the others, as in Amazon's container
+            return self._whole(io.BytesIO(data), told)
+        return self._writes(asked(models, self._reads(io.BytesIO(data), told), tfs_attributes(self._context)), told)
+
+    def close(self) -> None:
+        if self._address is not None:
+            self._address.close()
+
+    def _told(self, content_type: str, accept: str, length: int) -> ServingContext:
+        said = tfs_attributes(self._context)
+        version, method = said.get(VERSION), said.get(METHOD, PREDICT)
+        return ServingContext(
+            model_name=said.get(NAME, self._model),
+            model_version=version,
+            method=method,
+            rest_uri="" if self._address is None else self._address.uri(said.get(NAME), version, method),
+            grpc_port="",
+            channel=None,
+            custom_attributes=self._context.get_request_header(0, ATTRIBUTES_HEADER),
+            request_content_type=content_type,
+            accept_header=accept,
+            content_length=length,
+        )
+
+
+def handlers_of(
+    module: ModuleType, path: Path, model: str, models: SavedModels, context: Context
+) -> ServingHandlers | None:
+    """A script's handlers, None for a script that has none. See `ServingHandlers`."""
+    if not any(callable(getattr(module, name, None)) for name in HANDLERS):
+        return None
+    return ServingHandlers(module, path, model, models, context)
+
+
+class ServingAddress:
+    """TensorFlow Serving's REST address, for a script that asks there itself: on this machine's loopback alone."""
+
+    def __init__(self, models: SavedModels) -> None:
+        self._default = models.default
+        self._server = _server(models)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="saved-models", daemon=True)
+        self._thread.start()
+
+    def uri(self, name: str | None, version: str | None, method: str) -> str:
+        """Where a model is asked, the one that is meant where a client names none."""
+        asked = quote(name or self._default) + (f"/versions/{version}" if version else "")
+        return f"http://127.0.0.1:{self._server.server_port}/v1/models/{asked}:{method}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _server(models: SavedModels) -> http.server.ThreadingHTTPServer:
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            path = _PATH.fullmatch(self.path)
+            if path is None:
+                response = ServingResponse(
+                    HTTPStatus.NOT_FOUND, b'{"error": "there is POST /v1/models/NAME:predict alone"}'
+                )
+            else:
+                said = {NAME: unquote(path[1]), METHOD: path[3], **({VERSION: path[2]} if path[2] else {})}
+                response = asked(models, body, said)
+            self.send_response(response.status_code)
+            for name, value in response.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(response.content)
+
+        def log_message(self, *_: Any) -> None:
+            # The server logs requests.
+            pass
+
+    return http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+
+
+def asked(models: SavedModels, document: Any, said: Mapping[str, str]) -> ServingResponse:
+    """What TensorFlow Serving would say to a request's document: text, or what can be written as JSON."""
+    text = document if isinstance(document, str | bytes) else json.dumps(document)
+    try:
+        return ServingResponse(HTTPStatus.OK, written(models.predict(request(text, JSON), said)))
+    except (MmeError, ValueError) as error:
+        kind = error.kind if isinstance(error, MmeError) else Kind.INVALID_ARGUMENT
+        status = _STATUSES.get(kind, HTTPStatus.INTERNAL_SERVER_ERROR)
+        return ServingResponse(status, json.dumps({"error": str(error)}).encode())
