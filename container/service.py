@@ -37,8 +37,8 @@ from serve.cache.room import megabytes
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
-from serve.sources.credentials import read_credentials
 from serve.sources.polling import Poller
+from serve.sources.store import read_credentials
 from serve.state_file import began
 from serve.threads import UnderWay, on_daemon
 

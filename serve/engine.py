@@ -45,7 +45,7 @@ from serve.model.response_cache import ResponseCache
 from serve.model_calls import ModelCalls
 from serve.registry import Registry
 from serve.request import LoadReport
-from serve.sources.origins import Origins, unknown
+from serve.sources.catalog import Origins, unknown
 from serve.sources.scripts import SharedScript
 from serve.sources.source import InBucket, InRepository, Overridden, origin
 from serve.sources.store import ARCHIVE_SUFFIX
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from serve.loading.loader import AnyModel, Target
     from serve.model.warmup import Labels
     from serve.request import InferenceRequest
-    from serve.sources.disk_room import DiskRoom
+    from serve.sources.disk_budget import DiskRoom
     from serve.statistics import ModelStats
 
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model

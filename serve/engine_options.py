@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Footprint
-    from serve.sources.credentials import Credentials
+    from serve.sources.store import Credentials
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from serve.cache.entry import State
 from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
 from serve.registry import Dependents
-from serve.sources.origins import unknown
+from serve.sources.catalog import unknown
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from serve.loading.prepare import PreparedTarget
     from serve.registry import Registry
     from serve.request import LoadReport
-    from serve.sources.origins import Origins
+    from serve.sources.catalog import Origins
     from serve.sources.source import Source
 
 

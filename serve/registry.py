@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import MmeError, invalid_argument
 from serve.cache.events import EventType
-from serve.sources.origins import Origins, unavailable, unknown
+from serve.sources.catalog import Origins, unavailable, unknown
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked, origin, source_of
 from serve.state_file import Row, clock
 from serve.statistics import TargetStats

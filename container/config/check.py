@@ -16,8 +16,7 @@ from model_handlers.config.findings import Finding
 from model_handlers.errors import MmeError, invalid_argument
 from serve.loading.check import Examined, examine, examine_ensembles
 from serve.sources.archive import extract
-from serve.sources.layout import candidates_in, models_in
-from serve.sources.misplaced import advice
+from serve.sources.layout import advice, candidates_in, models_in
 from serve.sources.store import ARCHIVE_SUFFIX
 
 if TYPE_CHECKING:

@@ -48,8 +48,8 @@ from model_handlers.scripts.body import LITERAL
 from model_handlers.system.importing import is_installed
 from serve.cache.eviction import Policy
 from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies, Weights
-from serve.sources.credentials import read_credentials
 from serve.sources.scripts import Scripts
+from serve.sources.store import read_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

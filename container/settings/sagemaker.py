@@ -288,7 +288,7 @@ def choose_single_model(model_dir: Path, default_name: str, scripts: Scripts = D
             f"set SAGEMAKER_TRITON_DEFAULT_MODEL_NAME to the one to serve: {model_dir} holds {_listing(found)}"
         )
     if not found:
-        from serve.sources.misplaced import advice  # noqa: PLC0415 - it needs the table of backends, and that numpy
+        from serve.sources.layout import advice  # noqa: PLC0415 - it needs the table of backends, and that numpy
 
         raise SettingsError(
             f"ERROR: No model found in model repository: {model_dir} holds no directory of a model with its versions, "
@@ -325,7 +325,7 @@ def _without_a_model(model_dir: Path, directories: Sequence[Path]) -> str:
     numbered = [each for each in directories if each.name.isdecimal()]
     if not numbered:
         return ""
-    from serve.sources.misplaced import is_version  # noqa: PLC0415 - as above
+    from serve.sources.layout import is_version  # noqa: PLC0415 - as above
 
     return next((each.name for each in numbered if is_version(each)), "")
 

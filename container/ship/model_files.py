@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import invalid_argument
 from model_handlers.registry import detect_backend
-from serve.sources.misplaced import BY_SCRIPTS
+from serve.sources.layout import BY_SCRIPTS
 from serve.sources.scripts import DEFAULT_SCRIPTS
 from serve.sources.store import ARCHIVE_SUFFIX
 

@@ -1,36 +1,56 @@
 """The environments that were made for models: each once, by what is in it, for all models that want the same.
 
-One folder holds them. An environment lies where it was made, since its scripts name it by its path: nothing is renamed,
-and what tells that it is complete is a file beside it, written last, after everything before it is on the disk:
+One folder holds them. An environment lies where it was made, since its scripts name it by its path; a file beside it,
+written last, after everything else is on the disk, tells that it is complete:
 
     packed-<digest>/            the environment
     packed-<digest>.complete    it is
-    packed-<digest>.lock        somebody is making it, or clearing away what was left of it
+    packed-<digest>.lock        it is being made, or what was left of it is being removed
 
-A folder without that file is what a failure or a crash left, and goes: at once, with the next load that wants it, or
-when the folder of them all is taken over. Complete ones stay, wanted or not; who wants the room back removes the folder
-while no server runs. Thread-safe; runs on load threads, and shares the folder with other processes.
+A folder without that file is what a failure or a crash left; it is removed with the next load that wants it, or when
+the folder of all is taken over. Complete ones stay. Thread-safe; runs on load threads, shares the folder with other
+processes; venv, pip and conda-unpack are processes of their own.
+
+An installed environment is a venv on the interpreter of the server, which sees the packages of the server behind its
+own: `--system-site-packages` would do that only where the server runs in no venv, so a `.pth` file names its folders.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
+import importlib.metadata
+import importlib.util
+import json
 import os
+import re
+import shlex
 import shutil
+import site
+import sys
+import tarfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.environments import installed, packed
-from model_handlers.environments.environment import Environment, check_interpreter
-from model_handlers.environments.wanted import Requirements, Wanted
-from model_handlers.errors import ElsewhereError, invalid_model
-from model_handlers.system.digests import Digests
+import numpy as np
+
+from model_handlers.environments.environment import NICENESS, Environment, Requirements, Wanted, check_interpreter
+from model_handlers.errors import ElsewhereError, MmeError, invalid_model
+from model_handlers.system.digests import DIGITS, Digests, text_digest
 from model_handlers.system.disk import disk_errors, fsync_directory, own_directory, sync_disk_of
 from model_handlers.system.file_lock import locked, locked_now
+from model_handlers.untar import InflatedStream, Unpacking, shown
+from model_handlers.worker import fork_client
+from model_handlers.worker.fork_server import Program
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
-    from model_handlers.environments.environment import Patience
+    from model_handlers.cancel_token import CancelToken
+    from model_handlers.environments.environment import Given, Patience
+    from model_handlers.untar import Parts
+
 
 _COMPLETE, _LOCK = ".complete", ".lock"
 
@@ -90,8 +110,9 @@ class Environments:
 
     def place(self, wanted: Wanted, patience: Patience) -> Environment:
         """The environment as it is or would be: its place tells what it is made of."""
-        recipe = installed if isinstance(wanted, Requirements) else packed
-        return Environment(self._directory / recipe.name_of(wanted, self._digests, patience))
+        if isinstance(wanted, Requirements):
+            return Environment(self._directory / installed_name(wanted, self._digests, patience))
+        return Environment(self._directory / packed_name(wanted, self._digests, patience))
 
     def _take_over(self) -> None:
         """Once: make the folder ours, and clear away what crashes left."""
@@ -114,9 +135,9 @@ def _make(environment: Environment, wanted: Wanted, patience: Patience) -> None:
     try:
         environment.prefix.mkdir(mode=0o755)
         if isinstance(wanted, Requirements):
-            installed.make(environment, wanted, patience)
+            install(environment, wanted, patience)
         else:
-            packed.make(environment, wanted, patience)
+            unpack_environment(environment, wanted, patience)
         sync_disk_of(environment.prefix)
         _beside(environment, _COMPLETE).touch()
         fsync_directory(environment.prefix.parent)
@@ -139,3 +160,276 @@ def _is_complete(environment: Environment) -> bool:
 
 def _beside(environment: Environment, suffix: str) -> Path:
     return environment.prefix.with_name(environment.prefix.name + suffix)
+
+
+_CONTINUED = re.compile(r"\\\n")  # a line that goes on
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_INCLUDES = re.compile(r"-[rc](?P<short>.*)|--(?:requirem|con)[a-z]*(?:=(?P<long>.*))?")  # pip takes abbreviations
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")  # what pip replaces by the value of an environment variable
+_SHOWN = 200  # characters of a name in a message
+_ERRORS = 3  # of pip's last ones, in an error message
+_PIP = [
+    *("-I", "-m", "pip", "install", "--no-input", "--no-color", "--progress-bar", "off"),
+    *("--disable-pip-version-check", "--root-user-action", "ignore"),
+    "--no-cache-dir",  # what is installed is kept itself
+]
+
+
+def installed_name(wanted: Requirements, digests: Digests, patience: Patience) -> str:
+    """What the folder of such an environment is called: it tells what was asked for, and on top of what.
+
+    Raises:
+        MmeError: INVALID_MODEL for an included file outside of the model's folder.
+        OSError: a file can't be read.
+    """
+    wheels = sorted(path for path in wanted.wheels.iterdir() if path.is_file()) if wanted.wheels is not None else []
+    asked = [
+        list(sys.version_info),
+        _server_packages(),
+        _server_distributions(),
+        [digests.of(file, patience) for file in _read_by_pip(wanted, patience.model)],
+        [(wheel.name, digests.of(wheel, patience)) for wheel in wheels],
+        wanted.wheels is None,
+    ]
+    return f"installed-{text_digest(json.dumps(asked), DIGITS)}"
+
+
+def install(environment: Environment, wanted: Requirements, patience: Patience) -> None:
+    """Make the venv in its empty folder and install. What is in it after a failure is the caller's to remove.
+
+    Raises:
+        MmeError: INVALID_MODEL with pip's last words when it fails, EXECUTION_FAILED when somebody killed it; what
+            `patience` raises.
+        OSError: what the disk says.
+    """
+    subject = f"model '{patience.model}': {wanted.subject}"
+    if importlib.util.find_spec("pip") is None:
+        raise invalid_model(f"{subject} can't be installed: the server's Python has no pip")
+    venv = Program((sys.executable, "-I", "-m", "venv", "--without-pip", str(environment.prefix)), niceness=NICENESS)
+    ended = fork_client.run(venv, patience.model, "venv", patience)
+    if ended.code != 0:
+        raise MmeError(ended.kind, f"{subject} can't be installed: venv {ended}")
+    [packages] = environment.prefix.glob("lib/python3.*/site-packages")
+    (packages / "mme-server.pth").write_text("\n".join(_server_packages()) + "\n")
+    temporary = environment.prefix / "tmp"  # so that nothing is left anywhere else when pip is killed
+    temporary.mkdir()
+    pip = environment.program(
+        *_PIP,
+        *(("--no-index", "--find-links", str(wanted.wheels)) if wanted.wheels is not None else ()),
+        "-r",
+        str(wanted.file),
+        directory=str(wanted.file.parent),
+        variables={"TMPDIR": str(temporary)},
+        niceness=NICENESS,
+    )
+    ended = fork_client.run(pip, patience.model, "pip", patience)
+    if ended.code != 0:
+        raise MmeError(
+            ended.kind, f"{subject} can't be installed: {_told(ended, _read_by_pip(wanted, patience.model))}"
+        )
+    shutil.rmtree(temporary)
+
+
+def _told(ended: fork_client.Ended, files: Iterable[Path]) -> str:
+    """Why pip failed, in its own words, but for the values of the environment variables that the files name."""
+    errors = [line for line in ended.words if line.startswith("ERROR: ")]
+    words = " | ".join(errors[-_ERRORS:]) or f"pip {ended}"
+    for name in {name for file in files for name in _VARIABLE.findall(file.read_text(errors="replace"))}:
+        if value := os.environ.get(name):
+            words = words.replace(value, f"${{{name}}}")
+    return words
+
+
+def _read_by_pip(wanted: Requirements, model: str) -> Iterator[Path]:
+    """The file of requirements, and those that it includes.
+
+    pip tells the first line of a file that holds no requirements, and clients are told what pip says.
+
+    Raises:
+        MmeError: INVALID_MODEL for one outside of the model's folder.
+    """
+    folder = wanted.file.parent.resolve()
+    pending, seen = [wanted.file], set()
+    while pending:
+        file = pending.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        yield file
+        for name in _included(file.read_text(errors="replace")):
+            included = file.parent / name
+            if "$" in name or ":" in name or not included.resolve().is_relative_to(folder):
+                raise invalid_model(
+                    f"model '{model}': {wanted.subject} includes '{name[:_SHOWN]}', which is outside of the model's "
+                    "folder: put the file into the archive, beside requirements.txt"
+                )
+            pending.append(included)
+
+
+def _included(text: str) -> Iterator[str]:
+    """The files that -r and -c name in a file of requirements."""
+    for line in _CONTINUED.sub("", text.replace("\r\n", "\n")).splitlines():
+        words = iter(_words(_COMMENT.sub("", line)))
+        for word in words:
+            if match := _INCLUDES.fullmatch(word):
+                yield match["short"] or match["long"] or next(words, "")
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # pip refuses a line whose quotes do not end
+        return line.split()
+
+
+@functools.cache
+def _server_packages() -> list[str]:
+    """The folders that the server's packages lie in."""
+    folders = [*site.getsitepackages(), str(Path(np.__file__).parents[1])]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return [folder for folder in dict.fromkeys(folders) if Path(folder).is_dir()]
+
+
+@functools.cache
+def _server_distributions() -> list[str]:
+    """The server's packages with their versions."""
+    found = importlib.metadata.distributions(path=_server_packages())
+    return sorted({f"{distribution.name}=={distribution.version}" for distribution in found})
+
+
+_SPARE_SHARE, _SPARE_BYTES = 0.05, 1 << 30  # of the disk, for everybody else: the smaller of the two
+_MOST_MEMBERS = 1_000_000  # ten times what large environments have: names are kept until the end
+_LATEST = 1 << 33  # seconds: times beyond it are nonsense
+_INTERPRETER = re.compile(r"python(3(\.\d+)?)?")
+_BAD_NAMES = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EILSEQ)
+_REFUSED = {
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+}
+
+
+def unpack(archive: Path, root: Path, subject: str, token: CancelToken) -> None:
+    """Unpack an environment into the empty folder `root`. What is in it after a failure is the caller's to remove.
+
+    Args:
+        archive: the packed environment.
+        root: the folder.
+        subject: what errors call the archive: "model 'm': its environment …".
+        token: checked for each file and each megabyte.
+
+    Raises:
+        MmeError: INVALID_MODEL when it is refused; as `CancelToken.check`.
+        OSError: what the disk says; ENOSPC before it is quite full.
+    """
+    with InflatedStream(archive.open("rb"), subject, token) as source:
+        try:
+            unpacking = _Unpacking(subject, root, token)
+            unpacking.run(source)
+            unpacking.make_links()
+        except OSError as error:
+            if error.errno in _BAD_NAMES:
+                raise invalid_model(f"{subject} has a name that can't be written: {error}") from error
+            raise
+
+
+class _Unpacking(Unpacking):
+    """One environment on its way into one folder."""
+
+    packer = "conda-pack or venv-pack"
+
+    def __init__(self, subject: str, root: Path, token: CancelToken) -> None:
+        super().__init__(subject, root, _MOST_MEMBERS)
+        self._token = token
+        self._links: dict[Parts, str] = {}
+        self._hard_links: dict[Parts, Parts] = {}
+        self._spare = min(int(shutil.disk_usage(root).total * _SPARE_SHARE), _SPARE_BYTES)
+
+    def run(self, source: InflatedStream) -> None:
+        """Take every member; links are only noted."""
+        for member in self.members(source):
+            self._token.check()
+            self._take(member, source)
+        for _ in source.remainder():  # to the end, where gzip's checksum is
+            pass
+
+    def make_links(self) -> None:
+        """Make the links, and see where they lead."""
+        for parts, target in self._hard_links.items():
+            if self.made.get(target) is not False:
+                what = f"{_path(parts)} to {_path(target)}, which is no file before it"
+                raise self.refused(f"has a hard link {what}")
+            os.link(self._root.joinpath(*target), self.place(parts))
+        for parts, name in self._links.items():
+            self.place(parts).symlink_to(name)
+        inside = os.path.realpath(self._root)
+        for parts, name in self._links.items():
+            leads = os.path.realpath(self._root.joinpath(*parts))
+            if not (leads == inside or leads.startswith(f"{inside}/") or _is_interpreter(parts)):
+                raise self.refused(f"has a link {_path(parts)} to {name!r}, which leads out of it")
+
+    def _take(self, member: tarfile.TarInfo, source: InflatedStream) -> None:
+        if "\0" in member.name + member.linkname:  # as pax headers can have it, and no file system
+            raise self.refused(f"has a name that can't be written: {shown(member.name)}")
+        parts = self._parts(member.name)
+        if member.isdir():
+            self.make_directory(parts)
+        elif member.issym():
+            self._links[parts] = member.linkname
+        elif member.islnk():
+            self._hard_links[parts] = self._parts(member.linkname)
+        elif member.isreg() and not member.issparse():
+            path = self.place(parts)
+            if member.size > shutil.disk_usage(self._root).free - self._spare:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.write(path, member, source)
+        else:
+            what = _REFUSED.get(member.type, f"a member of type {member.type!r} and {member.size} bytes")
+            raise self.refused(f"has {what}, {_path(parts)}: pack files, folders and links only")
+
+    def _parts(self, name: str) -> Parts:
+        parts = tuple(part for part in name.split("/") if part not in ("", "."))
+        if name.startswith("/") or ".." in parts:
+            raise self.refused(f"has a path that leaves it, {shown(name)}")
+        return parts
+
+    def complete(self, fd: int, member: tarfile.TarInfo) -> None:
+        time = int(member.mtime) if 0 <= member.mtime <= _LATEST else 0
+        os.utime(fd, (time, time))
+
+
+def _is_interpreter(parts: Parts) -> bool:
+    return len(parts) == 2 and parts[0] == "bin" and _INTERPRETER.fullmatch(parts[1]) is not None
+
+
+def _path(parts: Parts) -> str:
+    return shown("/".join(parts))
+
+
+def packed_name(wanted: Given, digests: Digests, patience: Patience) -> str:
+    """What the folder of a packed environment is called: it tells what is in it.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    return f"packed-{digests.of(wanted.path, patience)[:DIGITS]}"
+
+
+def unpack_environment(environment: Environment, wanted: Given, patience: Patience) -> None:
+    """Unpack a packed environment into its empty folder. What is in it after a failure is the caller's to remove.
+
+    Raises:
+        MmeError: INVALID_MODEL when it is refused; what `patience` raises.
+        OSError: what the disk says.
+    """
+    subject = f"model '{patience.model}': {wanted.subject}"
+    unpack(wanted.path, environment.prefix, subject, patience)
+    check_interpreter(environment, subject)
+    script = environment.prefix / "bin/conda-unpack"  # conda's scripts name their environment by its path
+    if script.is_file():
+        program = environment.program(str(script), niceness=NICENESS)
+        ended = fork_client.run(program, patience.model, script.name, patience)
+        if ended.code != 0:
+            raise MmeError(ended.kind, f"{subject} can't be moved to its place: {script.name} {ended}")

@@ -73,6 +73,11 @@ def state_of(status: os.stat_result) -> FileIdentity:
     return *identity_of(status), status.st_ctime_ns
 
 
+def directory_size(path: Path) -> int:
+    """Bytes of the regular files below."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file beside `path` that takes its place at the end, readable for all, or goes."""

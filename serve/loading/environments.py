@@ -10,13 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Placement
-from model_handlers.environments.environment import Patience
-from model_handlers.environments.met import lack_of
-from model_handlers.environments.wanted import Given
+from model_handlers.environments.environment import Given, Patience
+from model_handlers.environments.satisfied import lack_of
 from model_handlers.errors import invalid_model
-from model_handlers.system.disk import disk_errors
+from model_handlers.system.disk import directory_size, disk_errors
 from model_handlers.worker.parameters import PLACEMENT, Deadlines
-from serve.sources.disk import directory_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.cancel_token import CancelToken
     from model_handlers.environments.cache import Environments
-    from model_handlers.environments.environment import Environment
-    from model_handlers.environments.wanted import Wanted
+    from model_handlers.environments.environment import Environment, Wanted
     from serve.sources.repository import ModelDirectory
 
 _log = logging.getLogger("mme.cache")

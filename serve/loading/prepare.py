@@ -27,11 +27,11 @@ from serve.control import WEIGHTS, Weights, weights_of
 from serve.loading.environments import Brought, look, make
 from serve.model.ensemble_plan import check_circle
 from serve.model.warmup import warm_up
-from serve.sources.gathering import Gathering
+from serve.sources.catalog import print_of
 from serve.sources.layout import ENTRY
 from serve.sources.override import digest_of
-from serve.sources.repositories import print_of
 from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
+from serve.sources.s3_repository import Gathering
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
 from serve.weights.forms import TargetForms
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from model_handlers.environments.cache import Environments
     from serve.cache.footprints import Footprints
     from serve.loading.measuring import Scales
-    from serve.sources.disk_room import Hold
+    from serve.sources.disk_budget import Hold
     from serve.sources.override import OverrideFolder
     from serve.sources.scripts import Scripts
     from serve.weights.store import WeightStore

@@ -1,34 +1,37 @@
 """A .tar.gz becomes a directory while its bytes arrive, and a directory becomes a .tar.gz.
 
-Archives come from customers and are not trusted: no member leaves the directory, nothing but files and directories is
-made, and bytes, files and names are bounded while they are met, not after. A directory appears complete or not at all:
-it grows in a staging directory beside its destination and is renamed. Refuses to know stores, names of models and
-what is inside. Synchronous; runs on load threads, and touches no state but the disk.
+Archives are not trusted: no member leaves the directory, only files and directories are made, and bytes, files and
+names are bounded while they are met. A directory appears complete or not at all: it grows in a staging directory beside
+its destination, under a lock that dies with the process, and is renamed. Runs on load threads; touches only the disk.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 import tarfile
+import tempfile
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
 from model_handlers.cancel_token import NEVER
-from model_handlers.errors import invalid_argument, invalid_model
-from model_handlers.system.disk import disk_errors, replacing, sync_disk_of
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.system import file_lock
+from model_handlers.system.disk import disk_errors, fsync_directory, replacing, sync_disk_of
 from model_handlers.untar import GZIP_WINDOW, InflatedStream, Unpacking, shown
-from serve.sources.disk import publish, staging_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
     from model_handlers.cancel_token import CancelToken
-    from serve.sources.copy_sums import Sums
+    from serve.sources.disk_budget import Sums
 
 
 _MAX_COMPONENT = 255  # bytes of one name between slashes, on every file system in use
@@ -330,3 +333,78 @@ def _tar_blocks(path: Path, name: str, progress: Callable[[int], None]) -> Itera
             yield block
             progress(len(block))
     yield bytes(-member.size % tarfile.BLOCKSIZE)
+
+
+_STAGING_PREFIX = ".staging-"
+_LEFT: set[Path] = set()  # what could not be removed: that takes descriptors, of which there may be none
+_EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+def remove_staging(directory: Path) -> None:
+    """Remove what runs that ended in the middle left in `directory`; what a live process unpacks stays."""
+    for path in directory.glob(f"{_STAGING_PREFIX}*"):
+        with suppress(OSError):  # another process removes it too
+            fd = file_lock.take(path, os.O_DIRECTORY)
+            if fd is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(fd)
+
+
+@contextmanager
+def staging_directory(parent: Path) -> Iterator[Path]:
+    """A new directory that is gone afterwards, unless it was renamed."""
+    for left in list(_LEFT):
+        _remove(left)
+    staging, fd = _staging(parent)
+    try:
+        yield staging
+    finally:
+        _remove(staging)
+        os.close(fd)
+
+
+def _remove(staging: Path) -> None:
+    """Remove it, or have the next one who stages anything do it."""
+    shutil.rmtree(staging, ignore_errors=True)
+    (_LEFT.add if staging.exists() else _LEFT.discard)(staging)
+
+
+def publish(staging: Path, directories: Iterable[Path], destination: Path) -> None:
+    """Make a staging directory the destination.
+
+    A rename is atomic for processes, not for power: without fsync of the files and of every directory, the name may
+    survive a crash while the bytes behind it do not, and the next run would take the empty files for the model.
+
+    Args:
+        staging: whose files are on the disk.
+        directories: every one that was made in it, the deepest first, and itself.
+        destination: must not exist, or be empty.
+
+    Raises:
+        MmeError: ALREADY_EXISTS when the destination is there.
+    """
+    for directory in directories:
+        fsync_directory(directory)
+    staging.chmod(0o755)
+    try:
+        staging.rename(destination)
+    except OSError as error:
+        if error.errno not in _EXISTS:
+            raise
+        raise MmeError(Kind.ALREADY_EXISTS, f"{destination} exists already: discard it first") from error
+    fsync_directory(destination.parent)
+
+
+def _staging(parent: Path) -> tuple[Path, int]:
+    """A new directory and the lock on it. Before it is locked, another run that begins may take it for a left one."""
+    while True:
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=parent))
+        try:
+            fd = file_lock.take(staging, os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            staging.rmdir()
+            raise
+        if fd is not None:
+            return staging, fd

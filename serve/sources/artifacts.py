@@ -24,10 +24,9 @@ from cachetools import LRUCache, TTLCache
 from model_handlers.cancel_token import NEVER
 from model_handlers.errors import DamagedError, Kind, MmeError
 from model_handlers.system.digests import text_digest
-from model_handlers.system.disk import disk_errors, is_disk_full, own_directory
-from serve.sources.archive import extract
-from serve.sources.disk import directory_size, remove_staging, staging_directory
-from serve.sources.disk_room import DiskRoom
+from model_handlers.system.disk import directory_size, disk_errors, is_disk_full, own_directory
+from serve.sources.archive import extract, remove_staging, staging_directory
+from serve.sources.disk_budget import DiskRoom
 from serve.sources.store import ARCHIVE_SUFFIX, ReplacedError, UnreachableError, validate_name, wrong_name
 from serve.threads import watched
 
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 
     from model_handlers.cancel_token import CancelToken
     from serve.sources.archive import ExtractLimits
-    from serve.sources.copy_sums import Sums
-    from serve.sources.disk_room import Derived, Hold, Unpacking
+    from serve.sources.disk_budget import Derived, Hold, Sums, Unpacking
     from serve.sources.store import Store, StoredObject
 
 

@@ -20,21 +20,21 @@ from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_mode
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
 from model_handlers.scripts.body import BACKEND, SUBMIT_DIRECTORY
 from model_handlers.system.digests import file_digest
-from model_handlers.system.disk import disk_errors
-from serve.sources.disk import directory_size
+from model_handlers.system.disk import directory_size, disk_errors
 from serve.sources.layout import (
     CONFIG_NAME,
+    advice,
     directories,
     files_in,
     ignored_versions,
     is_model,
+    is_pointer,
     models_in,
     no_model,
     read_config,
     shown_tree,
     versions_in,
 )
-from serve.sources.misplaced import advice, is_pointer
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.sources.source import is_plain
 

@@ -11,8 +11,8 @@ from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from serve.sources.artifacts import Artifacts
-    from serve.sources.directories import Directories
     from serve.sources.override import OverrideFolder
+    from serve.sources.s3_repository import Directories
 
 _FORBIDDEN_ROOTS = tuple(Path(root) for root in ("/dev", "/proc", "/sys"))
 _SHOWN_URL = 200  # characters of a url in a message

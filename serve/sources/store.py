@@ -1,28 +1,30 @@
-"""Where archives come from: an S3 prefix (`s3.store`) or a local folder, behind one protocol.
+"""Where archives come from: an S3 prefix (`s3`) or a local folder, behind one protocol; credentials of S3 in a file.
 
-A store lists, describes and opens archives by relative names such as `tenant/a.tar.gz`. It knows nothing of what is
-inside them. Synchronous and thread-safe; runs on load threads.
+A store lists, describes and opens archives by relative names such as `tenant/a.tar.gz`, and never looks into them.
+Thread-safe; runs on load threads.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.system.threads import advised
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
     from model_handlers.cancel_token import CancelToken
+
 
 ARCHIVE_SUFFIX = ".tar.gz"
 _MAX_NAME = 1024  # S3's own limit for a key
@@ -108,7 +110,7 @@ def open_store(uri: str) -> Store:
         return LocalStore(Path(rest or "/"))
     if scheme != "s3":
         raise invalid_argument(f"model store '{uri}' is neither s3://bucket/prefix nor a local folder")
-    from serve.sources.s3_store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
+    from serve.sources.s3 import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
 
     bucket, _, prefix = rest.partition("/")
     return S3Store(bucket, prefix)
@@ -221,3 +223,48 @@ class LocalStore:
             if isinstance(error, PermissionError):
                 raise UntoldError(f"{reason}{error.strerror}; check its permissions") from error
             raise UnreachableError(reason + advised(error), whole=False) from error
+
+
+# Fields of the file → what a session of boto3 calls them.
+_FIELDS = {
+    "key_id": "aws_access_key_id",
+    "secret_key": "aws_secret_access_key",
+    "session_token": "aws_session_token",
+    "region": "region_name",
+    "profile": "profile_name",
+}
+Credentials = dict[str, str]  # arguments of a session of boto3; none for those that boto3 finds by itself
+NO_CREDENTIALS: Mapping[str, str] = {}  # but those that boto3 finds
+
+
+def read_credentials(path: Path) -> dict[str, Credentials]:
+    """Prefix → the credentials for what begins with it.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when the file can't be read, or is not of that form.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise invalid_argument(f"the credentials in {path} can't be read: {error}") from None
+    known = document.get("s3", {}) if isinstance(document, dict) else None
+    if not isinstance(known, dict) or not all(map(_is_entry, known.values())):
+        entry = f'{{"s3": {{"s3://bucket": {{{", ".join(f"{chr(34)}{name}{chr(34)}: …" for name in _FIELDS)}}}}}}}'
+        raise invalid_argument(f"the credentials in {path} are not of the form {entry}, all of them texts")
+    for prefix, entry in known.items():
+        if bool(entry.get("key_id")) != bool(entry.get("secret_key")):
+            raise invalid_argument(f"the credentials in {path} have half a key for '{prefix}': key_id and secret_key")
+    return {
+        prefix: {_FIELDS[name]: text for name, text in entry.items() if name in _FIELDS and text}
+        for prefix, entry in known.items()
+    }
+
+
+def credentials_for(url: str, known: Mapping[str, Credentials]) -> Credentials:
+    """Those for what is at a URL."""
+    prefixes = [prefix for prefix in known if url.startswith(prefix)]
+    return known[max(prefixes, key=len)] if prefixes else {}
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())

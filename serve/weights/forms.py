@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.disk import directory_size
 from serve.control import Tier, Weights
 from serve.model.warmup import warm_up
-from serve.sources.disk import directory_size
 from serve.weights.store import Reference, reference_to
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import SourceFile, Span, Trial
 from model_handlers.system.digests import text_digest
 from model_handlers.system.disk import fsync_directory, identity_of, own_directory
-from serve.sources.copy_sums import crc_of
-from serve.sources.disk import remove_staging, staging_directory
+from serve.sources.archive import remove_staging, staging_directory
+from serve.sources.disk_budget import crc_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from serve.sources.artifacts import Artifacts, key_of
-from serve.sources.s3_store import S3Store
+from serve.sources.s3 import S3Store
 from serve.sources.store import UnreachableError, UntoldError
 from tests.cgroups import few_tasks
 from tests.contract import models

@@ -6,9 +6,9 @@ import pytest
 
 from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
-from serve.sources import retries
+from serve.sources import s3
 from serve.sources.artifacts import Artifacts
-from serve.sources.s3_store import S3Store
+from serve.sources.s3 import S3Store
 from serve.sources.store import UnreachableError
 from tests.serve import faulty_s3
 from tests.serve.faulty_s3 import FaultyS3
@@ -61,7 +61,7 @@ def setup(s3_url, s3_bucket, s3_client, monkeypatch, tmp_path, targz_bytes):
         data = targz_bytes(("config.pbtxt", b"x"), ("1/model.onnx", first + os.urandom(size)))
         s3_client.put_object(Bucket=s3_bucket, Key=f"models/{name}", Body=data)
 
-    monkeypatch.setattr("serve.sources.retries._FIRST_SECONDS", 0.001)  # where a connection breaks
+    monkeypatch.setattr("serve.sources.s3._FIRST_SECONDS", 0.001)  # where a connection breaks
     put(b"1")
     with FaultyS3(s3_url) as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
@@ -261,7 +261,7 @@ def test_a_store_is_asked_again_after_the_pause_that_it_asks_for(setup, asked, m
     """In seconds or by a date; what is no pause is none. Nothing is told of a fault that passes."""
     setup.with_retries()
     slept = []
-    monkeypatch.setattr("serve.sources.retries.Retries._waited", lambda _, seconds: not slept.append(seconds))
+    monkeypatch.setattr("serve.sources.s3.Retries._waited", lambda _, seconds: not slept.append(seconds))
     setup.s3.faults["HEAD"] = faulty_s3.once(faulty_s3.status(503, "SlowDown", b"Retry-After: " + asked + b"\r\n"))
 
     assert setup.fetch() == (b"1", True)
@@ -286,7 +286,7 @@ def test_a_store_that_asks_for_a_long_pause_is_left_alone(setup):
 def test_pauses_double_and_are_half_chance():
     """Four tries take over a second, and no two servers the same."""
     for attempt in (1, 2, 3):
-        pauses = {retries.pause(attempt) for _ in range(100)}
+        pauses = {s3.pause(attempt) for _ in range(100)}
         assert 0.2 * 2 ** (attempt - 1) <= min(pauses) < max(pauses) <= 0.4 * 2 ** (attempt - 1)
 
 

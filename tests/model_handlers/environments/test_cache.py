@@ -13,8 +13,7 @@ import pytest
 
 from model_handlers.cancel_token import NEVER
 from model_handlers.environments.cache import Environments
-from model_handlers.environments.environment import Patience
-from model_handlers.environments.wanted import Given
+from model_handlers.environments.environment import Given, Patience
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from model_handlers.system.file_lock import locked
 from tests.environments import pack, venv
@@ -173,11 +172,11 @@ def test_a_venv_from_elsewhere_is_refused_by_what_is_missing(folder, archives, t
 
 def test_a_full_disk_is_out_of_memory(folder, archives, tmp_path, patience, monkeypatch):
     """The one error that has others put out, since it is about room; nothing is left."""
-    from model_handlers.environments import packed  # noqa: PLC0415 - beside what is changed
+    from model_handlers.environments import cache  # noqa: PLC0415 - beside what is changed
 
     (tmp_path / "a.tar.gz").write_bytes(archives.packed(("a", b"x" * 1000)))
-    usage = packed.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: type(usage)(usage.total, usage.used, 500))
+    usage = cache.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: type(usage)(usage.total, usage.used, 500))
     error = refused(folder, tmp_path / "a.tar.gz", patience)
 
     assert error.kind is Kind.OUT_OF_MEMORY
@@ -202,7 +201,7 @@ from pathlib import Path
 from model_handlers.cancel_token import CancelToken
 from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
-from model_handlers.environments.wanted import Given
+from model_handlers.environments.environment import Given
 
 folder, archive = map(Path, sys.argv[1:])
 

@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-from model_handlers.environments import installed
+from model_handlers.environments import cache
 from model_handlers.environments.cache import Environments
-from model_handlers.environments.wanted import Requirements
+from model_handlers.environments.environment import Requirements
 from model_handlers.errors import Kind, MmeError
 from tests.environments import write_wheel
 
@@ -183,7 +183,7 @@ def test_pip_that_dies_is_told_with_its_signal(folder, want, tmp_path, patience)
 
 def test_a_server_without_pip_says_so(folder, want, patience, monkeypatch):
     """It can't be put in by us: whoever makes the image leaves it there."""
-    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(cache.importlib.util, "find_spec", lambda _: None)
 
     assert refused(folder, want("greeting==1.0"), patience).message == (
         "model 'm': requirements.txt can't be installed: the server's Python has no pip"
@@ -271,7 +271,7 @@ def test_what_is_asked_for_makes_another_environment(want, tmp_path, wheels, pat
     seen.append(name())
     write_wheel(wheels, "voice", voice="VERSION = 'patched'")
     seen.append(name())
-    monkeypatch.setattr(installed, "_server_distributions", lambda: ["numpy==1.0"])
+    monkeypatch.setattr(cache, "_server_distributions", lambda: ["numpy==1.0"])
     seen.append(name())
 
     assert len(set(seen)) == len(seen)

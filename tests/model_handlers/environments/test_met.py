@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from model_handlers.environments import met
+from model_handlers.environments import satisfied
 from tests.environments import forget_installed, write_wheel
 
 NUMPY = version("numpy")
@@ -35,7 +35,7 @@ def lack(tmp_path):
     def lack(text):
         file = tmp_path / "requirements.txt"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return met.lack_of(file)
+        return satisfied.lack_of(file)
 
     return lack
 

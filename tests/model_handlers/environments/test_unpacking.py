@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.cancel_token import NEVER, CancelToken
-from model_handlers.environments import packed
-from model_handlers.environments.packed import unpack
+from model_handlers.environments import cache
+from model_handlers.environments.cache import unpack
 from model_handlers.errors import Kind, MmeError
 
 SUBJECT = "model 'm': its environment /e.tar.gz"
@@ -263,13 +263,13 @@ def test_a_damaged_archive_is_unpacked_or_refused(archives, tmp_path_factory, da
 
 def test_a_full_disk_is_noticed_before_it_is_full(unpacked, archives, monkeypatch):
     """A bomb is met by its claim; the last of the disk is for others."""
-    written = packed.shutil.disk_usage
+    written = cache.shutil.disk_usage
 
     def nearly_full(path):
         usage = written(path)
         return type(usage)(usage.total, usage.used, (1 << 30) + 1000)
 
-    monkeypatch.setattr(packed.shutil, "disk_usage", nearly_full)
+    monkeypatch.setattr(cache.shutil, "disk_usage", nearly_full)
     with pytest.raises(OSError, match="No space left") as raised:
         unpacked(archives.packed(("small", b"x" * 1000), ("large", b"x" * 1001)))
 
@@ -278,7 +278,7 @@ def test_a_full_disk_is_noticed_before_it_is_full(unpacked, archives, monkeypatc
 
 def test_members_are_counted(unpacked, archives, monkeypatch):
     """Millions of empty files would fit on any disk."""
-    monkeypatch.setattr(packed, "_MOST_MEMBERS", 3)
+    monkeypatch.setattr(cache, "_MOST_MEMBERS", 3)
     told = refused(unpacked, archives.packed(*((str(number), b"") for number in range(4))))
 
     assert told == "has more than 3 members, the limit"

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
-from serve.sources.archive import ExtractLimits, extract, pack
-from serve.sources.disk import remove_staging, staging_directory
+from serve.sources.archive import ExtractLimits, extract, pack, remove_staging, staging_directory
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

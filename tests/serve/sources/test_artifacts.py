@@ -11,7 +11,7 @@ from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import ExtractLimits
 from serve.sources.artifacts import Artifacts
-from serve.sources.s3_store import S3Store
+from serve.sources.s3 import S3Store
 from serve.sources.store import LocalStore, UnreachableError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -12,10 +12,9 @@ from botocore.client import BaseClient
 from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import Kind, MmeError
 from serve.loading.loader import ModelLoader
-from serve.sources.directories import Directories, open_bucket
-from serve.sources.s3_store import S3Store
+from serve.sources.s3 import S3Store
+from serve.sources.s3_repository import Directories, check_names, open_bucket, transfer
 from serve.sources.source import InBucket
-from serve.sources.transfer import check_names, transfer
 from tests.serve import faulty_s3
 from tests.serve.faulty_s3 import FaultyS3
 
@@ -393,7 +392,7 @@ def test_models_share_the_disk_by_their_last_use(put, repository):
 
 def test_large_objects_are_fetched_in_parts(put, s3_bucket, tmp_path, monkeypatch):
     """Whatever their sizes, and one after the other where they are large."""
-    monkeypatch.setattr("serve.sources.transfer._LARGE", 100_000)
+    monkeypatch.setattr("serve.sources.s3_repository._LARGE", 100_000)
     contents = {f"m/1/{number}": os.urandom(number * 30_011) for number in range(8)}
     put(contents)
     models = Directories([S3Store(s3_bucket, "r", part_size=50_000)], tmp_path)

@@ -16,8 +16,7 @@ from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import pack
 from serve.sources.artifacts import Artifacts
-from serve.sources.byte_locks import ByteLocks
-from serve.sources.disk_room import DiskRoom
+from serve.sources.disk_budget import ByteLocks, DiskRoom
 from serve.sources.store import LocalStore
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -434,7 +433,7 @@ def test_locks_of_a_file_are_shared_or_exclusive(tmp_path):
 def test_locks_end_with_their_process(tmp_path):
     """A server that is killed leaves nothing locked."""
     code = (
-        "import sys; from pathlib import Path; from serve.sources.byte_locks import ByteLocks\n"
+        "import sys; from pathlib import Path; from serve.sources.disk_budget import ByteLocks\n"
         f"locks = ByteLocks(Path({str(tmp_path / 'locks')!r})); print(locks.exclude(7), flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -3,7 +3,7 @@
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.sources.misplaced import advice
+from serve.sources.layout import advice
 from serve.sources.repository import open_target
 
 CONFIG = 'name: "resnet" platform: "pytorch_libtorch" max_batch_size: 8'

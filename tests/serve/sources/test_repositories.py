@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.sources.repositories import Repositories, print_of
+from serve.sources.catalog import Repositories, print_of
 from serve.sources.scripts import DEFAULT_SCRIPTS
 from serve.sources.source import InRepository
 

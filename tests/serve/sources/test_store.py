@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from serve.sources.ranged_download import RangedDownload
-from serve.sources.s3_store import S3Store
+from serve.sources.s3 import RangedDownload, S3Store
 from serve.sources.store import LocalStore, StoredObject, open_store, validate_name
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -21,7 +20,7 @@ DATA = os.urandom(1_000_003)
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch):
     """Tries follow each other at once."""
-    monkeypatch.setattr("serve.sources.retries._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("serve.sources.s3._FIRST_SECONDS", 0.0)
 
 
 def kind_of(call, *arguments):
@@ -502,7 +501,7 @@ def test_threads_whose_bytes_do_not_come_are_woken_by_close(monkeypatch, s3_envi
 
 def test_a_store_that_does_not_answer_can_not_be_reached(monkeypatch, s3_environment):
     """A timeout is the network's, and says nothing of credentials."""
-    monkeypatch.setattr("serve.sources.s3_store._READ_SECONDS", 0.1)
+    monkeypatch.setattr("serve.sources.s3._READ_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{listener.getsockname()[1]}")
         kind, message = kind_of(S3Store("bucket", attempts=1).stat, "a")

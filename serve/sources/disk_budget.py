@@ -1,37 +1,211 @@
-"""The byte budget of unpacked archives: what lies there, who uses it, and who has to go for more.
+"""The byte budget of unpacked archives: what lies there, whether it is whole, who uses it, what has to go for more.
 
-Archives that nobody uses leave least recently used first; the time of a directory is its last use, so that it outlives
-the process. One that is in memory or being loaded never leaves: its user holds it, here and, by a lock that ends with
-the process, against other servers that share the directory. Thread-safe; load threads call, one at a time decides.
-
-What lies there is known from one look at the start and from what is published and removed here. While another server
-shares the directory, which a lock tells, and once a minute all the same, it is looked at again.
+Unused archives leave least recently used first; the time of a directory is its last use, so that the order outlives
+the process. One that is in memory or being loaded never leaves: it is held, here and, by a lock that ends with the
+process, against other servers that share the directory. What lies there is known from one look at the start and from
+what is published and removed here; it is looked at again once a minute, and at each need while another server shares
+the directory. Thread-safe; load threads call, one at a time decides.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
 import logging
 import os
 import re
 import shutil
+import struct
 import threading
 import time
+import weakref
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from isal import isal_zlib
+
+from model_handlers.cancel_token import NEVER
 from model_handlers.errors import out_of_memory
-from model_handlers.system.disk import disk_errors
-from serve.sources.byte_locks import ByteLocks
-from serve.sources.copy_sums import CopySums
-from serve.sources.disk import directory_size, staging_directory
+from model_handlers.system.disk import directory_size, disk_errors, own_directory, replacing, state_of
+from serve.sources.archive import staging_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from model_handlers.cancel_token import CancelToken
     from model_handlers.errors import MmeError
+
+
+_FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, and a pid that must be 0
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none, where nobody can share anything
+
+
+class ByteLocks:
+    """The locks of one file, which is made if it is not there."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.close = weakref.finalize(self, os.close, self._fd)  # gives every lock back; once
+
+    def share(self, byte: int) -> bool:
+        """Lock a byte together with others; False if somebody has it alone. What is held already becomes shared."""
+        return self._set(fcntl.F_RDLCK, byte)
+
+    def exclude(self, byte: int) -> bool:
+        """Lock a byte alone; False if anybody else has it."""
+        return self._set(fcntl.F_WRLCK, byte)
+
+    def unlock(self, byte: int) -> None:
+        """Give a byte back."""
+        self._set(fcntl.F_UNLCK, byte)
+
+    def others_have(self, byte: int) -> bool:
+        """Whether another open file has locked a byte, alone or together with others."""
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:
+            found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return False
+        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+
+    def _set(self, kind: int, byte: int) -> bool:
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
+        except OSError as error:
+            if error.errno in _TAKEN:
+                return False
+            if error.errno not in _NO_LOCKS:
+                raise
+        return True
+
+
+Sums = dict[str, tuple[int, int]]  # path below the copy → bytes and CRC-32
+
+_BLOCK_SIZE = 1 << 20
+_NEW_SECONDS = 3600.0  # for which checksums without a copy stay: another server may be about to have it appear
+
+
+class CopySums:
+    """The checksums of the copies in one directory.
+
+    Args:
+        directory: where the copies lie; it exists.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._folder = directory / ".sums"
+        self._whole: dict[str, int] = {}  # copy → what its files looked like when they were what was written
+        self._sweep()
+
+    def __repr__(self) -> str:
+        return f"<CopySums of {self._directory}, {len(self._whole)} seen>"
+
+    def note(self, name: str, sums: Sums) -> None:
+        """Keep what is about to appear as the copy of that name.
+
+        Raises:
+            OSError: the disk has something against it.
+        """
+        own_directory(self._folder)
+        with replacing(self._folder / name) as file:
+            file.write(json.dumps({"files": sums}).encode())
+
+    def appeared(self, path: Path) -> None:
+        """A copy is in its place, just written."""
+        with suppress(FileNotFoundError):  # it left for another already
+            self._whole[path.name] = _look_of(path)
+
+    def forget(self, name: str) -> None:
+        """The copy of that name was removed."""
+        self._whole.pop(name, None)
+        (self._folder / name).unlink(missing_ok=True)
+
+    def knows(self, path: Path) -> bool:
+        """Whether there are checksums of a copy."""
+        return path.name in self._whole or (self._folder / path.name).exists()
+
+    def damage(self, path: Path, token: CancelToken) -> str:
+        """What is wrong with a copy, "" for nothing. The caller holds the copy.
+
+        Raises:
+            MmeError: CANCELLED; INTERNAL when the copy can't be read.
+        """
+        with disk_errors(f"{path} cannot be read"):
+            look = _look_of(path)
+            if self._whole.get(path.name) == look:
+                return ""
+            sums = self._noted(path.name)
+            if sums is None:
+                return "it has no checksums, as an older version left it"
+            for name, expected in sums.items():
+                if wrong := _wrong(path / name, expected, token):
+                    return f"{name} {wrong}"
+        self._whole[path.name] = look
+        return ""
+
+    def _noted(self, name: str) -> Sums | None:
+        """What was noted of a copy; None where that is nothing, or is damaged itself."""
+        try:
+            noted = json.loads((self._folder / name).read_bytes())["files"]
+            return {file: (int(size), int(crc)) for file, (size, crc) in noted.items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
+    def _sweep(self) -> None:
+        """Remove what was noted of copies that an older version, a crash or a hand removed."""
+        new = time.time() - _NEW_SECONDS
+        with suppress(FileNotFoundError):
+            for noted in list(self._folder.iterdir()):
+                with suppress(FileNotFoundError):
+                    if not (self._directory / noted.name).is_dir() and noted.stat().st_mtime < new:
+                        noted.unlink()
+
+
+def _wrong(file: Path, expected: tuple[int, int], token: CancelToken) -> str:
+    """What a file is instead of what was written, "" for the same."""
+    size, crc = expected
+    try:
+        found = file.stat().st_size
+        if found != size:
+            return f"has {found} bytes of {size}"
+        return "" if crc_of(file, token) == crc else "has other bytes than were written"
+    except (FileNotFoundError, NotADirectoryError):
+        return "is not there"
+
+
+def crc_of(file: Path, token: CancelToken = NEVER) -> int:
+    """The CRC-32 of a file.
+
+    Raises:
+        MmeError: CANCELLED.
+        OSError: the file can't be read.
+    """
+    crc, block = 0, memoryview(bytearray(min(_BLOCK_SIZE, max(file.stat().st_size, 1))))
+    with file.open("rb", buffering=0) as stream:
+        while size := stream.readinto(block):
+            crc = isal_zlib.crc32(block[:size], crc)
+            token.check()
+    return crc
+
+
+def _look_of(path: Path) -> int:
+    """What the files of a copy look like, without a look into them."""
+    looks = []
+    for base, folders, files in os.walk(path):
+        folders.sort()
+        for file in sorted(files):
+            status = os.stat(os.path.join(base, file), follow_symlinks=False)  # noqa: PTH116, PTH118
+            looks.append((base, file, *state_of(status)))
+    return hash(tuple(looks))
+
 
 _log = logging.getLogger("mme.disk")
 _NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}")

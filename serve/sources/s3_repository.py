@@ -1,31 +1,34 @@
-"""The models of repositories in S3: the directories under their prefixes, each brought to disk when it is loaded.
+"""Repositories in S3: the models are the directories under prefixes, each brought to disk when it is loaded.
 
-A model is what its objects are: their names, sizes and etags make its own etag, by which it lies on disk as an archive
-does (see `Artifacts`), so that one that is there is not downloaded again, and never half. On disk it lies in a
-directory of its name inside the one that is called by content, without the versions that its version policy leaves
-out. One listing of a prefix tells all its models, another one a model. A name that two repositories have is refused, as
-on disk.
-
-`has` is for the event loop; the rest blocks, and is for threads.
+The names, sizes and etags of a model's objects make its own etag, by which it lies on disk as an archive does (see
+`Artifacts`), in a directory of its name, without versions that its policy leaves out. Names of objects are not trusted:
+none leaves the directory, which appears complete or not at all. `has` is for the event loop; the rest blocks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from isal import isal_zlib
+
+from model_handlers.cancel_token import NEVER
 from model_handlers.config.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.system.disk import disk_errors
+from serve.sources.archive import publish, staging_directory
 from serve.sources.artifacts import Artifacts, key_of
-from serve.sources.bucket_versions import has_choice, served
-from serve.sources.credentials import NO_CREDENTIALS
 from serve.sources.layout import CONFIG_NAME, CONFIGS
-from serve.sources.store import ReplacedError, StoredObject, UnreachableError, wrong_name
-from serve.sources.transfer import check_names, transfer
+from serve.sources.s3_rules import has_choice, served
+from serve.sources.store import NO_CREDENTIALS, ReplacedError, StoredObject, UnreachableError, wrong_name
 from serve.threads import watched
 
 if TYPE_CHECKING:
@@ -34,9 +37,10 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from model_handlers.cancel_token import CancelToken
-    from serve.sources.copy_sums import Sums
-    from serve.sources.disk_room import Derived
-    from serve.sources.s3_store import S3Store
+    from serve.sources.artifacts import Artifact
+    from serve.sources.disk_budget import Derived, Sums
+    from serve.sources.s3 import S3Store
+
 
 _log = logging.getLogger("mme.load")
 _ENDPOINT = re.compile(r"(https?://)?([0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):([0-9]+)/(.+)")
@@ -63,7 +67,7 @@ def open_bucket(url: str, credentials: Mapping[str, str] = NO_CREDENTIALS) -> S3
     Raises:
         MmeError: INVALID_ARGUMENT when it is neither.
     """
-    from serve.sources.s3_store import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
+    from serve.sources.s3 import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
 
     place = url.removeprefix("s3://")
     endpoint = ""
@@ -274,3 +278,204 @@ def _etag(objects: Iterable[StoredObject]) -> str:
     for obj in sorted(objects, key=lambda obj: obj.name):
         digest.update(f"{obj.name}\0{obj.size}\0{obj.etag}\0".encode())
     return digest.hexdigest()
+
+
+class Gathering:
+    """What is fetched for one load, each model once."""
+
+    def __init__(self, directories: Directories, token: CancelToken) -> None:
+        self._directories = directories
+        self._token = token
+        self._fetched: dict[str, Artifact] = {}
+
+    def __repr__(self) -> str:
+        return f"<Gathering of {', '.join(self._fetched)}>"
+
+    def fetch(self, name: str) -> Path:
+        """A model's directory, on disk.
+
+        Raises:
+            MmeError: as `Artifacts.fetch`.
+        """
+        if name not in self._fetched:
+            self._fetched[name] = self._directories.fetch(name, self._token)
+        return self._fetched[name].path / name
+
+    def fetch_known(self, name: str) -> Path | None:
+        """The same; None for a model that there is not, or that has a name of none: who consists of it says so.
+
+        Raises:
+            MmeError: as `Artifacts.fetch`.
+        """
+        try:
+            return self.fetch(name)
+        except MmeError as error:
+            if error.kind not in {Kind.UNKNOWN_MODEL, Kind.INVALID_ARGUMENT}:
+                raise
+            return None
+
+    @property
+    def identity(self) -> str:
+        """A name for the content of all."""
+        return "+".join(artifact.identity for _, artifact in sorted(self._fetched.items()))
+
+    @property
+    def seconds(self) -> float:
+        """That the downloads took."""
+        return sum(artifact.seconds for artifact in self._fetched.values())
+
+    def release(self) -> None:
+        """The files may go."""
+        for artifact in self._fetched.values():
+            artifact.hold.release()
+
+
+_LANES = 4  # small objects at a time
+_LARGE = 12 << 20  # bytes from which objects take turns: each is fetched in parts at a time, which are in memory
+_COPY_SIZE = 1 << 20
+_MOST_NAME = 255  # bytes, of file systems
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Refuse names of objects that are not those of files in a directory; one that ends with a slash is a directory's.
+
+    Raises:
+        MmeError: INVALID_MODEL, naming the object.
+    """
+    files, folders = set[str](), set[str]()
+    for name in names:
+        path = name.removesuffix("/")
+        reason = wrong_name(path)
+        if not reason and any(len(part.encode()) > _MOST_NAME for part in path.split("/")):
+            reason = f"has a name of more than {_MOST_NAME} bytes between its slashes"
+        if reason:
+            raise invalid_model(f"object {name!a} in {where} {reason}: rename or remove it")
+        (files if path == name else folders).add(path)
+        folders.update(str(parent) for parent in PurePosixPath(path).parents)
+    both = min(files & folders, default="")
+    if both:
+        raise invalid_model(f"'{both}' in {where} is an object and has objects below it: rename or remove it")
+
+
+def transfer(
+    objects: Sequence[StoredObject],
+    open_object: Callable[[StoredObject], BinaryIO],
+    destination: Path,
+    *,
+    what: str,
+    note: Callable[[Sums], None] = lambda _: None,
+    token: CancelToken = NEVER,
+) -> None:
+    """Bring objects, whose names were checked, into the new directory `destination`, whose parent exists.
+
+    Returns when the directory is complete and on the disk. After any failure nothing of it is left.
+
+    Args:
+        objects: by their names below the destination; those that end with a slash are empty directories.
+        open_object: opens one, as `Store.open`; called by several threads.
+        destination: must not exist, or be empty.
+        what: it is, for errors.
+        note: called before the directory appears, with the checksums of its files.
+        token: checked about twenty times a second.
+
+    Raises:
+        MmeError: OUT_OF_MEMORY when the disk is full, ALREADY_EXISTS when the destination is there, CANCELLED, or what
+            opening or reading an object raised.
+    """
+    parent = destination.parent
+    with disk_errors(f"{what} cannot be written to {parent}"), staging_directory(parent) as staging:
+        folders = _make_folders(objects, staging)
+        files = sorted((obj for obj in objects if not obj.name.endswith("/")), key=lambda obj: obj.size)
+        moving = _Transfer(open_object, staging)
+        moving.run(files, token)
+        note(moving.sums)
+        publish(staging, folders, destination)
+
+
+def _make_folders(objects: Iterable[StoredObject], root: Path) -> list[Path]:
+    """Every directory, the deepest first."""
+    wanted = {PurePosixPath()}
+    for obj in objects:
+        path = PurePosixPath(obj.name)
+        wanted.update([path] if obj.name.endswith("/") else (), path.parents)
+    ordered = sorted(wanted, key=lambda path: len(path.parts))
+    for path in ordered[1:]:
+        (root / path).mkdir()
+        (root / path).chmod(0o755)  # whatever the umask says: other users of the host may serve it
+    return [root / path for path in reversed(ordered)]
+
+
+class _Transfer:
+    """Objects on their way, until the first one that fails.
+
+    Attributes:
+        sums: of what has arrived.
+    """
+
+    def __init__(self, open_object: Callable[[StoredObject], BinaryIO], root: Path) -> None:
+        self.sums: Sums = {}
+        self._open = open_object
+        self._root = root
+        self._guard = threading.Lock()  # of the two below
+        self._streams: set[BinaryIO] = set()
+        self._stopped = False
+        self._large = threading.Lock()
+
+    def run(self, objects: Sequence[StoredObject], token: CancelToken) -> None:
+        """Return when all have arrived."""
+        with ThreadPoolExecutor(_LANES, "download files") as lanes:
+            waiting = {lanes.submit(self._fetch, obj) for obj in objects}
+
+            def over(seconds: float) -> bool | None:
+                done, going = wait(waiting, seconds, FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
+                return None if going else True
+
+            try:
+                token.wait(over)
+            except BaseException:
+                self._stop()
+                lanes.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _fetch(self, obj: StoredObject) -> None:
+        if obj.size < _LARGE:
+            self._copy(obj)
+            return
+        with self._large:
+            self._copy(obj)
+
+    def _copy(self, obj: StoredObject) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._root / obj.name, flags, 0o600), "wb") as file:
+            self.sums[obj.name] = obj.size, self._receive(obj, file) if obj.size else 0
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+
+    def _receive(self, obj: StoredObject, file: BinaryIO) -> int:
+        """Write what comes; its CRC-32."""
+        crc = 0
+        with self._guard:
+            if self._stopped:
+                return crc
+            stream = self._open(obj)
+            self._streams.add(stream)
+        try:
+            while block := stream.read(_COPY_SIZE):
+                file.write(block)
+                crc = isal_zlib.crc32(block, crc)
+        finally:
+            with self._guard:
+                self._streams.discard(stream)
+            stream.close()
+        return crc
+
+    def _stop(self) -> None:
+        """Whoever waits for bytes is woken, and nobody asks for more."""
+        with self._guard:
+            self._stopped = True
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()

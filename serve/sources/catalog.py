@@ -1,0 +1,342 @@
+"""Where models come from: archives of a store, repositories on disk or in S3, folders; what a client sends once.
+
+`find` and `canonical` are for the event loop; `find_all`, `scan` and `overridden` block on disk or network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from model_handlers.config.bounds import MAX_CONFIG_SIZE
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.system.disk import disk_errors
+from serve.sources.archive import ExtractLimits
+from serve.sources.artifacts import Artifacts
+from serve.sources.layout import COMPILED, CONFIG_NAME, list_models, may_be_model
+from serve.sources.override import FOLDER, Overrides
+from serve.sources.s3_repository import Directories, open_bucket
+from serve.sources.source import Archived, InBucket, InRepository, is_plain
+from serve.sources.store import ARCHIVE_SUFFIX, credentials_for, open_store, validate_name, wrong_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Mapping
+    from pathlib import Path
+
+    from model_handlers.model_calls import Override
+    from serve.engine_options import EngineOptions
+    from serve.sources.disk_budget import DiskRoom
+    from serve.sources.scripts import Scripts
+    from serve.sources.source import Overridden, Source
+    from serve.weights.store import WeightStore
+
+
+class Origins:
+    """Names over everything that has models.
+
+    Attributes:
+        artifacts: archives that requests may name, or None.
+
+    Args:
+        options: which store, repositories and folders there are.
+        scripts: what is the same for all inference scripts.
+        weights: what is made of archives.
+        let_go: see `Artifacts`.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        scripts: Callable[[], Scripts],
+        weights: WeightStore,
+        let_go: Callable[[str], bool],
+    ) -> None:
+        disk, budget = options.cache_directory, options.disk_budget
+        self.artifacts: Artifacts | None = None
+        if options.store:
+            limits = ExtractLimits(max_files=options.max_archive_files)
+            store = open_store(options.store)
+            self.artifacts = Artifacts(store, disk, limits, budget=budget, let_go=let_go, derived=weights)
+        self._directories: Directories | None = None
+        if options.buckets:
+            buckets = [open_bucket(url, credentials_for(url, options.credentials)) for url in options.buckets]
+            self._directories = Directories(
+                buckets,
+                disk,
+                budget=budget,
+                let_go=let_go,
+                derived=weights,
+                config_name=options.scripts.config_name,
+            )
+        self._repositories: Repositories | None = None
+        if options.repository is not None:
+            folders = (options.repository, *options.more_repositories)
+            self._repositories = Repositories(folders, scripts, namespaces=options.namespaces)
+        self._folders = options.folders
+        self._overrides = Overrides(options.cache_directory / FOLDER, options.life, options.disk_budget)
+
+    def __repr__(self) -> str:
+        return f"<Origins {self.artifacts or self._directories or self._repositories or sorted(self._folders)}>"
+
+    @property
+    def room(self) -> DiskRoom | None:
+        """What is taken of the disk by what was downloaded; None where nothing is."""
+        downloaded = self.artifacts or self._directories
+        return downloaded.room if downloaded is not None else None
+
+    def canonical(self, name: str) -> str:
+        """The one name of what a name means: a store's archives may be named with or without suffix."""
+        if self.artifacts is not None and not name.endswith(ARCHIVE_SUFFIX):
+            return name + ARCHIVE_SUFFIX
+        return name if self._repositories is None else self._repositories.canonical(name)
+
+    def find(self, name: str) -> Source:
+        """Where a name that nobody gave a url for would come from.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL; and as `Repositories.find`.
+        """
+        if self.artifacts is not None:
+            return Archived(self.artifacts, validate_name(name))
+        if self._directories is not None:
+            if not is_plain(name) or wrong_name(name):
+                raise unknown(name)
+            return InBucket(self._directories, name)
+        if name in self._folders:
+            return InRepository(self._folders[name])
+        found = self._repositories.find(name) if self._repositories is not None else None
+        if found is None:
+            raise unknown(name)
+        return found
+
+    def find_all(self) -> list[str]:
+        """Every name that there is. Blocks."""
+        if self.artifacts is not None:
+            return [stored.name for stored in self.artifacts.store.list()]
+        if self._directories is not None:
+            return list(self._directories.scan())
+        return self._repositories.names() if self._repositories is not None else list(self._folders)
+
+    def is_bare(self) -> bool:
+        """Whether there is a store or a repository, and no model in it. Blocks.
+
+        Raises:
+            MmeError: UNAVAILABLE when it can't be read.
+        """
+        if self.artifacts is not None:
+            return next(iter(self.artifacts.store.list()), None) is None
+        return (self._directories is not None or self._repositories is not None) and not self.find_all()
+
+    def scan(self) -> dict[str, str]:
+        """Every name that the repositories have, and what its files look like. Blocks."""
+        if self._directories is not None:
+            return self._directories.scan()
+        return self._repositories.scan() if self._repositories is not None else {}
+
+    def offers(self, name: str) -> bool:
+        """Whether a repository has a model of that name; one in S3, when it was asked last."""
+        if self._directories is not None:
+            return self._directories.has(name)
+        with contextlib.suppress(MmeError):
+            if self._repositories is not None and name not in self._folders:
+                return self._repositories.has(name)
+            return isinstance(self.find(name), InRepository)
+        return False
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Name → why it is none that can be served, as of the last look at all of them."""
+        of_names = self._directories or self._repositories
+        return of_names.refused if of_names is not None else {}
+
+    def overridden(self, name: str, base: Source | None, override: Override) -> Overridden:
+        """What a name means for one load. Blocks; see `Overrides.source`."""
+        return self._overrides.source(name, base, override)
+
+    def restored(self, name: str, base: Source | None, config: str, folder: str) -> Overridden:
+        """The same in the next worker; see `Overrides.restored`."""
+        return self._overrides.restored(name, base, config, folder)
+
+    def sweep_overrides(self) -> None:
+        """Everything is restored that is to be; see `Overrides.sweep`."""
+        self._overrides.sweep()
+
+
+def unavailable(name: str, version: int | None, known: Container[int]) -> MmeError:
+    """There is such a model, but none of it is served.
+
+    Args:
+        name: the model's.
+        version: that is asked for, None for the latest.
+        known: versions that were served last, or were to be.
+    """
+    if version is None:
+        return MmeError(Kind.UNKNOWN_VERSION, f"Request for unknown model: '{name}' has no available versions")
+    if version not in known:
+        return MmeError(Kind.UNKNOWN_VERSION, f"Request for unknown model: '{name}' version {version} is not found")
+    return MmeError(Kind.UNAVAILABLE, f"Request for unknown model: '{name}' version {version} is not at ready state")
+
+
+def unknown(name: str) -> MmeError:
+    """There is no such model."""
+    return MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model: '{name}' is not found")
+
+
+class Repositories:
+    """Names over folders.
+
+    Attributes:
+        refused: name → why it is none that can be served, as of the last look at all of them.
+
+    Args:
+        folders: one for each repository.
+        scripts: what is the same for all inference scripts; may fetch something, on a thread.
+        namespaces: whether two repositories may have models of one name.
+    """
+
+    def __init__(self, folders: tuple[Path, ...], scripts: Callable[[], Scripts], *, namespaces: bool = False) -> None:
+        self.refused: dict[str, str] = {}
+        self._folders = folders
+        self._scripts = scripts
+        self._namespaces = namespaces
+
+    def __repr__(self) -> str:
+        return f"<Repositories {', '.join(map(str, self._folders))}>"
+
+    def canonical(self, name: str) -> str:
+        """The shortest name of a model: without its repository, where only one has a model of that name."""
+        space, slash, plain = name.partition("/")
+        if not slash or not self._namespaces or not is_plain(plain):
+            return name
+        holders = self._holding(plain)
+        return plain if [folder.name for folder in holders] == [space] else name
+
+    def find(self, name: str) -> InRepository | None:
+        """Where a model is, None if it is nowhere.
+
+        Raises:
+            MmeError: INVALID_MODEL for a name that two repositories have; INVALID_ARGUMENT where that is allowed, and
+                the name does not say which is meant.
+        """
+        space, slash, plain = name.rpartition("/") if self._namespaces else ("", "", name)
+        holders = self._holding(plain) if is_plain(plain) else []
+        if slash:
+            holders = [folder for folder in holders if folder.name == space] if len(holders) > 1 else []
+        if not holders:
+            return None
+        if len(holders) > 1:
+            raise self._ambiguous(name, holders)
+        others = tuple(folder for folder in self._folders if folder != holders[0])
+        return InRepository(holders[0] / plain, others)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a model of that name, as `names` would tell: its folder may outlive it.
+
+        Raises:
+            MmeError: as `find`.
+        """
+        source = self.find(name)
+        return source is not None and may_be_model(source.path, self._scripts())
+
+    def names(self) -> list[str]:
+        """Every name, in order; reads directories.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when a repository is not a directory.
+        """
+        owners: dict[str, list[Path]] = {}
+        for folder in self._folders:
+            for name in list_models(folder, self._scripts()):
+                owners.setdefault(name, []).append(folder)
+        found, refused = [], {}
+        for name, folders in owners.items():
+            holders = self._holding(name)  # one of them may be no model yet, which makes the name ambiguous as well
+            if len(holders) > 1 and self._namespaces:
+                found += [f"{folder.name}/{name}" for folder in folders]
+                continue
+            found.append(name)
+            if len(holders) > 1:
+                refused[name] = self._ambiguous(name, holders).message
+        self.refused = refused
+        return sorted(found)
+
+    def scan(self) -> dict[str, str]:
+        """Every name, and what its files look like now: another text when any of them was changed."""
+        return {name: self._print(name) for name in self.names()}
+
+    def _print(self, name: str) -> str:
+        try:
+            source = self.find(name)
+            return "" if source is None else print_of(source.path)
+        except MmeError as error:  # of this one alone: all others are served as they are
+            return error.message
+
+    def _holding(self, name: str) -> list[Path]:
+        # Path.is_dir would raise for a name that is too long.
+        return [folder for folder in self._folders if os.path.isdir(folder / name)]  # noqa: PTH112
+
+    def _ambiguous(self, name: str, holders: list[Path]) -> MmeError:
+        if self._namespaces:
+            meant = " or ".join(f"'{folder.name}/{name}'" for folder in holders)
+            return invalid_argument(
+                f"There are {len(holders)} identifiers of model '{name}' in global map, model namespace must be "
+                f"provided to resolve ambiguity. Ask for {meant}"
+            )
+        where = " and ".join(str(folder) for folder in holders)
+        return invalid_model(
+            f"model '{name}' is in {len(holders)} repositories, {where}: rename one, or give --model-namespacing"
+        )
+
+
+def print_of(path: Path) -> str:
+    """What the files of a model look like: names, sizes and times, those of empty directories too.
+
+    Its config.pbtxt is what it says: one that is written again with the same words is the same. What Python keeps of
+    code that it has read is none of them.
+
+    Raises:
+        MmeError: INTERNAL when they can't be read.
+    """
+    digest = hashlib.sha256()
+    walked = {_place(str(path))}
+    with disk_errors(f"model directory {path} cannot be read"):
+        # A version may be a link, which leads elsewhere from one moment to the next; and links may lead in a circle.
+        for base, directories, files in os.walk(path, followlinks=True):
+            digest.update(os.fsencode(f"{base}\0"))
+            places = {name: _place(os.path.join(base, name)) for name in sorted(directories)}  # noqa: PTH118
+            places.pop(COMPILED, None)
+            directories[:] = [name for name, place in places.items() if place not in walked]
+            walked.update(places.values())
+            for name, place in places.items():
+                digest.update(os.fsencode(f"{name}\0{place}\0"))
+            for file in sorted(files):
+                status = _says if base == str(path) and file == CONFIG_NAME else _status
+                digest.update(os.fsencode(f"{file}\0{status(os.path.join(base, file))}\0"))  # noqa: PTH118
+    return digest.hexdigest()[:32]
+
+
+def _place(directory: str) -> tuple[int, int]:
+    """The same for every way to a directory."""
+    try:
+        status = os.stat(directory)  # noqa: PTH116
+    except OSError:  # as in `_status`
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def _says(config: str) -> str:
+    try:
+        with open(config, "rb") as file:  # noqa: PTH123 - as all of these
+            return hashlib.sha256(file.read(MAX_CONFIG_SIZE)).hexdigest()
+    except OSError:  # as in `_status`
+        return "none"
+
+
+def _status(file: str) -> str:
+    try:
+        status = os.stat(file)  # noqa: PTH116
+    except OSError:  # it went this moment, is a link to nowhere or to itself: whoever loads the model will tell
+        return "none"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
