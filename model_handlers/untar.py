@@ -1,8 +1,7 @@
-"""A tar from somebody who is not trusted becomes a folder: what holds whatever is packed in it.
+"""A tar from a stranger becomes a folder: what holds for archives of models and for packed environments.
 
 Headers are read by `tarfile`, everything else is ours: no member comes twice or over another, nothing is written
-through a link, since none is made before all files are, and what is made belongs to us, with rights of our choosing.
-Which members there may be, and where they may lie, is for whoever unpacks. Synchronous; runs on load threads.
+through a link, and what is made belongs to us, with rights of our choosing. Runs on load threads.
 """
 
 from __future__ import annotations
@@ -26,41 +25,44 @@ if TYPE_CHECKING:
 
     from model_handlers.cancel_token import CancelToken
 
-
 _READ_SIZE = 256 << 10  # compressed bytes asked of the source at a time
 _BLOCK_SIZE = 1 << 20  # inflated bytes handed over at a time: a bomb is met one block at a time
 _BLOCKS_AHEAD = 4
 _HEAD_SIZE = 512  # enough to tell gzip from tar, and for the header of a gzip member, which isal has to see at once
+_MOST_INFLATED = 1032  # bytes that one of deflate's can stand for
 GZIP_WINDOW = 31  # zlib's way to say: a gzip header and trailer around the deflate stream
 _CORRUPT = cast("type[Exception]", isal_zlib.error)  # isal's stubs say an instance
 
 # What a tar header may take, long names and pax records included. tarfile keeps it in memory whole, whatever size the
 # archive claims for it.
 _HEADER_LIMIT = 1 << 20
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Parts = tuple[str, ...]  # the names of a path
 
 
 class InflatedStream:
-    """A gzip stream's content as the file that `tarfile` and the unpacking read: `read`, `tell`, forward `seek`.
+    """A gzip stream's content as the file that `tarfile` reads: `read`, `tell`, forward `seek`; and as blocks.
 
-    It is inflated ahead by a thread of its own, which releases Python's lock: a load thread writes files meanwhile. The
-    reader asks whether to go on even while the source is silent, and closing joins the thread, whatever it waits for.
+    A thread inflates ahead, without Python's lock: a load thread writes files meanwhile. Closing joins it.
 
     Attributes:
         last_read: what the latest `read` returned; tells how the headers of an archive ended.
-        header_bytes: read since it was set to 0, which whoever wants the next member's header does.
+        header_bytes: read since it was set to 0, before each member's header.
+        token: checked about twenty times a second, and for each megabyte.
 
     Args:
         stream: the compressed bytes, read on another thread. Closed with this.
         subject: what errors call it: "archive 'a.tar.gz'".
-        token: checked about twenty times a second, and for each megabyte.
+        token: of the load.
     """
 
     def __init__(self, stream: BinaryIO, subject: str, token: CancelToken) -> None:
         self.last_read = b""
         self.header_bytes = 0
+        self.token = token
         self._stream = stream
         self._subject = subject
-        self._token = token
         self._blocks: queue.Queue[bytes | Exception] = queue.Queue(_BLOCKS_AHEAD)
         self._block = memoryview(b"")  # the rest of the block being read
         self._ended = False
@@ -73,10 +75,6 @@ class InflatedStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the source and join the thread."""
         self._stopped = True
         self._stream.close()  # first: it may be what the thread waits for
         while True:  # make room, should the thread wait to hand over a block
@@ -87,15 +85,10 @@ class InflatedStream:
         self._thread.join()
 
     def tell(self) -> int:
-        """Inflated bytes read or skipped so far."""
         return self._position
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes of a tar header, fewer only at the end.
-
-        Raises:
-            MmeError: INVALID_MODEL when headers take more memory than any honest archive needs.
-        """
+        """The next `size` bytes of a tar header, fewer only at the end."""
         self.header_bytes += size
         if size < 0 or self.header_bytes > _HEADER_LIMIT:
             raise invalid_model(f"{self._subject} has a tar header of more than {_HEADER_LIMIT} bytes")
@@ -103,25 +96,19 @@ class InflatedStream:
         return self.last_read
 
     def seek(self, position: int) -> None:
-        """Skip forward to `position`."""
         if position < self._position:
             raise invalid_model(f"{self._subject} has a tar header that points backwards")
         for _ in self.blocks(position - self._position):
             pass
 
     def blocks(self, size: int) -> Iterator[memoryview]:
-        """The next `size` bytes, in pieces that are valid until the next one is asked for.
-
-        Raises:
-            MmeError: INVALID_MODEL when the stream ends before.
-        """
+        """Exactly the next `size` bytes, in pieces that are valid until the next one is asked for."""
         end = self._position + size
         yield from self._take(size)
         if self._position < end:
             raise invalid_model(f"{self._subject} is truncated: its tar ends inside a member; upload it again")
 
     def remainder(self) -> Iterator[memoryview]:
-        """Everything up to the end of the stream, in pieces."""
         while self._fill():
             yield from self._take(len(self._block))
 
@@ -136,8 +123,8 @@ class InflatedStream:
     def _fill(self) -> bool:
         """Whether there is something in the current block, after waiting for the next one."""
         while not self._block and not self._ended:
-            self._token.check()
-            block = self._token.wait(self._next_block)
+            self.token.check()
+            block = self.token.wait(self._next_block)
             self._block = memoryview(block)
             self._ended = not block
         return not self._ended
@@ -173,17 +160,12 @@ def gunzip(stream: BinaryIO, subject: str) -> Iterator[bytes]:
     data = _head(stream, subject)
     while data:
         unused = yield from _gunzip_member(stream, data, subject)
-        data = _topped_up(stream, _behind_padding(stream, unused, subject), subject)
+        data = unused.lstrip(b"\0")  # some tools pad a member with zeros
+        while not data and (more := _read(stream, subject)):
+            data = more.lstrip(b"\0")
+        data = _topped_up(stream, data, subject)
         if data and not data.startswith(b"\x1f"):
             raise invalid_model(f"{subject} has trailing garbage behind its gzip data; pack it again")
-
-
-def _behind_padding(stream: BinaryIO, data: bytes, subject: str) -> bytes:
-    """What follows a gzip member and the zeros that some tools pad it with: b"" at the end."""
-    data = data.lstrip(b"\0")
-    while not data and (more := _read(stream, subject)):
-        data = more.lstrip(b"\0")
-    return data
 
 
 def _gunzip_member(stream: BinaryIO, data: bytes, subject: str) -> Generator[bytes, None, bytes]:
@@ -207,7 +189,6 @@ def _gunzip_member(stream: BinaryIO, data: bytes, subject: str) -> Generator[byt
 
 
 def _head(stream: BinaryIO, subject: str) -> bytes:
-    """The first bytes of the stream, which must be gzip's."""
     head = _topped_up(stream, b"", subject)
     if head[:2] == b"\x1f\x8b":
         return head
@@ -219,7 +200,6 @@ def _head(stream: BinaryIO, subject: str) -> bytes:
 
 
 def _topped_up(stream: BinaryIO, data: bytes, subject: str) -> bytes:
-    """What was read, and as much more as a header may be, where there is so much."""
     while len(data) < _HEAD_SIZE and (more := _read(stream, subject)):
         data += more
     return data
@@ -232,13 +212,8 @@ def _read(stream: BinaryIO, subject: str) -> bytes:
         raise MmeError(Kind.UNAVAILABLE, f"{subject} cannot be read: {error}") from error
 
 
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-Parts = tuple[str, ...]  # the names of a path
-
-
 class Unpacking:
-    """One archive on its way into one folder.
+    """One archive on its way into one folder. What its members may be, and where they may lie, subclasses say.
 
     Attributes:
         packer: what it should have been packed with, for errors.
@@ -248,25 +223,72 @@ class Unpacking:
     Args:
         subject: what errors call the archive: "archive 'a.tar.gz'".
         root: the folder, which is empty.
-        most_members: what it may hold.
+        most_members: that it may hold.
+        most_bytes: of all members, skipped ones too; and of the zeros behind them.
+        packed: bytes of the archive, where they are known: its headers may not claim more than those can hold.
     """
 
     packer: ClassVar[str]
     too_many: ClassVar[str] = ""
 
-    def __init__(self, subject: str, root: Path, most_members: int) -> None:
+    def __init__(
+        self, subject: str, root: Path, *, most_members: int, most_bytes: int = 1 << 62, packed: int | None = None
+    ) -> None:
         self.made: dict[Parts, bool] = {(): True}
         self._subject = subject
         self._root = root
         self._most_members = most_members
+        self._most_bytes = most_bytes
+        self._packed = packed
         self._members = 0
+        self._claimed = 0
 
-    def members(self, source: InflatedStream) -> Iterator[tarfile.TarInfo]:
-        """The members, as far as their headers tell; their data is for the caller to read, or to leave.
+    def run(self, source: InflatedStream) -> None:
+        """Take every member, then make sure that nothing but padding follows, up to gzip's checksum.
 
         Raises:
-            MmeError: INVALID_MODEL for what is no tar, is damaged or has too many members.
+            MmeError: INVALID_MODEL for what is no tar, is damaged or breaks a rule.
         """
+        for member in self._headers(source):
+            source.token.check()
+            self._count(member)
+            parts = self.checked(member)
+            if parts is None:
+                continue  # the next header skips its data
+            if member.isdir():
+                self._make_directory(parts)
+            else:
+                self._write(parts, member, source)
+        room = self._most_bytes
+        for block in source.remainder():
+            room -= len(block)
+            if room < 0 or any(block.tobytes().lstrip(b"\0")):
+                raise self.refused("has trailing garbage behind its tar data; pack it again")
+
+    def checked(self, member: tarfile.TarInfo) -> Parts | None:
+        """The path of a file or directory that is to be made; None for what is not unpacked now."""
+        raise NotImplementedError
+
+    def claim(self, size: int) -> None:
+        """Called before a file of so many bytes is written; what it raises ends the unpacking."""
+        raise NotImplementedError
+
+    def complete(self, fd: int, parts: Parts, member: tarfile.TarInfo, crc: int) -> None:
+        """Called with a file that has its data, while it is open; `crc` is the CRC-32 of that."""
+        raise NotImplementedError
+
+    def place(self, parts: Parts) -> Path:
+        """Where a new file or link goes; the directories above it are made."""
+        self._make_directory(parts[:-1])
+        if parts in self.made:
+            raise self.refused(f"has {shown('/'.join(parts))} twice")
+        self.made[parts] = False
+        return self._root.joinpath(*parts)
+
+    def refused(self, reason: str) -> MmeError:
+        return invalid_model(f"{self._subject} {reason}")
+
+    def _headers(self, source: InflatedStream) -> Iterator[tarfile.TarInfo]:
         archive: Any = None
         while True:
             source.header_bytes = 0
@@ -277,7 +299,7 @@ class Unpacking:
                     if archive.firstmember is None:  # a header that it takes for the end
                         break
                 member = archive.next()
-                archive.members.clear()  # which it keeps, for those who come back to them
+                archive.members.clear()  # which it keeps for good
             except (MmeError, OSError):
                 raise
             except Exception as error:
@@ -285,11 +307,6 @@ class Unpacking:
                 raise self._bad_header(source, first=archive is None) from error
             if member is None:
                 break
-            self._members += 1
-            if self._members > self._most_members:
-                raise self.refused(f"has more than {self._most_members} members, the limit{self.too_many}")
-            if member.size < 0:
-                raise self.refused(f"has a negative size at member {shown(member.name)}")
             yield member
         # tarfile takes any broken header after the first one for the end; only a block of zeros is one
         if len(source.last_read) != tarfile.BLOCKSIZE or any(source.last_read):
@@ -306,8 +323,24 @@ class Unpacking:
             Kind.INVALID_MODEL, f"{self._subject} has a corrupt tar header behind member {self._members}"
         )
 
-    def make_directory(self, parts: Parts) -> None:
-        """Make the directory and those above it, where they are not there yet."""
+    def _count(self, member: tarfile.TarInfo) -> None:
+        self._members += 1
+        if self._members > self._most_members:
+            raise self.refused(f"has more than {self._most_members} members, the limit{self.too_many}")
+        if member.size < 0:
+            raise self.refused(f"has a negative size at member {shown(member.name)}")
+        self._claimed += member.size
+        if self._packed is not None and self._claimed > self._packed * _MOST_INFLATED:
+            raise self.refused(
+                f"claims {member.size} bytes for member {shown(member.name)}, more than its {self._packed} bytes can "
+                "hold: its header is wrong; pack it again"
+            )
+        if self._claimed > self._most_bytes:
+            raise self.refused(
+                f"unpacks to more than {self._most_bytes} bytes, the limit, at member {shown(member.name)}"
+            )
+
+    def _make_directory(self, parts: Parts) -> None:
         for depth in range(1, len(parts) + 1):
             above = parts[:depth]
             is_directory = self.made.get(above)
@@ -319,34 +352,21 @@ class Unpacking:
             elif not is_directory:
                 raise self.refused(f"has {shown('/'.join(above))} both as a file and as a directory")
 
-    def place(self, parts: Parts) -> Path:
-        """Where a new file or link goes; the directories above it are made."""
-        self.make_directory(parts[:-1])
-        if parts in self.made:
-            raise self.refused(f"has {shown('/'.join(parts))} twice")
-        self.made[parts] = False
-        return self._root.joinpath(*parts)
-
-    def write(self, path: Path, member: tarfile.TarInfo, source: InflatedStream) -> None:
-        """Write the data of a member, which come next, to a new file."""
+    def _write(self, parts: Parts, member: tarfile.TarInfo, source: InflatedStream) -> None:
+        path, crc = self.place(parts), 0
+        self.claim(member.size)
         with os.fdopen(os.open(path, _NEW_FILE, 0o600), "wb") as file:
             for block in source.blocks(member.size):
                 file.write(block)
-                self.wrote(block)
+                crc = isal_zlib.crc32(block, crc)
             file.flush()
             os.fchmod(file.fileno(), 0o755 if member.mode & stat.S_IXUSR else 0o644)
-            self.complete(file.fileno(), member)
+            self.complete(file.fileno(), parts, member, crc)
 
-    def wrote(self, block: memoryview) -> None:
-        """Take note of bytes of the file that is being written."""
 
-    def complete(self, fd: int, member: tarfile.TarInfo) -> None:
-        """What is done with a file that has its data, while it is open."""
-        raise NotImplementedError
-
-    def refused(self, reason: str) -> MmeError:
-        """The error of an archive that is not taken."""
-        return invalid_model(f"{self._subject} {reason}")
+def parts_of(name: str) -> Parts:
+    """The names of a path, without those that lead nowhere."""
+    return tuple(part for part in name.split("/") if part not in ("", "."))
 
 
 def shown(name: str) -> str:

@@ -40,7 +40,7 @@ from model_handlers.errors import ElsewhereError, MmeError, invalid_model
 from model_handlers.system.digests import DIGITS, Digests, text_digest
 from model_handlers.system.disk import disk_errors, fsync_directory, own_directory, sync_disk_of
 from model_handlers.system.file_lock import locked, locked_now
-from model_handlers.untar import InflatedStream, Unpacking, shown
+from model_handlers.untar import InflatedStream, Unpacking, parts_of, shown
 from model_handlers.worker import fork_client
 from model_handlers.worker.fork_server import Program
 
@@ -326,7 +326,7 @@ def unpack(archive: Path, root: Path, subject: str, token: CancelToken) -> None:
     """
     with InflatedStream(archive.open("rb"), subject, token) as source:
         try:
-            unpacking = _Unpacking(subject, root, token)
+            unpacking = _Unpacking(subject, root, most_members=_MOST_MEMBERS, packed=archive.stat().st_size)
             unpacking.run(source)
             unpacking.make_links()
         except OSError as error:
@@ -336,27 +336,17 @@ def unpack(archive: Path, root: Path, subject: str, token: CancelToken) -> None:
 
 
 class _Unpacking(Unpacking):
-    """One environment on its way into one folder."""
+    """Links are noted, made after all files, and may not lead out."""
 
     packer = "conda-pack or venv-pack"
 
-    def __init__(self, subject: str, root: Path, token: CancelToken) -> None:
-        super().__init__(subject, root, _MOST_MEMBERS)
-        self._token = token
+    def __init__(self, subject: str, root: Path, *, most_members: int, packed: int) -> None:
+        super().__init__(subject, root, most_members=most_members, packed=packed)
         self._links: dict[Parts, str] = {}
         self._hard_links: dict[Parts, Parts] = {}
         self._spare = min(int(shutil.disk_usage(root).total * _SPARE_SHARE), _SPARE_BYTES)
 
-    def run(self, source: InflatedStream) -> None:
-        """Take every member; links are only noted."""
-        for member in self.members(source):
-            self._token.check()
-            self._take(member, source)
-        for _ in source.remainder():  # to the end, where gzip's checksum is
-            pass
-
     def make_links(self) -> None:
-        """Make the links, and see where they lead."""
         for parts, target in self._hard_links.items():
             if self.made.get(target) is not False:
                 what = f"{_path(parts)} to {_path(target)}, which is no file before it"
@@ -370,34 +360,34 @@ class _Unpacking(Unpacking):
             if not (leads == inside or leads.startswith(f"{inside}/") or _is_interpreter(parts)):
                 raise self.refused(f"has a link {_path(parts)} to {name!r}, which leads out of it")
 
-    def _take(self, member: tarfile.TarInfo, source: InflatedStream) -> None:
+    def checked(self, member: tarfile.TarInfo) -> Parts | None:
         if "\0" in member.name + member.linkname:  # as pax headers can have it, and no file system
             raise self.refused(f"has a name that can't be written: {shown(member.name)}")
         parts = self._parts(member.name)
-        if member.isdir():
-            self.make_directory(parts)
-        elif member.issym():
+        if member.issym():
             self._links[parts] = member.linkname
         elif member.islnk():
             self._hard_links[parts] = self._parts(member.linkname)
-        elif member.isreg() and not member.issparse():
-            path = self.place(parts)
-            if member.size > shutil.disk_usage(self._root).free - self._spare:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.write(path, member, source)
+        elif member.isdir() or (member.isreg() and not member.issparse()):
+            return parts
         else:
             what = _REFUSED.get(member.type, f"a member of type {member.type!r} and {member.size} bytes")
             raise self.refused(f"has {what}, {_path(parts)}: pack files, folders and links only")
+        return None
+
+    def claim(self, size: int) -> None:
+        if size > shutil.disk_usage(self._root).free - self._spare:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def complete(self, fd: int, parts: Parts, member: tarfile.TarInfo, crc: int) -> None:  # noqa: ARG002
+        time = int(member.mtime) if 0 <= member.mtime <= _LATEST else 0
+        os.utime(fd, (time, time))  # compiled Python files are compared by it
 
     def _parts(self, name: str) -> Parts:
-        parts = tuple(part for part in name.split("/") if part not in ("", "."))
+        parts = parts_of(name)
         if name.startswith("/") or ".." in parts:
             raise self.refused(f"has a path that leaves it, {shown(name)}")
         return parts
-
-    def complete(self, fd: int, member: tarfile.TarInfo) -> None:
-        time = int(member.mtime) if 0 <= member.mtime <= _LATEST else 0
-        os.utime(fd, (time, time))
 
 
 def _is_interpreter(parts: Parts) -> bool:

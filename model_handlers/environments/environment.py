@@ -15,11 +15,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import invalid_model
-from model_handlers.worker.fork_server import Program
 from model_handlers.worker.parameters import LOAD_TIMEOUT
 
 
@@ -71,6 +70,9 @@ class Requirements:
 Wanted = Given | Requirements
 
 
+if TYPE_CHECKING:
+    from model_handlers.worker.fork_server import Program
+
 _ELF = b"\x7fELF"
 _CLASS = 5  # bytes of a program's header that say what it is, and of how many bits
 _MACHINE = slice(18, 20)  # those that say for which processor
@@ -95,6 +97,8 @@ class Environment:
 
     def program(self, *arguments: str, **options: Any) -> Program:
         """Its interpreter with these arguments; `options` are more of `Program`'s."""
+        from model_handlers.worker.fork_server import Program  # noqa: PLC0415 - a model's process needs none
+
         variables = {"VIRTUAL_ENV": str(self.prefix), "PYTHONNOUSERSITE": "1", **options.pop("variables", {})}
         return Program(
             (str(self.python), *arguments),

@@ -24,13 +24,14 @@ from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.system import file_lock
 from model_handlers.system.disk import disk_errors, fsync_directory, replacing, sync_disk_of
-from model_handlers.untar import GZIP_WINDOW, InflatedStream, Unpacking, shown
+from model_handlers.untar import GZIP_WINDOW, InflatedStream, Unpacking, parts_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
     from model_handlers.cancel_token import CancelToken
+    from model_handlers.untar import Parts
     from serve.sources.disk_budget import Sums
 
 
@@ -63,63 +64,8 @@ class ExtractLimits:
     max_depth: int = 32
 
 
-def checked_path(member: tarfile.TarInfo, archive: str, limits: ExtractLimits) -> tuple[str, ...]:
-    """The names of the path of a file or directory, () for the root of the archive, where an absolute path begins too.
-
-    Raises:
-        MmeError: INVALID_MODEL, naming archive and member, for any other kind of member and for a path that leaves
-            the directory, cannot be written, or goes beyond the limits.
-    """
-    reason = _wrong_kind(member)
-    parts = parts_of(member.name)
-    reason = reason or _wrong_names(parts, limits)
-    if reason:
-        raise invalid_model(f"archive '{archive}' has {reason} (member {shown(member.name)})")
-    return parts
-
-
-def parts_of(name: str) -> tuple[str, ...]:
-    """The names of a path, without those that lead nowhere."""
-    return tuple(part for part in name.split("/") if part not in ("", "."))
-
-
-def names_itself(member: tarfile.TarInfo) -> bool:
-    """Whether it is a hard link to the file of its own name: what GNU tar makes of a file that it is given twice."""
-    return member.islnk() and not member.size and parts_of(member.linkname) == parts_of(member.name)
-
-
-def _wrong_kind(member: tarfile.TarInfo) -> str:
-    if member.type in _REFUSED_TYPES:
-        return f"{_REFUSED_TYPES[member.type]}: pack plain files only"
-    if member.issparse():
-        return "a sparse file: pack plain files only"
-    if not (member.isreg() or member.isdir()):
-        return f"a member of the unknown type {member.type!r}"
-    return ""
-
-
-def _wrong_names(parts: tuple[str, ...], limits: ExtractLimits) -> str:
-    if ".." in parts:
-        return "a path with '..': pack with paths inside the directory"
-    if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for part in parts for c in part):
-        return "a name with control characters or bad UTF-8"
-    if len("/".join(parts).encode()) > limits.max_name_length:
-        return f"a path of more than {limits.max_name_length} bytes, the limit"
-    if max((len(part.encode()) for part in parts), default=0) > _MAX_COMPONENT:
-        return f"a name of more than {_MAX_COMPONENT} bytes"
-    if len(parts) > limits.max_depth:
-        return f"a path deeper than {limits.max_depth} directories, the limit"
-    return ""
-
-
-def is_mac_metadata(parts: tuple[str, ...]) -> bool:
-    """Whether it is one of the files that the tools of macOS add to an archive without being asked."""
-    return bool(parts) and (parts[0] == "__MACOSX" or parts[-1] == ".DS_Store" or parts[-1].startswith("._"))
-
-
 _COPY_SIZE = 1 << 20
 _SYNCED_ALONE = 256  # files and directories, before all are made to last together
-_MOST_INFLATED = 1032  # bytes that one of deflate's can stand for
 
 
 def extract(
@@ -162,36 +108,26 @@ def extract(
                 unpacking.run(source)
             note(unpacking.sums)
             publish(staging, unpacking.unsynced(), destination)
-        return unpacking.bytes
+        return sum(size for size, _ in unpacking.sums.values())
 
 
 class _Unpacking(Unpacking):
-    """One archive on its way into one directory."""
-
     packer = "`mme pack`"
     too_many = "; pack fewer files, or raise MME_MAX_ARCHIVE_FILES"
 
     def __init__(
         self, archive: str, root: Path, packed: int | None, limits: ExtractLimits, claim: Callable[[int], None]
     ) -> None:
-        super().__init__(f"archive '{archive}'", root, limits.max_files)
-        self.bytes = 0
+        subject = f"archive '{archive}'"
+        super().__init__(subject, root, most_members=limits.max_files, most_bytes=limits.max_bytes, packed=packed)
         self.sums: Sums = {}
-        self._crc = 0
-        self._packed = packed
-        self._empty = True
-        self._absolute: bool | None = None  # whether paths are, as `tar -P` leaves them
-        self._archive = archive
-        self._limits = limits
         self._claim = claim
-        self._claimed = 0  # bytes of all members, skipped ones too
+        self._limits = limits
+        self._absolute: bool | None = None  # whether paths are, as `tar -P` leaves them
 
     def run(self, source: InflatedStream) -> None:
-        """Take every member, then make sure that nothing follows."""
-        for member in self.members(source):
-            self._take(member, source)
-        self._expect_end(source)
-        if self._empty:
+        super().run(source)
+        if not self.sums:
             raise self.refused("holds no files: pack a model directory with `mme pack`")
 
     def unsynced(self) -> list[Path]:
@@ -205,55 +141,60 @@ class _Unpacking(Unpacking):
         made = sorted((parts for parts, is_directory in self.made.items() if is_directory), key=len, reverse=True)
         return [self._root.joinpath(*parts) for parts in made]
 
-    def _take(self, member: tarfile.TarInfo, source: InflatedStream) -> None:
-        self._claimed += member.size
-        if self._packed is not None and self._claimed > self._packed * _MOST_INFLATED:
-            raise self.refused(
-                f"claims {member.size} bytes for member {shown(member.name)}, more than its {self._packed} bytes can "
-                "hold: its header is wrong; pack it again"
-            )
-        if self._claimed > self._limits.max_bytes:
-            raise self.refused(
-                f"unpacks to more than {self._limits.max_bytes} bytes, the limit, at member {shown(member.name)}"
-            )
+    def checked(self, member: tarfile.TarInfo) -> Parts | None:
         absolute = member.name.startswith("/")
         if self._absolute is (not absolute):
             raise self.refused(
                 f"has absolute paths beside relative ones (member {shown(member.name)}): pack with relative ones"
             )
         self._absolute = absolute
-        if names_itself(member) and self.made.get(parts_of(member.name)) is False:
-            return
-        parts = checked_path(member, self._archive, self._limits)
+        parts = parts_of(member.name)
+        if member.islnk() and not member.size and parts_of(member.linkname) == parts and self.made.get(parts) is False:
+            return None  # a link to itself: what GNU tar makes of a file that it is given twice
+        if reason := _wrong_kind(member) or _wrong_names(parts, self._limits):
+            raise self.refused(f"has {reason} (member {shown(member.name)})")
         if is_mac_metadata(parts):
-            return  # the next header skips its data
-        if member.isdir():
-            self.make_directory(parts)
-            return
-        if not parts:
+            return None
+        if not parts and not member.isdir():
             raise self.refused(f"has a file without a name, {shown(member.name)}")
-        path = self.place(parts)
-        self._claim(member.size)
-        self._crc = 0
-        self.write(path, member, source)
-        self.sums["/".join(parts)] = member.size, self._crc
-        self._empty = False
-        self.bytes += member.size
+        return parts
 
-    def wrote(self, block: memoryview) -> None:
-        self._crc = isal_zlib.crc32(block, self._crc)
+    def claim(self, size: int) -> None:
+        self._claim(size)
 
-    def complete(self, fd: int, member: tarfile.TarInfo) -> None:  # noqa: ARG002 - its time is nobody's
+    def complete(self, fd: int, parts: Parts, member: tarfile.TarInfo, crc: int) -> None:
+        self.sums["/".join(parts)] = member.size, crc
         if len(self.made) <= _SYNCED_ALONE:
             os.fsync(fd)
 
-    def _expect_end(self, source: InflatedStream) -> None:
-        """Read to the end, where gzip's checksum is; tools pad the last record with zeros."""
-        room = self._limits.max_bytes
-        for block in source.remainder():
-            room -= len(block)
-            if room < 0 or any(block.tobytes().lstrip(b"\0")):
-                raise self.refused("has trailing garbage behind its tar data; pack it again")
+
+def _wrong_kind(member: tarfile.TarInfo) -> str:
+    if member.type in _REFUSED_TYPES:
+        return f"{_REFUSED_TYPES[member.type]}: pack plain files only"
+    if member.issparse():
+        return "a sparse file: pack plain files only"
+    if not (member.isreg() or member.isdir()):
+        return f"a member of the unknown type {member.type!r}"
+    return ""
+
+
+def _wrong_names(parts: Parts, limits: ExtractLimits) -> str:
+    if ".." in parts:
+        return "a path with '..': pack with paths inside the directory"
+    if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for part in parts for c in part):
+        return "a name with control characters or bad UTF-8"
+    if len("/".join(parts).encode()) > limits.max_name_length:
+        return f"a path of more than {limits.max_name_length} bytes, the limit"
+    if max((len(part.encode()) for part in parts), default=0) > _MAX_COMPONENT:
+        return f"a name of more than {_MAX_COMPONENT} bytes"
+    if len(parts) > limits.max_depth:
+        return f"a path deeper than {limits.max_depth} directories, the limit"
+    return ""
+
+
+def is_mac_metadata(parts: Parts) -> bool:
+    """Whether it is one of the files that the tools of macOS add to an archive without being asked."""
+    return bool(parts) and (parts[0] == "__MACOSX" or parts[-1] == ".DS_Store" or parts[-1].startswith("._"))
 
 
 def pack(directory: Path, output: Path, *, level: int = 1, progress: Callable[[int], None] | None = None) -> None:
