@@ -549,12 +549,19 @@ class RangedDownload(io.RawIOBase):
     def _work(self) -> None:
         """A thread: take on one part after the other."""
         try:
-            while (part := self._claim()) is not None:
-                self._download(part)
+            while self._download_next():
+                pass
         except BaseException as error:  # noqa: BLE001 - it is raised again, where the stream is read
             with self._changed:
                 self._error = self._error or error
                 self._changed.notify_all()
+
+    def _download_next(self) -> bool:
+        """Download a part; keep no hold of it, so that it is freed as soon as it was read."""
+        part = self._claim()
+        if part is not None:
+            self._download(part)
+        return part is not None
 
     def _claim(self) -> _Part | None:
         """The next part, as soon as there is room for it; None when there is nothing more to do."""

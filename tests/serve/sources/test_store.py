@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -456,6 +457,33 @@ def test_parts_ahead_are_bounded():
     assert before == [0, 100_000, 200_000]
     assert after == [0, 100_000, 200_000, 300_000]
     assert taken == DATA[:100_000]
+
+
+class Zeros:
+    """A range that takes no memory of its own."""
+
+    def readinto(self, buffer):
+        """At most 50,000 bytes, as they are."""
+        return min(len(buffer), 50_000)
+
+    def interrupt(self):
+        """Nothing waits."""
+
+    def close(self):
+        """Nothing is open."""
+
+
+def test_parts_that_were_read_are_freed():
+    """Threads that wait for room keep no hold of what they brought: as many parts as may be ahead, and the one read."""
+    with RangedDownload(lambda _start, _stop: Zeros(), 60_000_000, part_size=1_000_000, ahead=4, name="a") as download:
+        tracemalloc.start()
+        try:
+            for _ in range(6000):
+                download.read(10_000)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < 5.5e6
 
 
 def test_reader_let_go_by_close():
