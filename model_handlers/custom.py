@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.environment import Wanted
+    from model_handlers.environments.wanted import Wanted
 
 
 class FileHandler(Handler):

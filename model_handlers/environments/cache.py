@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.environments.environment import NICENESS, Environment, Requirements, Wanted, check_interpreter
+from model_handlers.environments.environment import NICENESS, Environment, check_interpreter
+from model_handlers.environments.wanted import Requirements, Wanted
 from model_handlers.errors import ElsewhereError, MmeError, invalid_model
 from model_handlers.system.digests import DIGITS, Digests, text_digest
 from model_handlers.system.disk import disk_errors, fsync_directory, own_directory, sync_disk_of
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from model_handlers.cancel_token import CancelToken
-    from model_handlers.environments.environment import Given, Patience
+    from model_handlers.environments.environment import Patience
+    from model_handlers.environments.wanted import Given
     from model_handlers.untar import Parts
 
 

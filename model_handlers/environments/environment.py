@@ -1,11 +1,8 @@
-"""What environment a model asks for, as values. PURE: nothing here looks whether it is there."""
+"""An environment on disk: a folder with an interpreter in `bin`, and how that is started; and the wait for one.
 
-# MERGED DOCSTRINGS, to be folded into the one above:
-# An environment on disk: a folder with an interpreter in `bin`, and how that is started.
-#
-# What is around the interpreter is what Triton's Python backend puts there, so that an environment that works with it
-# works here; but the server's PYTHONPATH is not for it, nor for what it starts.
-#
+Around the interpreter is what Triton's Python backend puts there, so that an environment that works with it works here;
+but the server's PYTHONPATH is not for it, nor for what it starts.
+"""
 
 from __future__ import annotations
 
@@ -13,65 +10,14 @@ import os
 import platform
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import invalid_model
+from model_handlers.worker.fork_server import Program
 from model_handlers.worker.parameters import LOAD_TIMEOUT
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """An environment that is there: a folder, used where it is, or a packed one.
-
-    Attributes:
-        path: where it is.
-        brought: whether the model brings it, and not somebody else to a place that the model names.
-    """
-
-    path: Path
-    brought: bool = field(default=True, compare=False)
-
-    @property
-    def subject(self) -> str:
-        """What errors call it."""
-        return f"its environment {self.path}"
-
-    @property
-    def remedy(self) -> str:
-        """What to do where it is not there."""
-        return (
-            "put it into the archive, or leave EXECUTION_ENV_PATH out where the server has what it imports"
-            if self.brought
-            else "put it there before the model is loaded, or let the model bring it, in $$TRITON_MODEL_DIRECTORY"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """Packages to be installed, on top of the server's own.
-
-    Attributes:
-        file: requirements.txt.
-        wheels: the folder that they come from, and from nowhere else; None for whatever index pip knows.
-    """
-
-    file: Path
-    wheels: Path | None
-
-    @property
-    def subject(self) -> str:
-        """What errors call it."""
-        return self.file.name
-
-
-Wanted = Given | Requirements
-
-
-if TYPE_CHECKING:
-    from model_handlers.worker.fork_server import Program
 
 _ELF = b"\x7fELF"
 _CLASS = 5  # bytes of a program's header that say what it is, and of how many bits
@@ -97,8 +43,6 @@ class Environment:
 
     def program(self, *arguments: str, **options: Any) -> Program:
         """Its interpreter with these arguments; `options` are more of `Program`'s."""
-        from model_handlers.worker.fork_server import Program  # noqa: PLC0415 - a model's process needs none
-
         variables = {"VIRTUAL_ENV": str(self.prefix), "PYTHONNOUSERSITE": "1", **options.pop("variables", {})}
         return Program(
             (str(self.python), *arguments),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.environment import Wanted
+    from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
 
 
@@ -351,7 +351,7 @@ def wanted(config: ModelConfig, model_directory: Path, folders: Iterable[Path]) 
     Triton's parameter names one that is there, packed or not, and is complete. Without it the first requirements.txt in
     `folders` says what is to be installed, out of a folder `wheels` if there is one.
     """
-    from model_handlers.environments.environment import Given, Requirements  # noqa: PLC0415 - not asked where models run
+    from model_handlers.environments.wanted import Given, Requirements  # noqa: PLC0415 - not asked where models run
 
     text = config.parameters.get(PARAMETER, "")
     if text:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Placement
-from model_handlers.environments.environment import Given, Patience
-from model_handlers.environments.satisfied import lack_of
+from model_handlers.environments.environment import Patience, lack_of
+from model_handlers.environments.wanted import Given
 from model_handlers.errors import invalid_model
 from model_handlers.system.disk import directory_size, disk_errors
 from model_handlers.worker.parameters import PLACEMENT, Deadlines
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler
     from model_handlers.cancel_token import CancelToken
     from model_handlers.environments.cache import Environments
-    from model_handlers.environments.environment import Environment, Wanted
+    from model_handlers.environments.environment import Environment
+    from model_handlers.environments.wanted import Wanted
     from serve.sources.repository import ModelDirectory
 
 _log = logging.getLogger("mme.cache")

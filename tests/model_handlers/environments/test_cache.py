@@ -13,7 +13,8 @@ import pytest
 
 from model_handlers.cancel_token import NEVER
 from model_handlers.environments.cache import Environments
-from model_handlers.environments.environment import Given, Patience
+from model_handlers.environments.environment import Patience
+from model_handlers.environments.wanted import Given
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from model_handlers.system.file_lock import locked
 from tests.environments import pack, venv
@@ -201,7 +202,7 @@ from pathlib import Path
 from model_handlers.cancel_token import CancelToken
 from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
-from model_handlers.environments.environment import Given
+from model_handlers.environments.wanted import Given
 
 folder, archive = map(Path, sys.argv[1:])
 

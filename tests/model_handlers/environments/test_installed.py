@@ -13,7 +13,7 @@ import pytest
 
 from model_handlers.environments import cache
 from model_handlers.environments.cache import Environments
-from model_handlers.environments.environment import Requirements
+from model_handlers.environments.wanted import Requirements
 from model_handlers.errors import Kind, MmeError
 from tests.environments import write_wheel
 

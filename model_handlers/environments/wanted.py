@@ -1,11 +1,9 @@
-"""Whether the server's own packages are enough for what a requirements.txt names.
+"""What environment a model asks for, and whether the server's own packages are enough for a requirements.txt.
 
 pip installs nothing for a requirement that an installed version meets, nor for what that version requires itself, if
-all of that is met too. An environment would then hold nothing but an interpreter: its model may as well be forked from
-a process that has its framework. What pip alone can judge counts as not met: other files, constraints, hashes, URLs,
-paths, variables, lines that go on. Settings of pip's own, as in pip.conf, are not asked about what is met.
-
-What is installed is looked at once: it is the same for as long as this process lives. Runs on load threads.
+all of that is met too: an environment would hold nothing but an interpreter, and its model may be forked from a process
+that has its framework. What pip alone can judge counts as not met: other files, constraints, hashes, URLs, paths,
+variables, continued lines. What is installed is looked at once. Runs on load threads.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import contextlib
 import functools
 import importlib.metadata
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -29,6 +28,54 @@ _SOURCES = re.compile(  # where packages come from that are to be installed; one
     r"(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host|--only-binary|--no-binary)(\s+|=)\S+"
     r"|--no-index|--prefer-binary"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An environment that is there: a folder, used where it is, or a packed one.
+
+    Attributes:
+        path: where it is.
+        brought: whether the model brings it, and not somebody else to a place that the model names.
+    """
+
+    path: Path
+    brought: bool = field(default=True, compare=False)
+
+    @property
+    def subject(self) -> str:
+        """What errors call it."""
+        return f"its environment {self.path}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it is not there."""
+        return (
+            "put it into the archive, or leave EXECUTION_ENV_PATH out where the server has what it imports"
+            if self.brought
+            else "put it there before the model is loaded, or let the model bring it, in $$TRITON_MODEL_DIRECTORY"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """Packages to be installed, on top of the server's own.
+
+    Attributes:
+        file: requirements.txt.
+        wheels: the folder that they come from, and from nowhere else; None for whatever index pip knows.
+    """
+
+    file: Path
+    wheels: Path | None
+
+    @property
+    def subject(self) -> str:
+        """What errors call it."""
+        return self.file.name
+
+
+Wanted = Given | Requirements
 
 
 def lack_of(file: Path) -> str:
