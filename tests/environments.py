@@ -14,7 +14,7 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
-from model_handlers.environments import satisfied
+from model_handlers.environments import wanted
 
 _CONFIG = """
 backend: "python"
@@ -160,7 +160,7 @@ def too_old(folder):
 
 def forget_installed():
     """Have the server look anew at what is installed, which it does once in its life."""
-    for cache in (satisfied._installed, satisfied._required_by):
+    for cache in (wanted._installed, wanted._required_by):
         cache.cache_clear()
 
 

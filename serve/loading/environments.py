@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Placement
-from model_handlers.environments.environment import Patience, lack_of
-from model_handlers.environments.wanted import Given
+from model_handlers.environments.environment import Patience
+from model_handlers.environments.wanted import Given, lack_of
 from model_handlers.errors import invalid_model
 from model_handlers.system.disk import directory_size, disk_errors
 from model_handlers.worker.parameters import PLACEMENT, Deadlines

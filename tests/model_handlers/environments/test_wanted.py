@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from model_handlers.environments import satisfied
+from model_handlers.environments import wanted
 from tests.environments import forget_installed, write_wheel
 
 NUMPY = version("numpy")
@@ -35,7 +35,7 @@ def lack(tmp_path):
     def lack(text):
         file = tmp_path / "requirements.txt"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return satisfied.lack_of(file)
+        return wanted.lack_of(file)
 
     return lack
 
