@@ -21,7 +21,7 @@ from model_handlers.config.model_config import ModelConfig, warn_once
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import invalid_argument, invalid_model
 from model_handlers.registry import BACKENDS, detect_backend
-from model_handlers.scripts.no_script import script_for
+from model_handlers.scripts.default_script import script_for
 from model_handlers.system.disk import disk_errors
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.sources.source import is_text
