@@ -8,11 +8,13 @@ in the archive, whose handler.py is its author's and only read here (`custom` lo
 from __future__ import annotations
 
 import ast
+import configparser
 import functools
 import importlib
 import threading
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,6 @@ from model_handlers.errors import Kind, MmeError, invalid_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 _NO_VARIANTS: Mapping[str, str] = MappingProxyType({})
@@ -93,9 +94,6 @@ BACKENDS = (
         detect=False,
         variants=("model_type", _TREE_FILES),
     ),
-    Backend("identity", (), "", "model_handlers.examples:IdentityHandler", detect=False),
-    Backend("repeat", (), "", "model_handlers.examples:RepeatHandler", detect=False),
-    Backend("square", (), "", "model_handlers.examples:SquareHandler", detect=False),
 )
 
 
@@ -186,12 +184,23 @@ def _brought(name: str, version_directory: Path) -> Backend | None:
 @functools.cache
 def _registered(name: str) -> Backend | None:
     """The backend that an installed package registers; packages do not come and go while this process lives."""
+    for backend, (value, package) in _entry_points().items():
+        if backend == name:
+            handler = registered_handler(value, name, package)
+            return Backend(name, (), handler.default_filename, value, detect=False)
+    return None
+
+
+def _entry_points() -> dict[str, tuple[str, str]]:
+    """Each registered backend: its `module:class`, its package. A checkout that is not installed has its setup.cfg."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - a tenth of what a fork server imports, which asks never
 
-    for entry in entry_points(group=GROUP, name=name):
-        handler = registered_handler(entry.value, name, entry.dist.name if entry.dist else entry.value)
-        return Backend(name, (), handler.default_filename, entry.value, detect=False)
-    return None
+    found = {each.name: (each.value, each.dist.name if each.dist else each.value) for each in entry_points(group=GROUP)}
+    checkout = configparser.ConfigParser(interpolation=None)
+    checkout.read(Path(__file__).parents[1] / "setup.cfg")
+    own = checkout.get("options.entry_points", GROUP, fallback="").strip()
+    pairs = (line.split(" = ") for line in own.splitlines())
+    return {name: (value, "mme") for name, value in pairs} | found
 
 
 def platform_of(name: str) -> str:
@@ -213,8 +222,8 @@ def handler_for(backend: Backend) -> type[Handler]:
 
 
 def served_backends() -> tuple[str, ...]:
-    """The names of the backends of the table."""
-    return tuple(dict.fromkeys(b.name for b in BACKENDS))
+    """The names of the backends of the table, and of those that packages register."""
+    return tuple(dict.fromkeys((*(b.name for b in BACKENDS), *sorted(_entry_points()))))
 
 
 GROUP = "mme.handlers"  # of entry points: backend = module:class

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from model_handlers import registry
 from model_handlers.base import Handler
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import (
     BACKENDS,
+    GROUP,
     detect_backend,
     find_backend,
     handler_for,
@@ -117,6 +121,34 @@ def test_a_handler_agrees_with_its_row(backend):
     assert handler.backend == backend.name
     assert handler.default_filename == backend.filename
     assert not handler.platform or handler.platform in backend.platforms
+
+
+EXAMPLES = ("identity", "repeat", "square")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_found_where_nothing_is_installed(name, monkeypatch):
+    """A plain checkout has no entry points: there setup.cfg registers the examples."""
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    backend = find_backend(name, "", "m")
+
+    assert (backend.filename, handler_for(backend).backend) == ("", name)
+    assert set(EXAMPLES) < set(served_backends())
+
+
+def test_an_installed_package_registers_the_examples(tmp_path):
+    """What setuptools writes about the package has an entry point for each of them."""
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=Path(registry.__file__).parents[1], check=True, capture_output=True)
+    points = [point for each in metadata.distributions(path=[str(tmp_path)]) for point in each.entry_points]
+
+    assert {point.name for point in points if point.group == GROUP} == set(EXAMPLES)
+    assert all(point.load().backend == point.name for point in points if point.group == GROUP)
+
+
+def test_a_fork_server_imports_no_example():
+    """Nothing imports the examples but a model of theirs: rows of the table are what fork servers import."""
+    assert not any("examples" in backend.handler for backend in BACKENDS)
 
 
 def test_looking_a_handler_up_imports_no_framework():
