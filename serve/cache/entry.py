@@ -96,17 +96,12 @@ class Entry(Generic[T]):
     """A model the cache knows, in memory or not. An entry is the lease that requests hold.
 
     Attributes:
-        reason: why it is UNAVAILABLE.
         failure: why its last load failed, or that of its successor; None if that did not fail.
         failures: loads that failed since one succeeded.
-        resident: what was loaded; None unless READY or UNLOADING.
-        prepared: what it was loaded from, as long as that is needed.
-        footprint: bytes it takes; zero unless `resident`.
-        leases: requests that use it now.
-        pins: loads of other models during which it stays in memory.
+        resident: what was loaded; None unless READY or UNLOADING. So is its footprint.
+        pins: loads of other models during which it stays in memory; a `pinned` one is never evicted.
         loaded_at, last_used, loading_since: on the monotonic clock; the last load was asked for at `loading_since`.
         reload_ns, download_ns: what its last load took without waiting, and its last download.
-        pinned: whether it is never evicted.
         age: see `serve/cache/residents.py`.
         successor, predecessor: the entry that is being loaded to take its place; the one whose place it is to take.
         force: whether a successor takes that place even if it is loaded from the very same content.
@@ -200,17 +195,12 @@ class Entry(Generic[T]):
         return self.resident
 
     def share(self) -> None:
-        """One more lease, for work on behalf of the holder of one, or of one on the model whose place it took.
-
-        Raises:
-            MmeError: UNAVAILABLE when there is no lease and the model is on its way out of memory.
-        """
+        """One more lease, for the holder of one, or of one on the model whose place it took; else UNAVAILABLE."""
         if not self.leases and self.state is not State.READY:
             raise MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
         self.leases += 1
 
     def release(self) -> None:
-        """End one lease."""
         self.leases -= 1
         self.last_used = time.monotonic()
         if self.leases == 0:
@@ -223,7 +213,6 @@ class Entry(Generic[T]):
         self.pins += 1
 
     def unpin(self) -> None:
-        """End what `pin` began."""
         self.pins -= 1
         self._lease_ended(self)
 

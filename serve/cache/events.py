@@ -40,7 +40,6 @@ class CacheEvent:
     """One thing that happened.
 
     Attributes:
-        name: the target model.
         ns: nanoseconds that waiting, loading (without the download) or unloading took.
         download_ns: nanoseconds of a load's download, 0 when it was on disk.
         footprint: what the model takes, or took.
@@ -66,11 +65,9 @@ class CacheEvents:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Have `listener` called with every event from now on; it must be quick."""
         self._listeners.append(listener)
 
     def tell(self, event: CacheEvent) -> None:
-        """Call every listener."""
         for listener in self._listeners:
             try:
                 listener(event)
@@ -88,7 +85,6 @@ class CacheTimes:
         self.unload = Histogram()
 
     def hear(self, event: CacheEvent) -> None:
-        """Count one event."""
         if event.type is EventType.WAITED:
             self.wait.add(event.ns)
         elif event.type is EventType.UNLOADED:

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from collections import ChainMap
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from model_handlers.base import Footprint, total
+from model_handlers.base import Footprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, MutableMapping
 
 FOR_EVER = math.inf
 
@@ -42,14 +43,11 @@ class Policy(Enum):
     @property
     def reason(self) -> str:
         """What is said of a victim."""
-        return _REASONS[self]
-
-
-_REASONS = {
-    Policy.LRU: "least recently used",
-    Policy.LFU: "least frequently used",
-    Policy.GDSF: "cheapest to bring back for its size and use",
-}
+        return {
+            Policy.LRU: "least recently used",
+            Policy.LFU: "least frequently used",
+            Policy.GDSF: "cheapest to bring back for its size and use",
+        }[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class Candidate:
         reload_seconds: what it would take to bring it back.
         age: the age at its last use; see the module.
         keep_until: that clock's reading before which it stays; `FOR_EVER` if it is pinned.
-        leased: whether a request holds it now.
         leaving: whether it is being unloaded already, so that its bytes come back.
         shared: files that others in memory may map too, by name: bytes that come back with the last of them.
         charged: how many of those bytes are in its footprint.
@@ -133,24 +130,21 @@ class Plan:
 
 
 class Tally:
-    """What some models take together: each its own, and each file that any of them maps once.
+    """What some models take together: each its own, and each file once, which so many `users` map.
 
-    Attributes:
-        count: models.
-        total: bytes.
-        users: file → how many of them map it.
+    A tally of others begins with them, and leaves theirs as it is.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = Footprint()
-        self.users: dict[str, int] = {}
+    def __init__(self, others: Tally | None = None) -> None:
+        self.count: int = others.count if others else 0
+        self.total: Footprint = others.total if others else Footprint()
+        self.users: MutableMapping[str, int] = ChainMap({}, others.users) if others else {}
+        self._own_users = others is None
 
     def __repr__(self) -> str:
         return f"<Tally of {self.count} models, {self.total}>"
 
     def add(self, own: Footprint, files: Mapping[str, int]) -> None:
-        """One more, that maps these files."""
         self.count += 1
         self.total += own
         for file, size in files.items():
@@ -160,14 +154,14 @@ class Tally:
                 self.total += Footprint(size)
 
     def remove(self, own: Footprint, files: Mapping[str, int]) -> None:
-        """One of them leaves."""
         self.count -= 1
         self.total -= own
         for file, size in files.items():
             self.users[file] -= 1
             if not self.users[file]:
-                del self.users[file]
                 self.total -= Footprint(size)
+                if self._own_users:
+                    del self.users[file]
 
 
 class Candidates(Protocol):
@@ -213,7 +207,7 @@ def plan(
     if not need.fits(budget - residents.pinned.total):
         return Plan((), fits=False, possible=False)
     free = budget - residents.staying.total - reserved
-    victims, free = _victims(residents.candidates(now), _Going(residents.staying), free, need)
+    victims, free = _victims(residents.candidates(now), residents.staying, free, need)
     if victims is None:
         return Plan((), fits=False, possible=True, again_at=residents.again_at(now), short=need.beyond(free))
     return _evicting(victims, budget, policy)
@@ -231,7 +225,7 @@ def regain(
     stays = Footprint() if grown is None else grown.own + Footprint(sum(grown.shared.values()))
     need, free = stays + reserved, budget - residents.staying.total + stays
     others = (each for each in residents.candidates(now) if grown is None or each.name != grown.name)
-    victims, _ = _victims(others, _Going(residents.staying), free, need)
+    victims, _ = _victims(others, residents.staying, free, need)
     return _evicting(victims or [], budget, policy)
 
 
@@ -253,25 +247,25 @@ def relief(
     candidates = [each for each in residents.candidates(now, and_from_disk=and_from_disk) if each.name != name]
     if need is None:
         return _evicting(candidates[:1], budget, policy, fits=bool(candidates))
-    going = _Going(residents.staying)
-    there = need.within(total(going.frees(each) for each in candidates))
-    victims, _ = _victims(candidates, _Going(residents.staying), Footprint(), there)
+    there = need.within(residents.staying.total - without(residents.staying, candidates))
+    victims, _ = _victims(candidates, residents.staying, Footprint(), there)
     return _evicting(victims or [], budget, policy, fits=there == need)
 
 
 def without(together: Tally, gone: Iterable[Candidate]) -> Footprint:
     """Bytes of those that are together, when some of them have left."""
-    going, left = _Going(together), together.total
+    left = Tally(together)
     for each in gone:
-        left -= going.frees(each)
-    return left
+        left.remove(each.own, each.shared)
+    return left.total
 
 
 def beside(together: Tally, more: Iterable[Candidate]) -> Footprint:
     """Bytes of those that are together and of some more."""
-    there = list(more)
-    files = {file: size for each in there for file, size in each.shared.items() if file not in together.users}
-    return total((each.own for each in there), together.total + Footprint(sum(files.values())))
+    there = Tally(together)
+    for each in more:
+        there.add(each.own, each.shared)
+    return there.total
 
 
 def worth(resident: Candidate, budget: Footprint) -> float:
@@ -289,50 +283,26 @@ def worth(resident: Candidate, budget: Footprint) -> float:
     return resident.age + (resident.uses * resident.reload_seconds / share if share else FOR_EVER)
 
 
-class _Going:
-    """Some of those that are together go, one after the other: the last that maps a file frees it."""
-
-    def __init__(self, together: Tally) -> None:
-        self._users = together.users
-        self._gone: dict[str, int] = {}  # of each file: how many of its users
-
-    def frees(self, resident: Candidate) -> Footprint:
-        """It goes; what comes back."""
-        alone = 0
-        for file, size in resident.shared.items():
-            gone = self._gone[file] = self._gone.get(file, 0) + 1
-            alone += size if gone == self._users[file] else 0
-        return resident.own + Footprint(alone) if resident.shared else resident.footprint
-
-    def takes(self, resident: Candidate) -> Footprint:
-        """It stays after all; what that costs."""
-        alone = 0
-        for file, size in resident.shared.items():
-            alone += size if self._gone[file] == self._users[file] else 0
-            self._gone[file] -= 1
-        return resident.own + Footprint(alone)
-
-
 def _victims(
-    candidates: Iterable[Candidate], going: _Going, free: Footprint, need: Footprint
+    candidates: Iterable[Candidate], staying: Tally, free: Footprint, need: Footprint
 ) -> tuple[list[Candidate] | None, Footprint]:
-    """Those that make `need` fit, and what is free then; None where all of them don't."""
+    """Those of them that make `need` fit, and what is free then; None where all of them don't."""
     chosen: list[Candidate] = []
+    left, room = Tally(staying), free + staying.total
     for candidate in candidates:
-        if need.fits(free):
+        if need.fits(room - left.total):
             break
         chosen.append(candidate)
-        free += going.frees(candidate)
-    if not need.fits(free):
-        return None, free
+        left.remove(candidate.own, candidate.shared)
+    if not need.fits(room - left.total):
+        return None, room - left.total
     for victim in reversed(chosen[:-1]):  # the one to be missed most of them first
-        left = free - going.takes(victim)
-        if need.fits(left):
+        left.add(victim.own, victim.shared)
+        if need.fits(room - left.total):
             chosen.remove(victim)
-            free = left
         else:
-            going.frees(victim)
-    return chosen, free
+            left.remove(victim.own, victim.shared)
+    return chosen, room - left.total
 
 
 def _evicting(victims: list[Candidate], budget: Footprint, policy: Policy, *, fits: bool = True) -> Plan:

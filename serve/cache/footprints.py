@@ -65,12 +65,7 @@ def _expected_by(one: Seen, on_disk: int, factor: float) -> float:
 
 
 class Footprints:
-    """The memory of all measurements.
-
-    Args:
-        document: what `snapshot` made once; anything in it that is none of ours is left out.
-        budget: bytes for all models together.
-    """
+    """The memory of all measurements, from a `document` that `snapshot` made; what makes no sense in it is left out."""
 
     def __init__(self, document: Mapping[str, Any] | None = None, budget: Footprint | None = None) -> None:
         self._budget = budget or Footprint()
@@ -102,7 +97,7 @@ class Footprints:
             identity: what is to be loaded, and how.
             backend: whose handler loads it.
             on_disk: bytes of its files, as often as each kind of memory is to hold them.
-            factor: the handler's own idea of bytes in memory per byte on disk.
+            factor: as that of `expected`.
             watched: whether a load that takes too much of the host is stopped, as one is of a device by its driver.
         """
         with self._lock:
@@ -120,7 +115,6 @@ class Footprints:
         )
 
     def measured(self, identity: str, backend: str, on_disk: Footprint, taken: Footprint) -> None:
-        """Remember what an artifact took, and learn from it."""
         with self._lock:
             self._remember(identity, taken)
             self._learn(f"{backend} host", on_disk.host, taken.host)
@@ -133,7 +127,6 @@ class Footprints:
             self._changed["models", key] = None
 
     def takes_at_least(self, identity: str, taken: Footprint) -> None:
-        """Remember what an artifact took when its load was stopped."""
         with self._lock:
             before = self._seen.get(identity, taken)
             self._remember(identity, replace(before.most(taken), shared=before.shared))
@@ -163,7 +156,6 @@ class Footprints:
         self._changed["seen", identity] = None
 
     def changes(self) -> list[Change]:
-        """See `serve.state_file.Source`."""
         with self._lock:
             changed, self._changed = self._changed, {}
             return [(section, key, self._value(section, key)) for section, key in changed]
@@ -182,7 +174,6 @@ class Footprints:
 
 
 def _tried(guess: int, files: int, whole: int) -> int:
-    """A guess that refuses nothing which could fit."""
     return min(guess, whole) if files <= whole else guess
 
 

@@ -60,14 +60,10 @@ class Prepared(Protocol):
     """An artifact on disk, ready to be loaded.
 
     Attributes:
-        estimate: what it is expected to take in memory.
         content: what it is loaded from, and as what: equal as long as none of that changes.
         download_ns: what fetching took, 0 when it was on disk.
-        pinned: whether its configuration wants it never to be evicted.
-        equipped: whether nothing is left to be done that takes long and needs no memory. See `Loader.equip`.
-        tried_first: whether it may have to be tried before it is loaded. See `Loader.try_files`.
-        alone: whether it is measured by what the whole process or a device takes more, so that no other such model may
-            be loaded at the same time.
+        equipped, tried_first: whether `Loader.equip` has nothing to do; whether `Loader.try_files` may have to.
+        alone: whether no other such model may be loaded meanwhile, since it is measured by what all take.
     """
 
     @property
@@ -105,27 +101,17 @@ class Loader(Protocol[P, T_co]):
         """Have its files loaded, where this is not known to go well, by processes that may die of them."""
 
     def load(self, prepared: P, token: CancelToken, more: Callable[[int], int]) -> tuple[T_co, Footprint]:
-        """Load it; return what was loaded and what it takes, measured.
-
-        `more` may be called meanwhile, with the bytes of the host that have to be reserved by now: see `Allowance`.
-        """
+        """Load it; return what was loaded and what it takes, measured. For `more` see `Allowance`."""
 
     def overrule(self) -> None:
-        """A load was given up and may never end, or waits for another, which need not wait for it to be measured.
-
-        On the event loop.
-        """
+        """A load that may never end, or waits for another, keeps no other from being measured. On the event loop."""
 
 
 def retry_pause(failures: int, seconds: float) -> float:
-    """Seconds until a request may have a model loaded again whose loads fail.
+    """Seconds until a request may have a model loaded again of which so many loads failed, one after the other.
 
-    Every request for such a model would have the store asked, a process started and a line logged. A single failure may
-    have been an accident. A model that fails late is not to hold a load thread all the time.
-
-    Args:
-        failures: loads that failed since one succeeded, one after the other.
-        seconds: that the last of them took.
+    Each request would have the store asked, a process started and a line logged. One failure may be an accident; a
+    model that fails late, after `seconds`, is not to hold a load thread all the time.
     """
     if failures < 2:
         return 0.0
@@ -147,11 +133,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def acquire(self, name: object) -> AsyncIterator[None]:
-        """Have a turn, once there is one, under a name that has or waits for no other.
-
-        Raises:
-            MmeError: what `refuse` said meanwhile.
-        """
+        """Have a turn, once there is one, under a name that has or waits for no other; or raise what `refuse` says."""
         if self._free > 0:
             self._free -= 1
         else:
@@ -228,12 +210,9 @@ def _of_devices(need: Footprint) -> Iterator[None]:
 
 
 class _Reservation:
-    """Bytes of a room that are reserved for a load, until it ends.
+    """Bytes of a room that are reserved for a load, until it ends: `apart` of them for files that others may map.
 
-    Attributes:
-        size: how many.
-        apart: how many of the host's are for files that other models may map, too.
-        orphaned: whether the load was given up; it ends when its thread comes back.
+    That of an `orphaned` load, which was given up, ends when its thread comes back.
     """
 
     def __init__(self, room: Room, residents: Residents, own: Footprint, files: Mapping[str, int]) -> None:
@@ -247,21 +226,18 @@ class _Reservation:
         residents.reserved(self, files)
 
     def relieve(self, files: Iterable[str]) -> None:
-        """Other loads have reserved these by now, or other models map them."""
         size = sum(self._files.pop(file) for file in files)
         self.apart -= size
         self.size -= Footprint(size)
         self._room.give_back(Footprint(size))
 
     def grow(self, more: Footprint) -> None:
-        """So many more were reserved."""
         if self._over:
             self._room.give_back(more)
         else:
             self.size += more
 
     def loaded(self) -> None:
-        """What it took is known by now, its files among it."""
         self._residents.released(self, self._files)
 
     def end(self) -> None:
@@ -272,15 +248,10 @@ class _Reservation:
 
 
 class Loading(Generic[P, T]):
-    """Loads models into a room.
+    """Loads models into a room, within `patience` seconds each; see `ModelCache`.
 
-    Args:
-        rules: which models the operator pins.
-        pool: threads for the loader; closers: for closing.
-        turns: equipments at a time, and loads at a time.
-        patience: seconds that fetching and loading may take.
-        give_way: has the model begin to leave whose place the one it is given is to take.
-        relieve: evicts others that hold so many bytes of devices, for a model by its name; returns their names.
+    `give_way` has the model begin to leave whose place the one it is given is to take. `relieve` evicts others that
+    hold so many bytes of devices, for a model by its name, and returns their names.
     """
 
     def __init__(
@@ -315,11 +286,7 @@ class Loading(Generic[P, T]):
         self._relieve = relieve
 
     async def run(self, entry: Entry[T]) -> LoadReport | None:
-        """Load a model; it is in its entry when this returns. None: it would change nothing, and was not loaded.
-
-        Raises:
-            MmeError: why it can't be loaded; nothing of it is in memory then.
-        """
+        """Load a model; it is in its entry when this returns. None: it would change nothing, and was not loaded."""
         if entry.orphan is not None:
             if not entry.orphan.done():
                 raise MmeError(
@@ -361,7 +328,6 @@ class Loading(Generic[P, T]):
         self._equip_turns.refuse(name, error)
 
     async def close(self, entry: Entry[T], resident: T) -> None:
-        """Have it give its memory back; the cache goes on whatever happens."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._closers, resident.close)
         except Exception:  # noqa: BLE001 - whatever a framework has against it, loads that wait for its room go on
@@ -382,7 +348,6 @@ class Loading(Generic[P, T]):
         return prepared
 
     async def _lend_stalled(self, entry: Entry[T], progress: Progress) -> None:
-        """Let another fetch go on in the place of one that gets no bytes, until it does."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             if progress.idle < _STALL_SECONDS or self._stalled >= _MOST_STALLED:
@@ -495,7 +460,6 @@ class Loading(Generic[P, T]):
 
     @contextlib.asynccontextmanager
     async def _turn(self, entry: Entry[T], prepared: P) -> AsyncIterator[None]:
-        """A turn to load; one alone for a model that is measured by what the process or a device takes more."""
         if not prepared.alone:
             async with self._load_turns.acquire(entry):
                 yield
@@ -614,7 +578,6 @@ def _token(entry: Entry[Any]) -> Progress:
 
 
 def _check_wanted(entry: Entry[Any]) -> None:
-    """Stop a load that was unloaded meanwhile."""
     if entry.abandoned:
         raise unloaded(entry)
 
@@ -629,8 +592,7 @@ def unloaded(entry: Entry[Any]) -> MmeError:
 
 
 def _ignore(work: asyncio.Future[Any]) -> None:
-    """However it ends is no news: its error counts as seen."""
-    work.add_done_callback(lambda done: done.cancelled() or done.exception())
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())  # which counts as seen
 
 
 def _release(fetching: asyncio.Future[Any]) -> None:

@@ -56,15 +56,11 @@ _BROKEN = {Kind.INVALID_MODEL, Kind.EXECUTION_FAILED, Kind.INTERNAL}
 
 
 class ModelCache(Generic[P, T]):
-    """Models in memory, within a budget.
+    """Models in memory, within a budget of bytes for all together.
 
     Args:
-        loader: fetches and loads.
-        budget: bytes for all models together.
-        rules: which models to evict, and which never.
         evicts: whether models make room for others (self-managed), or a full cache is an error (platform).
-        pool: threads for the loader.
-        closers: threads for closing, those of the loader if None.
+        pool: threads for the loader; closers: for closing, the same if None.
         turns: equipments at a time, and loads at a time.
         load_patience: seconds that fetching and loading may take.
         memory_patience: seconds that a load waits for leased models to become free before it gives up.
@@ -125,11 +121,9 @@ class ModelCache(Generic[P, T]):
 
     @property
     def resident_count(self) -> int:
-        """Models ready in memory."""
         return len(self._ready)
 
     def add(self, name: str, source: Any, stats: TargetStats) -> Entry[T]:
-        """Make a model known, not loaded."""
         entry = self.entries[name] = Entry(name, source, stats, self._lease_ended)
         return entry
 
@@ -159,13 +153,9 @@ class ModelCache(Generic[P, T]):
         return entry is not None and entry.resident is resident
 
     async def acquire(self, entry: Entry[T]) -> LoadReport:
-        """Lease a model, loading it first if need be; all callers that come while it loads wait for the same load.
+        """Lease a model, loading it first if need be; what the load cost. The caller must release the lease.
 
-        Returns:
-            what the load cost. The caller holds a lease on `entry` and must release it.
-
-        Raises:
-            MmeError: what went wrong; the same error for all that wait.
+        All callers that come while it loads wait for the same load, and get the same error.
         """
         if entry.state is State.READY:
             entry.stats.hits += 1
@@ -192,11 +182,8 @@ class ModelCache(Generic[P, T]):
         """Load a model from a source, also if it is in memory; it serves until it is replaced. See `load`.
 
         A load from that source that is under way will do; one from another is waited for. One in memory that was loaded
-        from the same content stays, but for `force`.
-
-        Raises:
-            MmeError: why it can't be loaded. If it was in memory it goes on as it was, but for where the new one had
-                room only in its place.
+        from the same content stays, but for `force`; so does one whose successor can't be loaded, if there was room for
+        both.
         """
         while (loading := entry.successor or entry).task is not None and loading.source != source:
             await asyncio.wait([loading.task])
@@ -259,10 +246,7 @@ class ModelCache(Generic[P, T]):
     async def relieve(self, name: str, need: Footprint | None, reason: str) -> tuple[str, ...]:
         """Evict others that hold about so much memory, for a model that is short of what no budget here counts.
 
-        Where it is short of no memory, `need` is None: one goes, whatever it holds.
-
-        Returns:
-            their names, when their memory was given back; () if none may go.
+        Where it is short of no memory, `need` is None: one goes, whatever it holds. Their names, when they are gone.
         """
         victims = self.room.relieve(name, need, reason)
         closings = [closing for name in victims if (closing := self.entries[name].closing) is not None]
@@ -271,11 +255,9 @@ class ModelCache(Generic[P, T]):
         return victims
 
     async def _relieve_devices(self, name: str, need: tuple[int, ...]) -> tuple[str, ...]:
-        """The same of devices alone, for a load."""
         return await self.relieve(name, Footprint(0, need), "load")
 
     def forget(self, entry: Entry[T]) -> None:
-        """Drop an entry that is not in memory, nor on its way there."""
         if self.entries.get(entry.name) is entry and not entry.busy:
             del self.entries[entry.name]
 
@@ -291,8 +273,7 @@ class ModelCache(Generic[P, T]):
     async def close(self, *, ends: bool = False) -> None:
         """Unload everything; from now on nothing is loaded.
 
-        Args:
-            ends: whether the process ends: models that no request uses and that hold memory alone stay until then.
+        Where the process `ends`, models that no request uses and that hold memory alone stay until then.
         """
         self.cut_short()
         leaving = [entry for entry in self.entries.values() if not (ends and entry.goes_with_process)]
@@ -368,7 +349,6 @@ class ModelCache(Generic[P, T]):
             self._retiring.setdefault(before.name, set()).add(before)
 
     def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
-        """A resident takes more or less than before."""
         self.residents.remeasured(entry, footprint)
         self.room.settle()
 
@@ -481,7 +461,6 @@ class ModelCache(Generic[P, T]):
 
 
 def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
-    """What requests that wait for a load are told about its end."""
     if entry.abandoned:
         return unloaded(entry)
     if isinstance(error, MmeError):

@@ -51,7 +51,6 @@ class Order(Generic[K]):
         return f"<Order of {len(self._numbers)}>"
 
     def put(self, thing: K) -> None:
-        """It is there, or has another place now."""
         self.remove(thing)
         self._number += 1
         self._numbers[thing] = self._number
@@ -63,7 +62,6 @@ class Order(Generic[K]):
             heapq.heapify(self._heap)
 
     def remove(self, thing: K) -> None:
-        """It is not there any more."""
         self._things.pop(self._numbers.pop(thing, 0), None)
 
     def walk(self) -> Iterator[K]:
@@ -138,7 +136,6 @@ class SharedBytes(Generic[K]):
         return list(self.files(model)) == list(files)
 
     def charge(self, model: K) -> int:
-        """Bytes that a model is charged for now."""
         return sum(size for file, size in self.files(model).items() if next(iter(self._users[file])) == model)
 
     def part(self, model: K) -> int:
@@ -188,7 +185,6 @@ class Residents:
     # -- what a plan asks ------------------------------------------------------------------------------------------
 
     def candidates(self, now: float, *, and_from_disk: bool = False) -> Iterator[eviction.Candidate]:
-        """See `eviction.Candidates`."""
         free = (entry for entry in self.order.walk() if self._may_go(entry, now))
         residents = (self.candidate(entry, and_from_disk=and_from_disk) for entry in free)
         if and_from_disk and self._rules.policy is eviction.Policy.GDSF:
@@ -196,13 +192,11 @@ class Residents:
         return residents
 
     def again_at(self, now: float) -> float:
-        """See `eviction.Candidates`."""
         staying = (entry for entry in self.own if entry.state is not State.UNLOADING)
         until = [kept for entry in staying if now < (kept := self._keep_until(entry)) < eviction.FOR_EVER]
         return min(until, default=0.0)
 
     def named(self, name: str) -> eviction.Candidate | None:
-        """See `eviction.Candidates`."""
         entry = self._entries.get(name)
         if entry is None or entry not in self.own or entry.state is State.UNLOADING:
             return None
@@ -259,13 +253,11 @@ class Residents:
     # -- models come and go ----------------------------------------------------------------------------------------
 
     def charge(self, entry: Entry[Any], footprint: Footprint) -> None:
-        """A model takes this from now on."""
         for file in footprint.shared.keys() & self._payers.keys():
             self._payers.pop(file).relieve([file])
         self._own(entry, footprint, self.shared.map(entry, footprint.shared))
 
     def arrived(self, entry: Entry[Any]) -> None:
-        """It is ready, and may be evicted."""
         self.order.put(entry)
 
     def remeasured(self, entry: Entry[Any], footprint: Footprint) -> None:

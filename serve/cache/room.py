@@ -50,17 +50,14 @@ class _NotNowError(Exception):
 
 
 class Room:
-    """Reservations within a budget.
+    """Reservations within a budget of bytes for all models together.
 
     Attributes:
-        budget: bytes for all models together.
         reserved: bytes promised to loads under way.
         grown: bytes that executions took and no model is charged for.
 
     Args:
-        residents: the models in memory.
-        evict: begins to carry out a plan, for the model named second and the reason of `stats.EVICTION_REASONS` named
-            third; the victims' bytes come back later.
+        evict: begins to carry out a plan, for a model and for a reason of `EVICTION_REASONS`; bytes come back later.
         evicts: whether models make room for others at all, or what does not fit is out of memory at once.
         patience: seconds that a claim waits.
     """
@@ -98,15 +95,9 @@ class Room:
         return self.reserved + self.grown
 
     async def reserve(self, name: str, need: Footprint, give_way: Callable[[], None] | None = None) -> list[str]:
-        """Have `need` bytes promised to model `name`, evicting others, waiting for models in use.
+        """Have `need` bytes promised to model `name`, evicting others, whose names it returns, or waiting for them.
 
-        Args:
-            name: of the model.
-            need: bytes.
-            give_way: has the one begin to leave whose place it takes; called only if there is no room for both.
-
-        Returns:
-            the names of those evicted.
+        `give_way` has the one begin to leave whose place it takes; called only if there is no room for both.
 
         Raises:
             MmeError: OUT_OF_MEMORY when it can never fit, or does not fit and nothing may be evicted; UNAVAILABLE when
@@ -118,13 +109,7 @@ class Room:
         """Have more promised to a model that has `promised` bytes already and turned out to take `whole`.
 
         It may evict, but it does not wait for models in use: two that hold what the other waits for would wait for
-        ever.
-
-        Returns:
-            the names of those evicted; None when the rest is not to be had now.
-
-        Raises:
-            MmeError: OUT_OF_MEMORY as `reserve`.
+        ever. The names of those evicted; None when the rest is not to be had now.
         """
         try:
             return await self._reserve(_Claim(name, whole.beyond(promised), patient=False), whole)
@@ -177,10 +162,7 @@ class Room:
         return plan.victims
 
     def regain(self, name: str) -> None:
-        """Model `name` grew while it was in memory, "" for what none is charged for.
-
-        If all take more than there is, others leave, if that is enough.
-        """
+        """Model `name`, or "" for none, grew in memory: others leave if all take too much, and that is enough."""
         if not self._evicts or self.used().fits(self.budget):
             return
         grown = self._residents.named(name)
@@ -198,7 +180,6 @@ class Room:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether any load waits for bytes."""
         return bool(self._claims)
 
     def lease_ended(self, holds: Footprint) -> None:
@@ -224,7 +205,6 @@ class Room:
         self._settle_again(again_at)
 
     def _settle_again(self, at: float) -> None:
-        """Look once more when the first resident may leave that may not yet."""
         if self._look_again is not None:
             self._look_again.cancel()
             self._look_again = None
@@ -339,7 +319,6 @@ class Room:
 
 
 def _setting(need: Footprint, room: Footprint) -> str:
-    """The setting that gives more of what is too little."""
     return "MME_MEMORY_BUDGET" if need.host > room.host else "MME_GPU_MEMORY_BUDGET"
 
 

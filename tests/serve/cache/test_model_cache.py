@@ -183,10 +183,10 @@ class Press:
         if errors:
             raise errors.pop(0)
 
-    def prepare(self, name, source, cancelled):
+    def prepare(self, name, source, token):
         """See `Loader`."""
         self.sources.append(source)
-        if cancelled() and not self.deaf:
+        if token.cancelled and not self.deaf:
             raise MmeError(Kind.CANCELLED, f"the fetch of '{name}' was cancelled")
         self.fail("prepare", name)
         estimate, _ = self.sizes.get(name, (mb(60), mb(60)))
@@ -202,15 +202,15 @@ class Press:
         )
         return self.prepared[-1]
 
-    def equip(self, prepared, cancelled):
+    def equip(self, prepared, token):
         """See `Loader`."""
-        if cancelled():
+        if token.cancelled:
             raise MmeError(Kind.CANCELLED, f"the equipment of '{prepared.name}' was cancelled")
         self.fail("equip", prepared.name)
         prepared.equipped = True
         return prepared
 
-    def try_files(self, prepared, cancelled):  # noqa: ARG002 - a trial is short
+    def try_files(self, prepared, token):  # noqa: ARG002 - a trial is short
         """See `Loader`."""
         self.fail("try_files", prepared.name)
 
@@ -218,7 +218,7 @@ class Press:
         """See `Loader`."""
         self.overruled += 1
 
-    def load(self, prepared, cancelled, more):  # noqa: ARG002 - inside a framework nobody looks
+    def load(self, prepared, token, more):  # noqa: ARG002 - inside a framework nobody looks
         """See `Loader`."""
         self.fail("load", prepared.name)
         _, footprint = self.sizes.get(prepared.name, (mb(60), mb(60)))
@@ -421,7 +421,7 @@ async def test_what_a_failed_load_made_is_not_kept(world, what):
     """
     made = []
 
-    def load(press, prepared, _cancelled, **_more):
+    def load(press, prepared, _token, **_more):
         weights = Held(press, prepared.name, mb(0))  # as a framework's loader holds a file's bytes
         made.append(weakref.ref(weights))
         raise MmeError(Kind.INVALID_MODEL, "no such graph")
@@ -1550,7 +1550,7 @@ async def test_a_load_is_told_that_nobody_wants_it_any_more(world):
 
     def asking(step):
         def run(*args, **more):
-            unwanted.append((step.__name__, args[-1]()))
+            unwanted.append((step.__name__, args[-1].cancelled))
             return step(*args, **more)
 
         run.__name__, run.__self__ = step.__name__, world.press
