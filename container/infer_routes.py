@@ -31,7 +31,7 @@ from container.shared_memory import AT_ONCE, Regions, Unread
 from container.targets import Flavor, InferenceType, Route, parse_target, path_version
 from container.traced import follow
 from model_handlers.errors import Kind, MmeError
-from model_handlers.scripts.body import takes_body
+from model_handlers.scripts.default_script import takes_raw_body
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ class InferRoutes:
 
     def _made_infer(self, call: Call, route: Route, name: str, body: bytes, config: ModelConfig) -> InferenceRequest:
         """A request of a session, for which its model is looked up first."""
-        if takes_body(config):
+        if takes_raw_body(config):
             return self._body_request(call, route, body)
         length, call.kserve_form = header_length(call.exchange.headers, len(body), kserve=False)
         if length == 0:
@@ -329,7 +329,7 @@ class InferRoutes:
         self, call: Call, route: Route, body: bytes, read: InferenceRequest | MmeError, config: ModelConfig
     ) -> InferenceRequest:
         """What was `read` of a body while nobody knew the model, or why it could not be, counts if it takes tensors."""
-        if takes_body(config) and route.flavor is not Flavor.KSERVE:
+        if takes_raw_body(config) and route.flavor is not Flavor.KSERVE:
             return self._body_request(call, route, body)
         if isinstance(read, MmeError):
             raise read.of(config) if isinstance(read, NoInputsError) else read
@@ -339,7 +339,7 @@ class InferRoutes:
 
     def _made_raw(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """What a request without a header means depends on the model's configuration."""
-        if takes_body(config) and route.flavor is not Flavor.KSERVE:
+        if takes_raw_body(config) and route.flavor is not Flavor.KSERVE:
             return self._body_request(call, route, body)
         if config.decoupled and route.flavor is Flavor.KSERVE:
             raise _several()
@@ -389,7 +389,7 @@ class InferRoutes:
 
     def _made_generate(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Which keys are tensors depends on the model's configuration."""
-        if takes_body(config) and route.flavor is not Flavor.KSERVE:
+        if takes_raw_body(config) and route.flavor is not Flavor.KSERVE:
             call.kind = InferenceType.INFER
             return self._body_request(call, route, body)
         request = decode_generate(body, config, self._decoder.layouts, call.complete, call.read)

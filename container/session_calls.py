@@ -19,8 +19,8 @@ from container.sessions import Session, Sessions
 from model_handlers.config.model_config import ControlKind
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
-from model_handlers.scripts.body import SESSION_ID as BODY_SESSION_ID
-from model_handlers.scripts.body import takes_body
+from model_handlers.scripts.default_script import SESSION_ID as BODY_SESSION_ID
+from model_handlers.scripts.default_script import takes_raw_body
 from model_handlers.tensor import BYTES
 from serve.cache.events import CacheEvent, EventType
 
@@ -166,7 +166,7 @@ class Visit:
             if not self.session.begun:
                 self._starts = self.session.begun = True
                 request.flags |= FLAG_SEQUENCE_START
-        if takes_body(config):
+        if takes_raw_body(config):
             request.parameters = {**(request.parameters or {}), BODY_SESSION_ID: self.session.id}
         call.session = self.headers()
         request.on_complete = self._completing(call, request.on_complete)

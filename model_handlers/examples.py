@@ -101,7 +101,7 @@ class StreamingHandler(FilelessHandler):
         self._closing.wait(seconds)
 
     def close(self) -> None:
-        """End the threads: whoever still waits is told."""
+        """End the threads: requests that still wait are told."""
         self._closing.set()
         for thread in list(self._threads):
             thread.join()
@@ -190,7 +190,6 @@ class IdentityHandler(FilelessHandler):
 
 
 def _pairs(config: ModelConfig) -> list[tuple[TensorSpec, TensorSpec]]:
-    """Each output behind the input of its number; where a name has none, of its place."""
     numbers = {_number(spec.name): spec for spec in config.inputs}
     return [
         (numbers.get(_number(target.name), source), target)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.base import Footprint, total
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
-from model_handlers.scripts.body import takes_body
+from model_handlers.scripts.default_script import takes_raw_body
 from model_handlers.system.priority import lower_priority
 from model_handlers.system.threads import ThreadBudget
 from model_handlers.worker.channel import LISTENER
@@ -488,7 +488,7 @@ class Engine:
             model.stats.tags, model.stats.namespace = model.config.metric_tags, namespace
             model.stats.load_ns = event.ns
         config = target.latest.config
-        (self.body_takers.add if takes_body(config) else self.body_takers.discard)(event.name)
+        (self.body_takers.add if takes_raw_body(config) else self.body_takers.discard)(event.name)
         (self.decoupled.add if config.decoupled else self.decoupled.discard)(event.name)
 
     # -- room for others ------------------------------------------------------------------------------------------

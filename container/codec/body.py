@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.scripts.body import ACCEPT, BODY, CONTENT_TYPE, CUSTOM_ATTRIBUTES, DEFAULT_TYPE
+from model_handlers.scripts.default_script import ACCEPT, BODY, CONTENT_TYPE, CUSTOM_ATTRIBUTES, DEFAULT_TYPE
 from model_handlers.tensor import UINT8
 from serve.request import InferenceRequest, Layout
 

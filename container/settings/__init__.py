@@ -44,7 +44,7 @@ from container.settings.table import VARIABLES
 from container.settings.tls import grpc_certificates, http_certificates, load_certificates
 from container.targets import InferenceType
 from model_handlers.errors import MmeError
-from model_handlers.scripts.body import LITERAL
+from model_handlers.scripts.default_script import LITERAL
 from model_handlers.system.importing import is_installed
 from serve.cache.eviction import Policy
 from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies, Weights

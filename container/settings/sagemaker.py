@@ -23,7 +23,7 @@ from container.settings.kinds import (
     SettingsError,
 )
 from container.settings.tls import choose_tls
-from model_handlers.scripts.body import DEFAULT_TYPE
+from model_handlers.scripts.default_script import DEFAULT_TYPE
 from serve.control import Control
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 

@@ -14,7 +14,7 @@ from container.settings.kinds import LogFormat, PingMode, RateLimit, ours
 from container.settings.table_containers import CONTAINER_VARIABLES
 from container.settings.table_protocol import PROTOCOL_VARIABLES
 from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIABLES
-from model_handlers.scripts.body import LITERAL
+from model_handlers.scripts.default_script import LITERAL
 from serve.cache.eviction import Policy
 from serve.control import BatchGuess, Control, Weights
 

@@ -25,7 +25,7 @@ from model_handlers.config.model_config import DynamicBatching, Guess
 from model_handlers.config.pbtxt import config_text
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.registry import find_backend, handler_for
-from model_handlers.scripts.body import takes_body
+from model_handlers.scripts.default_script import takes_raw_body
 from serve.sources.archive import pack
 from serve.sources.repository import open_model, open_target
 from serve.sources.store import ARCHIVE_SUFFIX
@@ -149,7 +149,7 @@ def _origins(source: Origin, name: str, archive: str) -> dict[str, Origin]:
     if model.config.ensemble and not model.members:  # the models of its steps are beside it
         model = open_model(model.path, archive, strict_name=False)
     if not model.members:
-        return {"." if takes_body(model.config) else name: Origin(model.path)}
+        return {"." if takes_raw_body(model.config) else name: Origin(model.path)}
     return {each.path.name: Origin(each.path) for each in (model, *model.members)}
 
 

@@ -85,7 +85,7 @@ class PythonHandler(Handler):
 
     def ask_ready(self, done: Callable[[bool], None]) -> None:
         """Call `is_ready` on a thread of its own: it neither waits for `execute` nor has it wait."""
-        # Whoever asks may be an event loop, and Thread.start would have it wait until the thread runs.
+        # An event loop may ask, and Thread.start would have it wait until the thread runs.
         _thread.start_new_thread(lambda: done(self._host.is_ready()), ())
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ def answer_of(
     config: ModelConfig, lane: str, request: ModelRequest, response: InferenceResponse | None
 ) -> ModelResponse | MmeError:
     """One response as the protocol carries it, or the error that it is."""
-    if response is None:  # only who sends responses of their own accord may leave one out
+    if response is None:  # only a model that has taken the sender may leave one out
         return failed_batch(_expected_response(response), lane)
     error = response.error()
     if error is not None:
@@ -238,9 +238,7 @@ class ResponseState:
         self._config = config
         self._lane = lane
         self._request = request
-        self._lock = (
-            threading.Lock()
-        )  # whoever holds it holds the sender, so that no collection comes to `sender_dropped`
+        self._lock = threading.Lock()  # its holder holds the sender: no collection comes to `sender_dropped`
         self._sent = 0
         self._closed = False
         self._gone = False  # the sender

@@ -88,7 +88,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._closing = False
-        self._aside: set[Future[None]] = set()  # asyncio itself would forget a task that nobody else holds
+        self._aside: set[Future[None]] = set()  # asyncio itself would forget a task that nothing else holds
         self._thread = threading.Thread(target=self._turn, name=f"{name} asyncio", daemon=True)
         self._thread.start()
 
@@ -206,7 +206,7 @@ class _Many(Caller):
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             loop, future = waiting
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and who waited on it is gone
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and what waited on it is gone
                 loop.call_soon_threadsafe(_wake, future)
 
 

@@ -154,7 +154,7 @@ class ReceivedTensor(Tensor):
     def _elements(self) -> Array:
         if not self._own:
             flags = self._array.flags
-            # Small ones always, since whoever keeps one keeps all of the memory that it lies in.
+            # Small ones always, since keeping one keeps all of the memory that it lies in.
             if self._array.nbytes < _LARGE or not (flags.writeable and flags.aligned):
                 self._array = self._array.copy()
             self._own = True

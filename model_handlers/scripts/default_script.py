@@ -1,11 +1,42 @@
-"""Which models need no inference script in Amazon's containers, and the script that each of them gets here instead.
+"""Models that take the body of a request as it came, and the script for those that need none in Amazon's containers.
 
-Told by the names of a model's files. The scripts lie in `built_in`, and are imported as a customer's would be.
+SageMaker's own containers hand a script the body and its content type, and answer what the script makes of them. Here
+such a model is an ordinary one with a tensor of bytes on both sides; content type and Accept header are parameters of
+request and response, so that every protocol can ask it. Default scripts are told by the names of a model's files, lie
+in `built_in`, and are imported as a customer's would be.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from model_handlers.config.model_config import ModelConfig
+
+
+BACKEND = "sagemaker"
+BODY = "BODY"  # both tensors, UINT8: so many bytes
+CONTENT_TYPE = "content_type"  # of the request's body, and of the response's
+ACCEPT = "accept"  # what the client would like the response to be
+CUSTOM_ATTRIBUTES = "custom_attributes"  # X-Amzn-SageMaker-Custom-Attributes of the request
+SESSION_ID = "session_id"  # of the stateful session that the request is of
+DEFAULT_TYPE = "application/json"
+
+# Parameters of a configuration, by the variables that Amazon's containers have for them: the type of answers to clients
+# that do not say what they accept, and the folder of a script that is not in its model's archive.
+DEFAULT_ACCEPT = "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"
+SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
+
+# A parameter by the name of the setting: how JSON says what is no finite number, where that is not null.
+NONFINITE = "MME_JSON_NONFINITE"
+LITERAL = "literal"  # NaN, Infinity and -Infinity, as Triton and Python write them
+
+
+def takes_raw_body(config: ModelConfig) -> bool:
+    """Whether the body of a request to this model is its input as it came."""
+    return config.backend == BACKEND
+
 
 FOLDER = Path(__file__).parent / "built_in"
 BOOSTER = "booster.py"
@@ -34,7 +65,7 @@ _OF_TRITON = ("config.pbtxt", "model.py")  # somewhere above: it has a configura
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "tf_model*.h5")
 
 
-def script_for(directory: Path) -> str:
+def default_script(directory: Path) -> str:
     """The file name of the script for what lies in a directory, "" for none."""
     if boosters_in(directory):
         return BOOSTER

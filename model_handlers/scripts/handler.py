@@ -12,8 +12,7 @@ from model_handlers.base import Handler, Placement
 from model_handlers.config.validate import normalise
 from model_handlers.python import preload
 from model_handlers.python.author_code import check_syntax, wanted
-from model_handlers.scripts.body import BACKEND
-from model_handlers.scripts.default_script import BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, script_for
+from model_handlers.scripts.default_script import BACKEND, BOOSTER, FOLDER, PIPELINE, SAVED_MODEL, default_script
 from model_handlers.scripts.host import ScriptFile, ScriptHost, with_body
 
 if TYPE_CHECKING:
@@ -55,7 +54,9 @@ class ScriptHandler(Handler):
         file = ScriptFile(config, model_file)
         if file.path.parent == FOLDER:
             return preload.preload_for(file.path, (file.model_directory,), _IMPORTS[file.path.name])
-        handles = script_for(file.model_directory) == SAVED_MODEL  # which are loaded for a script without a model_fn
+        handles = (
+            default_script(file.model_directory) == SAVED_MODEL
+        )  # which are loaded for a script without a model_fn
         places = (file.path.parent, file.model_directory)
         return preload.preload_for(file.path, places, preload.SAVED_MODEL if handles else "")
 

@@ -25,7 +25,18 @@ from model_handlers.python.author_code import ImportedFile, free_name, version_d
 from model_handlers.python.failures import failed_load
 from model_handlers.requests import ModelResponse
 from model_handlers.scripts import toolkits
-from model_handlers.scripts.body import (
+from model_handlers.scripts.content_types import (
+    ANY,
+    ATTRIBUTES_HEADER,
+    JSON,
+    TEXT,
+    MalformedBodyError,
+    encode,
+    failed_call,
+    presumed,
+    with_status,
+)
+from model_handlers.scripts.default_script import (
     ACCEPT,
     BACKEND,
     BODY,
@@ -37,17 +48,6 @@ from model_handlers.scripts.body import (
     NONFINITE,
     SESSION_ID,
     SUBMIT_DIRECTORY,
-)
-from model_handlers.scripts.content_types import (
-    ANY,
-    ATTRIBUTES_HEADER,
-    JSON,
-    TEXT,
-    MalformedBodyError,
-    encode,
-    failed_call,
-    presumed,
-    with_status,
 )
 from model_handlers.scripts.defaults import Defaults
 from model_handlers.scripts.tensorflow import SavedModels, ServingHandlers, handlers_of

@@ -21,7 +21,7 @@ from model_handlers.config.model_config import ModelConfig, warn_once
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import invalid_argument, invalid_model
 from model_handlers.registry import BACKENDS, detect_backend
-from model_handlers.scripts.default_script import script_for
+from model_handlers.scripts.default_script import default_script
 from model_handlers.system.disk import disk_errors
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.sources.source import is_text
@@ -125,7 +125,7 @@ def _candidates_in(path: Path, scripts: Scripts) -> list[Path]:
     if is_model(path):
         return [path]
     models = [child for child in directories(path) if is_model(child)]
-    if script_for(path) and not any(map(_is_of_triton, models)):
+    if default_script(path) and not any(map(_is_of_triton, models)):
         return [path]
     return models or _scripts_in(path, scripts)
 

@@ -16,24 +16,22 @@ from typing import TYPE_CHECKING
 
 from model_handlers.config.model_config import InstanceGroup
 from model_handlers.errors import invalid_model
-from model_handlers.scripts.body import (
-    BACKEND,
-    DEFAULT_ACCEPT,
-    DEFAULT_TYPE,
-    LITERAL,
-    NONFINITE,
-    SUBMIT_DIRECTORY,
-)
 from model_handlers.scripts.default_script import (
+    BACKEND,
     BOOSTER,
     DEFAULT,
+    DEFAULT_ACCEPT,
+    DEFAULT_TYPE,
     FOLDER,
     LINES,
+    LITERAL,
+    NONFINITE,
     SELECTED,
+    SUBMIT_DIRECTORY,
     TASK,
     boosters_in,
+    default_script,
     is_pickle,
-    script_for,
 )
 from serve.sources.artifacts import Artifacts
 from serve.sources.store import open_store
@@ -121,7 +119,7 @@ class Scripts:
 
     def serves(self, path: Path) -> bool:
         """Whether the directory can be a model, by the script that it holds, by the shared one or a built-in one."""
-        return bool(self.shared) or bool(self.own(path)) or bool(script_for(path))
+        return bool(self.shared) or bool(self.own(path)) or bool(default_script(path))
 
     def completed(self, config: ModelConfig, path: Path) -> ModelConfig:
         """What the configuration of the model in that directory leaves out.
@@ -132,7 +130,7 @@ class Scripts:
         own = self.own(path)
         if not own and not self.allow_pickle:
             _refuse_pickles(config.name, path)
-        built_in = "" if own or self.shared else script_for(path)
+        built_in = "" if own or self.shared else default_script(path)
         accept = self.booster_accept if built_in == BOOSTER else self.default_accept
         said = {} if accept == DEFAULT_TYPE else {DEFAULT_ACCEPT: accept}
         said |= {LINES: "true"} if self.lines and built_in == BOOSTER else {}

@@ -8,8 +8,7 @@ import pytest
 
 from model_handlers.config.model_config import InstanceGroup
 from model_handlers.errors import Kind, MmeError
-from model_handlers.scripts.body import takes_body
-from model_handlers.scripts.default_script import FOLDER
+from model_handlers.scripts.default_script import FOLDER, takes_raw_body
 from serve.sources.layout import list_models
 from serve.sources.repository import open_model, open_target
 from serve.sources.scripts import Scripts, SharedScript
@@ -48,7 +47,7 @@ def test_a_directory_with_a_script_is_a_model(tree, paths, inside, script):
     root = tree(*paths)
     model = open_target(root, "m.tar.gz")
 
-    assert takes_body(model.config)
+    assert takes_raw_body(model.config)
     assert model.name == model.config.name == "m.tar.gz"
     assert model.path == root / inside
     assert model.versions == {1: root / inside}
@@ -241,7 +240,7 @@ def test_a_repository_lists_scripts(tree):
     root = tree("a/" + CODE, "b/" + ROOT, "c/1/model.onnx", "d/notes.txt")
 
     assert list_models(root) == ["a", "b", "c"]
-    assert takes_body(open_model(root / "a", "a").config)
+    assert takes_raw_body(open_model(root / "a", "a").config)
     with pytest.raises(MmeError, match="no model found in 'd'"):
         open_model(root / "d", "d")
 
