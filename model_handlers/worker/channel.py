@@ -65,13 +65,13 @@ class DeafError(Exception):
 
 
 class Channel:
-    """One child's channel, from `start` to `close`.
+    """One worker's channel, from `start` to `close`.
 
     Args:
         end: our end of the socket; closed with the channel.
         take: takes each frame that came; what it raises ends the channel.
-        lost: told once that nothing more will come, unless `close` was called: None at an end, a `DeafError`, else
-            what was wrong with what came. On any thread, which must not wait.
+        lost: told once that nothing more will come, unless `close` was called: None at an end, a `DeafError`, else what
+            was wrong with what came. On any thread, which must not wait.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class Channel:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is sent or read any more."""
         return not self._open
 
     @property
@@ -154,19 +153,19 @@ class Channel:
             return True
 
     def has_room(self) -> None:
-        """The socket takes something again. Where channels are read."""
+        """Send on: the socket takes something again. Where channels are read."""
         with self._lock:
             error = self._send() if self._open else None
         if error is not None:
             self._gone(error)
 
     def read(self) -> None:
-        """The socket has something, or is at its end. On the listening thread."""
+        """Take what is there, or the end. On the listening thread."""
         with self._reading:
             self._read()
 
     def read_small(self) -> bool:
-        """The same on an event loop; False leaves the rest of what came to `read`."""
+        """Take what is there on an event loop; False leaves the rest to `read`."""
         if not self._reading.acquire(blocking=False):
             return True  # `drain` takes everything
         try:
@@ -189,7 +188,7 @@ class Channel:
         weakref.finalize(owner, self._freed, size).atexit = False
 
     def is_full(self) -> bool:
-        """Whether more is kept than may be; if so, the thread is woken whenever that becomes less."""
+        """Return whether more is kept than may be; if so, the thread is woken whenever that becomes less."""
         self._waits = True  # first: what is let go of from now on is told
         while self._let_go:
             self._alive -= self._let_go.popleft()
@@ -203,14 +202,13 @@ class Channel:
             LISTENER.wake()
 
     def drain(self) -> None:
-        """Take what has come, to the end of it, and close: for a child that is gone."""
+        """Take what has come, to the end of it, and close: for a worker that is gone."""
         with self._reading:
             while self._read():
                 pass
         self.close()
 
     def _read(self) -> bool:
-        """Whether there may be more."""
         if self._wrong is not None:
             self._gone(self._wrong)
             return False
@@ -223,7 +221,7 @@ class Channel:
             self._take_frames()
         except BlockingIOError:
             return False
-        except Exception as error:  # noqa: BLE001 - a child may send anything; whoever reads serves all the others too
+        except Exception as error:  # noqa: BLE001 - a worker may send anything, and others are read here too
             self._gone(error)
             return False
         if not more:
@@ -269,7 +267,7 @@ class Channel:
 
 
 class _Listener:
-    """Who reads the channels: a thread, started with the first of them, and the event loops that lend themselves."""
+    """What reads the channels: a thread, started with the first of them, and the event loops that lend themselves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -277,9 +275,9 @@ class _Listener:
         self._bell = -1  # which wakes the thread
         self._channels: dict[int, Channel] = {}
         self._masks: dict[int, int] = {}
-        self._away: set[int] = set()  # channels that nobody reads but the thread
+        self._away: set[int] = set()  # channels that only the thread reads
         self._aside: deque[tuple[int, Channel]] = deque()  # those whose turn there has not come
-        self._full: list[tuple[int, Channel, float]] = []  # those that are full, and until when nobody reads them
+        self._full: list[tuple[int, Channel, float]] = []  # those that are full, and until when they are not read
         self._lent: list[asyncio.AbstractEventLoop] = []
         self._loops: list[asyncio.AbstractEventLoop] = []  # those of them that have begun to read
 
@@ -301,7 +299,6 @@ class _Listener:
                 os.eventfd_write(self._bell, 1)
 
     def add(self, fd: int, channel: Channel) -> None:
-        """Read a channel from now on."""
         with self._lock:
             epoll = self._epoll or self._begin()
             if any(loop.is_closed() for loop in self._loops):  # and its engine never was
@@ -311,7 +308,6 @@ class _Listener:
             self._channels[fd], self._masks[fd] = channel, select.EPOLLIN
 
     def remove(self, fd: int) -> None:
-        """Read it no more."""
         with self._lock:
             del self._channels[fd], self._masks[fd]
             if fd in self._away:
@@ -320,7 +316,6 @@ class _Listener:
                 self._epoll.unregister(fd)
 
     def wants_room(self, fd: int, *, wants: bool) -> None:
-        """Whether the channel is to be told when its socket has room."""
         with self._lock:
             self._masks[fd] = select.EPOLLIN | (select.EPOLLOUT if wants else 0)
             if self._epoll is not None and fd not in self._away:
@@ -400,7 +395,6 @@ class _Listener:
         return max(math.ceil((min(until for _, _, until in self._full) - time.monotonic()) * 1e3), 0)
 
     def _give_back(self, fd: int, channel: Channel, until: float) -> None:
-        """Have the loop read it again, behind what was handed on of it; not while it is full."""
         if channel.is_full() and time.monotonic() < until:
             self._full.append((fd, channel, until))
             return
@@ -415,7 +409,6 @@ class _Listener:
             channel.read()
 
     def _ready(self, epoll: select.epoll, most: int = -1) -> Iterator[tuple[int, Channel]]:
-        """Channels that have something, with their descriptors; those that have room are told."""
         for fd, events in epoll.poll(0, most):
             channel = self._channels.get(fd)
             if channel is None:
@@ -429,7 +422,6 @@ class _Listener:
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """One channel's trouble is not that of the others."""
     try:
         yield
     except Exception:  # noqa: BLE001 - as it says
@@ -444,12 +436,7 @@ _STRING = 256  # bytes
 
 
 class Questions:
-    """What one child has asked and is not answered yet. `take` is called where channels are read: it waits for nothing.
-
-    Args:
-        model: the child's.
-        channel: where the answers go.
-    """
+    """What one worker has asked and is not answered yet. `take` waits for nothing."""
 
     def __init__(self, model: str, channel: Channel) -> None:
         self._model = model
@@ -457,7 +444,6 @@ class Questions:
         self._calls: dict[int, _Replier] = {}  # single operations of a dict need no lock
 
     def __len__(self) -> int:
-        """How many calls are under way."""
         return len(self._calls)
 
     def take(
@@ -468,17 +454,13 @@ class Questions:
         callers: tuple[str, ...],
         waiting: tuple[Responder, ...] = (),
     ) -> None:
-        """One question, or the news that nobody waits for the answer to one.
+        """One question of a worker, or the news that nothing waits for the answer to one.
 
-        Args:
-            message: the frame.
-            shared: the bytes in which its tensors lie.
-            outside: what is asked; None where nothing can be.
-            callers: the models that wait for what the child executes, itself the last.
-            waiting: see `ModelCall`.
+        `outside` is asked, None where nothing can be. `callers` are the models that wait for what the worker executes,
+        its own the last; `waiting` is as in `ModelCall`.
 
         Raises:
-            ProtocolError, LookupError, TypeError, ValueError, OverflowError: no child of ours asks so.
+            ProtocolError, LookupError, TypeError, ValueError, OverflowError: no worker of ours asks so.
         """
         if "drop" in message:
             self._drop(int(message["drop"]))
@@ -495,7 +477,6 @@ class Questions:
             _put(message, shared, outside, callers, self._channel)
 
     def drop_all(self) -> None:
-        """Whoever asked is gone."""
         for number in list(self._calls):
             self._drop(number)
 
@@ -506,15 +487,10 @@ class Questions:
 
 
 class _Replier(Caller):
-    """See `model_handlers.requests.Responder`: sends what a called model answers to the child that called it.
+    """A `requests.Responder` that sends what a called model answers to the worker that called it.
 
     Called by one thread at a time. A large answer is written by a thread of its own, and so is what comes behind it:
     the caller is an event loop.
-
-    Args:
-        number: what the child calls the call.
-        channel: the child's.
-        calls: those that are not answered yet, which it leaves when it is.
     """
 
     def __init__(self, number: int, channel: Channel, calls: dict[int, _Replier]) -> None:
@@ -537,7 +513,7 @@ class _Replier(Caller):
     def _write(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         try:
             self._post(response, final=final)
-        except Exception:  # noqa: BLE001 - nobody else hears of it
+        except Exception:  # noqa: BLE001 - it is heard of nowhere else
             _log.exception("an answer could not be handed to the model that called")
         finally:
             self._written += 1
@@ -547,7 +523,7 @@ class _Replier(Caller):
             return
         try:
             frame = self._frame(response, final=final)
-        except Exception as error:  # noqa: BLE001 - whoever called must be answered, whatever can't be sent
+        except Exception as error:  # noqa: BLE001 - the caller must be answered, whatever can't be sent
             frame = self._frame(_unsendable(error), final=True)
             self._calls.pop(self.number, None)
             self.cancel()
@@ -656,12 +632,8 @@ _MOST_WARNINGS = 10
 class Counted:
     """The metrics of one process. Any thread may take what it tells.
 
-    What comes with the answers to batches may be far ahead of what is still to be read between them: who takes the
-    former, and can wait, waits for the latter where too much has come early.
-
-    Args:
-        metrics: where they come together with those of others.
-        model: whose process it is, for the log.
+    What comes with the answers to batches may be far ahead of what is still to be read between them: a thread that
+    takes the former, and can wait, waits for the latter where too much has come early.
     """
 
     def __init__(self, metrics: Metrics, model: str) -> None:
@@ -700,7 +672,6 @@ class Counted:
             self._changed.wait_for(lambda: not self.crowded, seconds)
 
     def close(self) -> None:
-        """It tells no more."""
         self._metrics.release(self)
 
     def _apply(self, changes: Any) -> None:

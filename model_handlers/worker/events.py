@@ -34,16 +34,11 @@ from model_handlers.worker.memory import Frame, FrameReader
 from model_handlers.worker.wire import Packing, answer_fields, error_fields, error_from, unpack
 
 if TYPE_CHECKING:
-    from model_handlers.model_calls import Done, ModelCall, Override
-    from model_handlers.requests import Responder
-    from model_handlers.tensor import Array
-    from model_handlers.worker.wire import Message
-
-
-if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from model_handlers.model_calls import Done, ModelCall, Override
+    from model_handlers.requests import Responder
     from model_handlers.tensor import Array
     from model_handlers.worker.wire import Message
 
@@ -58,10 +53,6 @@ _MOST_UNDER_WAY = 64 << 20  # bytes of memory that was sent and not received: of
 
 class Events:
     """One process's channel.
-
-    Args:
-        end: the socket.
-        model: the model's name, for messages.
 
     Attributes:
         before_questions: called before the model asks the server anything, on the thread that does; None for nothing.
@@ -161,12 +152,11 @@ class Events:
                     self._watching.pop(number, None)
 
     def is_cancelled(self, number: int) -> bool:
-        """Whether the client of a request has left."""
         self._hear_of_clients()
         return number in self._cancelled
 
     def when_cancelled(self, number: int, tell: Callable[[], None]) -> None:
-        """Have `tell` called when it leaves; at once if it has; never once the request has got its last response."""
+        """Have `tell` called when the client leaves, at once if it has; never after the request's last response."""
         self._hear_of_clients()
         with self._lock:
             if number not in self._cancelled:
@@ -189,7 +179,7 @@ class Events:
     # -- questions of ours ---------------------------------------------------------------------------------------
 
     def expect(self, number: int, take: Take) -> None:
-        """Have the replies to a question of ours taken, until the last one.
+        """Have the replies to a question taken, until the last one.
 
         Raises:
             MmeError: none will come: this is not the model's process but one that it forked.
@@ -205,12 +195,12 @@ class Events:
         self._listen()
 
     def expect_no_more(self, number: int) -> bool:
-        """Take no more replies to a question; whether there would have been any."""
+        """Take no more replies to a question; return whether there would have been any."""
         with self._lock:
             return self._expected.pop(number, None) is not None
 
     def answer_ready(self, ask: AskReady) -> None:
-        """The other side may ask from now on whether the model is ready: see `Handler.ask_ready`."""
+        """Let the other side ask from now on whether the model is ready: see `Handler.ask_ready`."""
         self._ask_ready = ask
         self._listen()
 
@@ -252,7 +242,7 @@ class Events:
         try:
             ask(self._tell_ready)
         except Exception:
-            self._tell_ready(ready=False)  # nobody asks again before there is an answer
+            self._tell_ready(ready=False)  # it is not asked again before there is an answer
             raise
 
     def _tell_ready(self, ready: bool) -> None:  # noqa: FBT001 - it is the answer
@@ -283,7 +273,7 @@ def _unread(end: socket.socket) -> int:
 
 
 class ResponderInChild:
-    """See `requests.Responder`.
+    """A `requests.Responder`.
 
     Attributes:
         number: what both sides call the request.
@@ -320,23 +310,20 @@ class ResponderInChild:
         self._events.send({"respond": self.number, "final": True, "again": True})
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left."""
         return self._events.is_cancelled(self.number)
 
     def when_cancelled(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when it leaves; at once if it has."""
         self._events.when_cancelled(self.number, tell)
 
 
 class OutsideInChild:
-    """See `model_handlers.model_calls.Outside`."""
+    """The calls that a model makes of the server (`model_calls.Outside`): each is a frame, answered by its number."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._numbers = itertools.count(1)
 
     def infer(self, call: ModelCall, responder: Responder) -> None:
-        """Have a model called."""
         number = next(self._numbers)
 
         def take(reply: Message, shared: Array) -> None:
@@ -356,7 +343,6 @@ class OutsideInChild:
             responder.when_cancelled(drop)
 
     def load(self, model: str, override: Override | None, callers: tuple[str, ...], done: Done) -> None:  # noqa: ARG002 - the other end knows
-        """Load a model."""
         question: Message = {"what": "load", "model": model}
         packing = Packing()
         if override is not None:
@@ -367,11 +353,9 @@ class OutsideInChild:
         self._ask(question, done, packing)
 
     def unload(self, model: str, dependents: bool, callers: tuple[str, ...], done: Done) -> None:  # noqa: ARG002, FBT001 - as above
-        """Unload a model."""
         self._ask({"what": "unload", "model": model, "dependents": dependents}, done)
 
     def is_ready(self, model: str, version: int | None, done: Done) -> None:
-        """Ask whether a model would answer."""
         self._ask({"what": "ready", "model": model, "version": version}, done)
 
     def _ask(self, question: Message, done: Done, packing: Packing | None = None) -> None:
@@ -421,11 +405,7 @@ _REPORT_PAUSE = 0.2  # seconds
 
 
 class Reports:
-    """Tells the server of changes that no batch's answer has taken along.
-
-    Args:
-        events: the process's channel.
-    """
+    """Tells the server of changed metrics that no batch's answer has taken along."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -435,7 +415,6 @@ class Reports:
         METRICS.when_dirty(self._soon)
 
     def tell(self) -> None:
-        """Tell now."""
         changes = METRICS.changes()
         if changes is not None:
             self._events.send({"metrics": changes})

@@ -50,10 +50,9 @@ class ChildOutgrownError(ChildDiedError):
 
 
 class Leash:
-    """One process's leash.
+    """How the serving process holds one process of the fork server: its fate is told on the socket, letting go ends it.
 
-    Args:
-        end: our end of the socket, which is the leash's from now on.
+    What it started ends with it. Used by one thread at a time.
 
     Attributes:
         pid: the process's id, 0 until it was told.
@@ -70,10 +69,9 @@ class Leash:
         self.over = False
 
     def __repr__(self) -> str:
-        return f"<Leash of {self.pid or 'nobody yet'}{', over' if self.over else ''}>"
+        return f"<Leash of {self.pid or 'no process yet'}{', over' if self.over else ''}>"
 
     def fileno(self) -> int:
-        """To poll for news."""
         return self._end.fileno()
 
     def read(self) -> None:
@@ -128,7 +126,6 @@ def milliseconds(deadline: float) -> int:
 
 
 def signal_name(number: int) -> str:
-    """What a signal is called."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal between the two that have names
@@ -137,7 +134,7 @@ def signal_name(number: int) -> str:
 
 _STOP_SECONDS = 5.0
 _IDLE_SECONDS = 30.0  # that a framework is kept for the next model, when there is none of it
-_ASKED = (  # imports nothing until it is asked for a process, and ends when nobody can ask any more
+_ASKED = (  # imports nothing until it is asked for a process, and ends when it can't be asked any more
     "import os, socket; asked = socket.socket(fileno={}); asked.recv(1, socket.MSG_PEEK) or os._exit(0); "
     "asked.detach(); "
 )
@@ -168,12 +165,11 @@ class ForkClient:
         return f"<ForkClient of {self._server.pid if self._server else 'no server'}>"
 
     def ensure_running(self) -> None:
-        """Start the fork server unless it runs."""
         with self._lock:
             self._running()
 
     def fork(self, name: str, fds: Sequence[int], program: Program | None = None) -> None:
-        """Have a child started that gets `fds`: its sockets, then leash, stdout, stderr. The leash tells its fate.
+        """Have a process started that gets `fds`: its sockets, then leash, stdout, stderr. The leash tells its fate.
 
         It executes `program`, or is a fork that serves a model.
 
@@ -196,7 +192,7 @@ class ForkClient:
             return self._server.pid if self._server is not None else 0
 
     def stop(self) -> None:
-        """End the fork server, and with it every child that is left."""
+        """End the fork server, and with it every process that is left."""
         with self._lock:
             self._stop()
 
@@ -215,10 +211,9 @@ class ForkClient:
         return command
 
     def _bury(self) -> None:
-        """It ended by itself."""
         server = self._server
         self._stop()
-        if server is not None and server.returncode != -signal.SIGKILL:  # which is somebody else's doing
+        if server is not None and server.returncode != -signal.SIGKILL:  # which comes from outside
             self._preload = ""
 
     def _start(self) -> None:
@@ -295,7 +290,7 @@ class Ended:
 
     @property
     def kind(self) -> Kind:
-        """What it means where it did not do its work: nothing of the model, where somebody ended it."""
+        """What it means where it did not do its work: nothing of the model, where it was killed from outside."""
         others = self.code is None or -self.code in OF_OTHERS
         return Kind.EXECUTION_FAILED if others else Kind.INVALID_MODEL
 
@@ -309,13 +304,10 @@ class Ended:
 
 
 def run(program: Program, model: str, name: str, token: CancelToken) -> Ended:
-    """Execute a program and wait for its end.
+    """Execute a program that a model needs, such as an installer, to its end; what it prints goes into the log.
 
-    Args:
-        program: it.
-        model: the model that it runs for.
-        name: what the process is called.
-        token: ends the program when it is cancelled.
+    It hangs on a leash as a worker does, so it ends with us, and with all that it started. Cancelling the token ends
+    it.
 
     Raises:
         MmeError: UNAVAILABLE when no process can be had; as `CancelToken.check`.

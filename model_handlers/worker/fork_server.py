@@ -62,10 +62,9 @@ class Program:
     Attributes:
         arguments: the executable, by its path, and its arguments.
         directory: where it runs, "" for where the server runs.
-        variables: environment variables to set, on top of the server's own.
-        removed: environment variables to take away.
+        variables: environment variables to set, on top of the server's own; `removed` are taken away.
         in_front: search paths (PATH, …) and what is looked at before all that is in them.
-        niceness: its priority; models' processes have 0.
+        niceness: its priority; workers have 0.
         speaks: whether it gets the sockets, by their numbers behind the arguments. Otherwise it gets its output alone.
     """
 
@@ -78,7 +77,6 @@ class Program:
     speaks: bool = False
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The environment variables that it sees."""
         kept = {name: value for name, value in inherited.items() if name not in self.removed}
         paths = {name: os.pathsep.join(filter(None, (path, kept.get(name)))) for name, path in self.in_front.items()}
         return {**kept, **paths, **self.variables}
@@ -102,13 +100,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A request to the fork server.
-
-    Attributes:
-        name: what the process is called.
-        fds: how many descriptors come with it: the sockets, then leash, standard output and standard error.
-        program: what it executes; None for a fork.
-    """
+    """A request to the fork server: a process by its name, with so many descriptors; a fork, or `program`."""
 
     name: str
     fds: int
@@ -127,7 +119,6 @@ class Order:
 
     @classmethod
     def of(cls, packet: bytes) -> Order:
-        """The order that these bytes are."""
         fields = loads(memoryview(packet))
         program = fields["program"]
         return cls(fields["name"], fields["fds"], program and Program(**program))
@@ -147,14 +138,11 @@ _libc = ctypes.CDLL(None)
 
 
 def main(command_fd: int, preload: str = "", patience: float | None = None) -> NoReturn:
-    """Serve until the other end of the command socket is closed, then end every child and ourselves.
+    """Serve until the other end of the command socket is closed, then end every worker and ourselves.
 
-    Args:
-        command_fd: our end of that socket.
-        preload: `module:function`, to be called before the first fork; "" for nothing.
-        patience: seconds without children after which we begin anew, by executing the program that we are: what was
-            imported is worth its memory only as long as there are any. Sooner where the machine is short of it, and
-            None for never.
+    `preload` is called before the first fork. After `patience` seconds without workers, sooner where the machine is
+    short of memory, we begin again by executing the program that we are: what was imported is worth its memory only as
+    long as there are any. None for never.
     """
     environ = dict(os.environ)  # what is imported may change it
     usual_priority()  # not that of the load that needed it first
@@ -196,7 +184,7 @@ class _ForkServer:
         self._selector.register(self._wake, selectors.EVENT_READ)
 
     def run(self) -> bool:
-        """Fork, kill and reap until nobody can ask for more; False where nobody did for so long."""
+        """Fork, kill and reap until the other end closes; False where nothing was asked for so long."""
         idle_since = time.monotonic()
         while True:
             ready = self._selector.select(self._rest(idle_since))
@@ -217,7 +205,6 @@ class _ForkServer:
             self._reap()
 
     def _rest(self, idle_since: float) -> float | None:
-        """Seconds to wait for whatever comes; None for as long as it takes."""
         if self._leashes or self._patience is None:
             return None
         return max(min(_LOOK_SECONDS, idle_since + self._patience - time.monotonic()), 0)
@@ -274,7 +261,6 @@ class _ForkServer:
                 os.close(leash)
 
     def _sweep(self) -> None:
-        """End what a dead child left behind, and what that leaves behind in turn."""
         give_up = time.monotonic() + _SWEEP_SECONDS
         while (orphans := self._orphans()) and time.monotonic() < give_up:
             for pid in orphans:
@@ -285,7 +271,6 @@ class _ForkServer:
             time.sleep(0.001)
 
     def _orphans(self) -> list[int]:
-        """Those of dead children."""
         orphans = []
         for pid in set(children()) - self._leashes.keys():
             with contextlib.suppress(OSError):  # it was buried meanwhile, or we may not kill it
@@ -329,10 +314,10 @@ class _ForkServer:
 
 
 def _is_scarce() -> bool:
-    """Whether the machine needs the memory of what nobody uses just now: it is in no model's count."""
+    """Whether the machine needs the memory of what is unused just now: it is in no model's count."""
     try:
         return memory.free_memory() < _WORTH * memory.private_memory()
-    except OSError:  # nobody tells
+    except OSError:  # it is not told
         return False
 
 
@@ -342,7 +327,6 @@ def _report(leash: int, number: int) -> None:
 
 
 def _reset_process(name: bytes, server: int) -> None:
-    """A session, signals, priority, names and random numbers of its own."""
     os.setsid()
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
         with contextlib.suppress(OSError, ValueError):  # the C library keeps two for itself

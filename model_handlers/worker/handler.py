@@ -1,8 +1,8 @@
 """A handler whose model lives in a process of its own: the same methods, the work done elsewhere.
 
-Owns the process (`Child`), the memory shared with it and the budget of restarts. Called as any handler is: `start` and
-`close` on load threads, the rest on the lane's thread; a lock keeps two executions apart, because the process has one
-thread for them.
+Owns the process (`Child`), the memory shared with it and the budgets of restarts. `start` and `close` are called on
+load threads, the rest on the lane's thread; a lock keeps two executions apart, because the process has one thread for
+them.
 """
 
 from __future__ import annotations
@@ -50,13 +50,7 @@ class _NeverBeganError(MmeError):
 
 
 class _Begun:
-    """A batch that was begun.
-
-    Attributes:
-        inputs, outputs: what it is.
-        child: whom it was sent to.
-        segment: where it lies; None where it could not be sent ahead.
-    """
+    """A batch that was begun: its process, and where it lies, None where it could not be sent ahead."""
 
     def __init__(
         self, inputs: Mapping[str, Array], outputs: Sequence[str], child: Child, segment: Segment | None
@@ -68,19 +62,15 @@ class _Begun:
 
 
 class IsolatedHandler(Handler):
-    """One model in one process, for one lane.
-
-    Made by `start.start_isolated`, which knows what handler the process is to load.
+    """One model in one process, for one lane. Made by `start.start_isolated`.
 
     Args:
         load: the message that has the process load the model.
         config: the configuration, not completed yet.
         lane: the name of the lane that will execute it.
-        uses_gpu: whether what the load takes on GPUs is to be measured; nobody else loads meanwhile, but for whom the
-            model has loaded.
-        program: what the process executes; None for a fork, in the server's own environment.
-        preload: see `Child`.
-        host: the name of the process that it shares with others, see `hosts`; "" for one of its own.
+        uses_gpu: whether what the load takes on GPUs is to be measured; nothing else loads meanwhile.
+        program, preload: see `Child`.
+        host: the name of the process that it shares with others; "" for one of its own.
 
     Attributes:
         child: the process that the model is in; another one after a death.
@@ -159,19 +149,19 @@ class IsolatedHandler(Handler):
             return self._finish(self._begin_batch(inputs, outputs))
 
     def begin(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> _Begun:
-        """Send a batch to the process, which executes it behind the one that it has. See `Handler`."""
+        """Send a batch to the process, which executes it behind the one that it has."""
         with self._lock:
             return self._begin_batch(inputs, outputs)
 
     def finish(self, begun: _Begun) -> list[Array]:
-        """Wait for it; one that the process never began, since it died of another, is begun anew. See `Handler`."""
+        """Wait for it; one that the process never began, since it died of another, is begun again."""
         with self._lock:
             return self._finish(begun)
 
     def _begin_batch(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> _Begun:
         message, packing = self._packed_inputs(inputs, outputs)
         if not self._unfinished:
-            self._revive()  # else who finishes the first of them tells what became of the process
+            self._revive()  # else `finish` of the first of them tells what became of the process
         segment = None if self._unsent else self._send_ahead(message, packing)
         self._unfinished += 1
         self._unsent += segment is None
@@ -240,7 +230,6 @@ class IsolatedHandler(Handler):
         return self._taken + Footprint(self._shared_taken, shared=self._forked_with())
 
     def _forked_with(self) -> dict[str, int]:
-        """What the fork server takes that has imported its framework, if it has one."""
         if not self._preload:
             return {}
         try:
@@ -249,7 +238,6 @@ class IsolatedHandler(Handler):
             return {}
 
     def give_back(self, *, idle: bool) -> bool:
-        """Give shared memory back, and have an idle process trim its heap. See `Handler`."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -263,18 +251,17 @@ class IsolatedHandler(Handler):
         return complete
 
     def growth(self) -> int:
-        """What it took more when `memory` was last asked than when it had loaded. See `Handler`."""
+        """What it took more when `memory` was last asked than when it had loaded."""
         return self._taken.host + self._shared_taken - self._at_load if self._at_load else 0
 
     def outgrow(self, budget: str) -> None:
-        """End the process. See `Handler`."""
         taken = (self._taken.host + self._shared_taken) / 1e6
         self.child.outgrow(f"it took {taken:.1f} MB, {self._at_load / 1e6:.1f} MB of them to load, and {budget}")
         self._taken = Footprint(self._at_load, self._taken.devices)  # its place, to which it comes back
         self._shared_taken = 0
 
     def is_down(self) -> bool:
-        """Whether the process died too often. See `Handler`."""
+        """Return whether the process died too often."""
         return not self.child.alive and self._budget.is_used_up(time.monotonic())
 
     def close(self) -> None:
@@ -287,11 +274,9 @@ class IsolatedHandler(Handler):
 
     @property
     def _limit(self) -> float:
-        """Seconds that a batch may take."""
         return self.deadlines.load if self.warming else self.deadlines.execution
 
     def _run(self, message: Message, packing: Packing) -> tuple[Message, Array]:
-        """Write the inputs, have the batch executed: see `_answered`."""
         segment, fds = self._write(message, packing)
         try:
             self.child.prepare(message, fds, self._limit)
@@ -301,7 +286,6 @@ class IsolatedHandler(Handler):
         return self._answered(segment)
 
     def _write(self, message: Message, packing: Packing) -> tuple[Segment, list[int]]:
-        """Write the inputs, and into the message where: the segment, and the descriptors to be sent with it."""
         segment, fds = self._segment(packing.end)
         packing.write(segment.memory())
         self._batch += 1
@@ -317,14 +301,13 @@ class IsolatedHandler(Handler):
         return segment, fds
 
     def _unwrite(self, message: Message, segment: Segment, fds: list[int]) -> None:
-        """The message was never sent: the child does not know what it says."""
         segment.out = False
         self._segments.retired += message["retired"]
         if fds:
             self._segments.retire(segment)
 
     def _accept(self, reply: Message, segment: Segment) -> Array:
-        """Follow what became of the segment: its bytes, in which the places of the reply lie.
+        """Follow what became of the segment; return its bytes, in which the places of the reply lie.
 
         Raises:
             MmeError: what the handler inside raised.
@@ -351,7 +334,6 @@ class IsolatedHandler(Handler):
         return segment, [segment.fd] if fresh else []
 
     def _broken(self, error: Exception) -> ChildDiedError:
-        """End a process that answered what it can't have meant; returns what to raise."""
         death = self.child.broke(error, EXECUTING)
         self._bury(death)
         return death
@@ -369,10 +351,9 @@ class IsolatedHandler(Handler):
         self._buried(death)
 
     def _buried(self, why: MmeError) -> None:
-        """The process is gone, and this is what those are told who still expect something of it."""
+        """The process is gone, and this is what is told to requests that still expect something of it."""
 
     def _begin(self) -> tuple[Child, ModelConfig]:
-        """A new process with the model in it, and the configuration that it completed."""
         try:
             return self._begin_once()
         except _NeverBeganError:  # once more, of a fork server that leaves out what the one before died of
@@ -428,13 +409,12 @@ class IsolatedHandler(Handler):
             raise
 
     def _revive(self) -> None:
-        """See to it that there is a living process, as often as the budget allows."""
         if not self.child.has_died():
             return
         name = self.config.name
         if self._closed.is_set():
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' is unloaded")
-        if not self._buried_child:  # nobody was there when it died
+        if not self._buried_child:  # it died between batches
             self._bury(self.child.death(IDLE))
         self._segments = SegmentPool()
         now = time.monotonic()

@@ -42,7 +42,7 @@ class OutgrownError(MmeError):
     Attributes:
         need: bytes that have to be promised to it, at least.
         taken: bytes that it took when it was stopped.
-        final: whether so much can't be promised whoever leaves.
+        final: whether so much can't be promised whatever leaves.
     """
 
     def __init__(self, message: str, need: int, taken: int = 0, *, final: bool) -> None:
@@ -57,8 +57,8 @@ class Allowance:
 
     Args:
         more: has so many bytes promised to the load in all; returns how many are, which may be more. It may wait while
-            others leave, and raises OutgrownError where they are not to be had.
-        must_go_on: raises once nobody waits for the model any more.
+            other models leave, and raises OutgrownError where they are not to be had.
+        must_go_on: raises once the model is not waited for any more.
 
     Attributes:
         settled: bytes that those of the load's processes take that have loaded.
@@ -79,7 +79,7 @@ class Allowance:
 
         Raises:
             OutgrownError: it has to be stopped.
-            MmeError: whoever was asked for more can't tell.
+            MmeError: `more` can't tell.
         """
         total = self.settled + taken
         others = max(memory.host_memory() // _OTHERS, _OTHERS_LEAST)
@@ -108,12 +108,7 @@ _RARELY = 4  # times as long as a measurement took, until the next
 
 
 class LoadWatch:
-    """Of one process, while its block lasts. Called again and again by whoever waits for it.
-
-    Args:
-        child: the process.
-        allowance: what the load may take that it is for.
-    """
+    """Looks at one process while its block lasts: called again and again by the thread that waits for it."""
 
     def __init__(self, child: Child, allowance: Allowance) -> None:
         self._child = child
@@ -151,7 +146,7 @@ class LoadWatch:
         self._harmless = mapped + self._may_take - taken
 
     def _touched(self) -> tuple[int, int] | None:
-        """Bytes that the process has touched, and those of them that are of no file, whoever shares them.
+        """Bytes that the process has touched, and those of them that are of no file, shared or not.
 
         None when it is not there.
         """

@@ -55,7 +55,7 @@ from model_handlers.worker.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from model_handlers.base import Handler
     from model_handlers.requests import ModelRequest
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from model_handlers.worker.events import ResponderInChild
     from model_handlers.worker.wire import Answer, Message
 
+    # Executes one request, and never raises. The flag says that the answer, None where the responder has got it or
+    # will, is written before the model executes anything else.
+    Execute = Callable[[ModelRequest, ResponderInChild, bool], Answer]
 
 _CHUNK = 16 << 10  # as in `process`
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
@@ -70,7 +73,7 @@ _RIGHTS = socket.CMSG_SPACE(8 * array("i").itemsize)  # room for descriptors
 
 
 def run(control: socket.socket, events: socket.socket) -> int:
-    """Serve one model, or as many as are sent, until the other side closes; returns the exit code."""
+    """Serve one model, or as many as are sent, until the other side closes; return the exit code."""
     if logging.lastResort is not None:  # it writes to standard error, where levels are known by name: see `output`
         logging.lastResort.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     side = _Side(control)
@@ -124,11 +127,11 @@ def _serve(message: Message, side: _Side, events: socket.socket) -> int:
             memory.trim()
         else:
             worker.run(asked)
-    return 0  # the serving process is gone, and nobody waits for a clean end
+    return 0  # the serving process is gone, and a clean end is not waited for
 
 
 class _Side:
-    """The child's end of the control socket."""
+    """The worker's end of the control socket."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -183,7 +186,6 @@ class _Side:
             os._exit(0)
 
     def send(self, message: Message) -> None:
-        """Answer, unless this is such a copy."""
         self.end_copy()
         try:
             data = encode_message(message)
@@ -197,7 +199,6 @@ class _Side:
 
 
 def _try(message: Message, side: _Side) -> int:
-    """Load a file on trial, and tell whether that went well: see `trial`."""
     try:
         model_file = Path(message["model_file"])
         restrain(model_file.stat().st_size)
@@ -210,7 +211,6 @@ def _try(message: Message, side: _Side) -> int:
 
 
 def _load(message: Message, side: _Side, said: Events) -> Handler | None:
-    """Load the model and tell its completed configuration, or tell why not."""
     try:
         config = config_from(message["config"])
         handler_class = _handler_class(message)
@@ -219,7 +219,7 @@ def _load(message: Message, side: _Side, said: Events) -> Handler | None:
         BusyPoll.longest = message["busy_poll"]
         with standing_back():
             handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
-        if handler.tells_ready:  # whoever is told so may ask at once
+        if handler.tells_ready:  # the other side may ask at once
             said.answer_ready(handler.ask_ready)
         answer = {"loaded": config_fields(handler.config), "tells_ready": handler.tells_ready}
     except BaseException as error:  # noqa: BLE001 - the model's code may raise anything, SystemExit included
@@ -232,7 +232,7 @@ def _load(message: Message, side: _Side, said: Events) -> Handler | None:
 
 
 def _end(error: LostProcessError) -> NoReturn:
-    """End the process, and all of its guests with it; what it writes last is told to whoever waits for an answer."""
+    """End the process, and all of its guests with it; what it writes last is told to the waiting requests."""
     print(error, file=sys.stderr, flush=True)  # noqa: T201 - see `output`
     os._exit(1)
 
@@ -246,15 +246,12 @@ def _handler_class(message: Message) -> Any:
 
 
 def _refusal(error: BaseException, message: Message) -> Message:
-    """Why a model is not loaded."""
     return {
         "error": error_fields(_as_error(error, message["config"]["name"], Kind.INVALID_MODEL, "while it was loaded"))
     }
 
 
 class _Worker:
-    """Executes batches."""
-
     def __init__(self, handler: Handler, side: _Side, events: Events) -> None:
         self._handler = handler
         self._events = events
@@ -265,7 +262,6 @@ class _Worker:
         events.before_questions = self._one_by_one.send_answered
 
     def run(self, message: Message) -> None:
-        """Execute one batch and answer."""
         segment = self._segment(message)
         try:
             answer = self._answer(message, segment)
@@ -303,7 +299,7 @@ class _Worker:
         return segment
 
     def _answer(self, message: Message, segment: Segment) -> Message:
-        # Models may write to the tensors of their requests, which nobody reads again. Frameworks get theirs to read.
+        # Models may write to the tensors of their requests, which are not read again. Frameworks get theirs to read.
         shared = segment.lend(writable=self._handler.sees_requests)
         packing = Packing(message["at"], shared)
         answer = (
@@ -358,7 +354,6 @@ class _Worker:
         return fields
 
     def _execute_alone(self, request: ModelRequest, responder: ResponderInChild, last: bool) -> Answer:  # noqa: FBT001 - see Execute
-        """Execute one request, whose error is its own."""
         try:
             answers = self._handler.execute_requests([request])
             self._check_count(len(answers), 1)
@@ -421,8 +416,11 @@ _FIRST_TO_GO = "1000"
 
 
 def restrain(size: int) -> None:
-    """Hold this process to what a file of `size` bytes may take."""
-    faulthandler.disable()  # whoever is told of its death can do nothing with a stack
+    """Hold this process, which reads a file that may be damaged, to little memory beyond `size` bytes.
+
+    A damaged length has a reader ask for any amount of memory; what it is refused costs no other process anything.
+    """
+    faulthandler.disable()  # its stack is of no use where its death is told
     lower_priority_for_good()
     with contextlib.suppress(OSError):
         (_PROC / "oom_score_adj").write_text(_FIRST_TO_GO)
@@ -439,31 +437,32 @@ def _of_threads() -> int:
 
 
 def _taken() -> int:
-    """Bytes that count already."""
     lines = (_PROC / "status").read_text().splitlines()
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:")), 0)
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from model_handlers.requests import ModelRequest
-    from model_handlers.tensor import Array
-    from model_handlers.worker.events import ResponderInChild
-    from model_handlers.worker.wire import Answer
-
-    # Executes one request, and never raises. The flag says that the answer, None where the responder has got it or
-    # will, is written before the model executes anything else.
-    Execute = Callable[[ModelRequest, ResponderInChild, bool], Answer]
-
 PROGRESS = struct.Struct("<q")  # how many were begun
 _now = time.perf_counter_ns
 _TICK_SECONDS = 0.01
-_QUIET_TICKS = 100  # then nobody looks any more, until requests cross together again
+_QUIET_TICKS = 100  # then the thread ends, until requests cross together again
 
 
 class OneByOne:
-    """Executes them, on one thread."""
+    """Executes requests that came together, one by one, on one thread.
+
+    Two messages cost more than many a model's execution. So where requests wait for a quick model that executes each
+    for itself, several cross together, and so do their answers. None is the worse for it:
+
+    - In front of their inputs lies how many were begun. Should the process die, the other side knows which never were.
+    - What is answered already does not wait for a slow one behind it: a thread looks every few milliseconds, as long as
+      such requests come, and sends it as what a model says unasked.
+    - Nor for anything that the model asks the server: what is asked may wait for one of these answers.
+    - Those behind a slow one do not wait for it either: the thread gives them back, for others to execute. So each
+      execution has all of the time that one may take, but for a moment.
+
+    The thread and the executing one share two deques, whose single operations need no lock: the one that takes an
+    answer sends it, the one that takes a request begins it or gives it back.
+    """
 
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
@@ -476,15 +475,11 @@ class OneByOne:
     def run(
         self, requests: Sequence[ModelRequest], responders: Sequence[ResponderInChild], shared: Array
     ) -> tuple[list[Answer], int]:
-        """Execute them.
-
-        Args:
-            requests: who came together.
-            responders: theirs.
-            shared: the memory that they came in, with room for PROGRESS in front.
+        """Execute requests that came in `shared`, with room for PROGRESS in front.
 
         Returns:
-            the answer to each, None where it was sent or will be, PUT_BACK for who was given back; and how long all of
+            the answer to each, None where it was sent or will be, PUT_BACK for one that was given back; and how long
+                all of
             them took, in nanoseconds.
         """
         answers: list[Answer] = [PUT_BACK] * len(requests)
@@ -502,7 +497,7 @@ class OneByOne:
             PROGRESS.pack_into(progress, 0, index + 1)
             answers[index] = None
             answer = self._execute(request, responder, index == last)
-            if index == last:  # nobody else is to send it: it may lie in arrays that the model writes into next
+            if index == last:  # the thread is not to send it: it may lie in arrays that the model writes into next
                 answers[index] = answer
             elif answer is not None:
                 self._unsent.append((index, responder, answer))
@@ -526,7 +521,6 @@ class OneByOne:
                 responder.send(answer, final=True)
 
     def _give_back(self) -> None:
-        """Give back those that are not begun, the last first."""
         with suppress(IndexError):
             while True:
                 _, _, responder = self._waiting.pop()

@@ -54,12 +54,12 @@ _SEAL, _SHRINK, _GROW, _WRITE = 1, 2, 4, 8
 
 
 def new_memfd(name: str) -> int:
-    """The descriptor of a new file in memory, which this process's children do not inherit.
+    """Return a new anonymous file, which this process's children do not inherit.
 
     Raises:
         OSError: the system has none for us.
     """
-    if hasattr(os, "memfd_create"):
+    if hasattr(os, "memfd_create"):  # Conda builds its interpreters against a C library that lacks it
         return os.memfd_create(name, _CLOEXEC | _ALLOW_SEALING)
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "memfd_create"):
@@ -72,11 +72,7 @@ def new_memfd(name: str) -> int:
 
 
 def punch_hole(fd: int, start: int, size: int) -> None:
-    """Give the pages of a part of the file back to the system: they read as zeros. Other threads run meanwhile.
-
-    Raises:
-        OSError: the system can't.
-    """
+    """Give pages of a file back to the system; they read as zeros. Other threads run meanwhile."""
     library = ctypes.CDLL(None, use_errno=True)
     offset = ctypes.c_int64
     if library.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset(start), offset(size)):
@@ -92,21 +88,21 @@ def memory_refusal(error: OSError, sentence: str) -> MmeError:
 
 
 def seal(fd: int) -> None:
-    """Have the file never shrink again, whoever holds it."""
+    """Have the file never shrink again, in any process."""
     fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _SEAL)
 
 
 def freeze(fd: int) -> None:
-    """Have the file never change again, whoever holds it.
+    """Have the file never change again, in any process.
 
     Raises:
-        OSError: somebody has it mapped, to write into it.
+        OSError: it is mapped somewhere, to be written.
     """
     fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _GROW | _WRITE | _SEAL)
 
 
 def is_frozen(fd: int) -> bool:
-    """Whether the file can neither shrink nor be written.
+    """Return whether the file can neither shrink nor be written.
 
     Raises:
         OSError: it is no such file.
@@ -117,7 +113,7 @@ def is_frozen(fd: int) -> bool:
 _SPARE = 2  # free segments kept beside the one that is taken
 _WINDOW = 64  # batches over which a need counts as recent
 _KEPT = 1 << 20  # a segment of this size is no burden
-_RESTING = 64 << 10  # bytes that each segment keeps while nobody uses it: a small batch finds its pages
+_RESTING = 64 << 10  # bytes that each idle segment keeps: a small batch finds its pages
 _BLOCK = 512  # what fstat counts in
 _EXCESS = 4  # times the recent need: growth doubles, so twice is usual
 
@@ -142,12 +138,7 @@ class Segment:
     """One piece of shared memory, mapped here.
 
     Attributes:
-        id: what the two sides call it; never used again.
-        fd: its descriptor.
-        size: bytes mapped.
-        batch: the number of the last batch in it.
-        out: whether that is on its way.
-        resting: whether pages of it are being given back.
+        out: whether a batch, the number `batch`, is on its way in it.
     """
 
     __deletable__ = ("_mapping",)  # which compiled classes have to say
@@ -167,7 +158,7 @@ class Segment:
 
     @classmethod
     def create(cls, id: int, size: int) -> Segment:  # noqa: A002
-        """New shared memory of at least `size` bytes. Pages cost memory once they are touched."""
+        """Make new shared memory of at least `size` bytes. Pages cost memory once they are touched."""
         size = _page_rounded(max(size, SIZES.smallest))
         fd = new_memfd("mme-segment")
         try:
@@ -179,7 +170,6 @@ class Segment:
             raise
 
     def ensure(self, size: int) -> None:
-        """Grow to at least `size` bytes, at least doubling."""
         if size > self.size:
             size = _page_rounded(max(size, 2 * self.size, self.size + SIZES.growth))
             os.ftruncate(self.fd, size)
@@ -200,7 +190,7 @@ class Segment:
         return memoryview(self._mapping)
 
     def lend(self, *, writable: bool = False) -> Array:
-        """The bytes as an array, read-only as a rule; until it and its views are gone the segment is busy."""
+        """The bytes as an array, read-only as a rule; the segment is busy until it and its views are gone."""
         memory = memoryview(self._mapping)
         array: Array = np.frombuffer(memory if writable else memory.toreadonly(), np.uint8)
         self._lent = weakref.ref(array)
@@ -208,11 +198,11 @@ class Segment:
 
     @property
     def taken(self) -> int:
-        """Bytes of memory that it takes, whoever touched them."""
+        """Bytes of memory that it takes, whichever side touched them."""
         return os.fstat(self.fd).st_blocks * _BLOCK
 
     def hole(self, beyond: int) -> Hole:
-        """What gives back the pages behind its first bytes, of whole pages; until it was made nobody takes the segment.
+        """What gives back the pages behind its first bytes; the segment is not taken until it was made.
 
         Raises:
             OSError: the system has no descriptor for it.
@@ -223,7 +213,7 @@ class Segment:
 
     @property
     def busy(self) -> bool:
-        """Whether a batch is on its way in it, pages are given back, or anybody still looks at what was lent."""
+        """Whether a batch is on its way in it, pages are given back, or views of what was lent live."""
         return self.out or self.resting or (self._lent is not None and self._lent() is not None)
 
     def close(self) -> None:
@@ -237,7 +227,7 @@ class Segment:
 class Hole:
     """Pages of a segment that are to be given back to the system, on both sides. To be made once, on any thread.
 
-    It takes a quarter of a millisecond for each megabyte, so nobody waits for it: the descriptor is its own, and the
+    It takes a quarter of a millisecond for each megabyte, so nothing waits for it: the descriptor is its own, and the
     segment may be closed meanwhile.
     """
 
@@ -248,7 +238,6 @@ class Hole:
         self._size = size
 
     def make(self) -> None:
-        """Give them back; they read as zeros from now on."""
         try:
             with contextlib.suppress(OSError):  # a system that can't do that keeps them
                 punch_hole(self._fd, self._start, self._size)
@@ -258,7 +247,11 @@ class Hole:
 
 
 class SegmentPool:
-    """The segments that the serving process shares with one child."""
+    """The segments that the serving process shares with one worker.
+
+    Attributes:
+        retired: ids of those that the worker is still to be told of.
+    """
 
     def __init__(self) -> None:
         self._segments: list[Segment] = []
@@ -270,7 +263,7 @@ class SegmentPool:
         return len(self._segments)
 
     def take(self, size: int) -> tuple[Segment, bool]:
-        """A free segment of at least `size` bytes, and whether the child has yet to be given its descriptor.
+        """A free segment of at least `size` bytes, and whether the worker has yet to be given its descriptor.
 
         Raises:
             OSError: the system has no more memory or descriptors for us.
@@ -290,7 +283,7 @@ class SegmentPool:
         return segment, True
 
     def used(self, size: int) -> None:
-        """A batch took this many bytes. Now and then, segments far larger than any recent batch are given back."""
+        """Count the bytes of a batch. Now and then, segments far larger than any recent batch are given back."""
         self._need = max(self._need, size)
         self._batches += 1
         if self._batches == _WINDOW:
@@ -300,10 +293,10 @@ class SegmentPool:
             self._recent_need, self._need, self._batches = self._need, 0, 0
 
     def rest(self, *, idle: bool) -> tuple[list[Hole], bool]:
-        """What gives back pages that no batch of late needed: none since the last time but one, or none if `idle`.
+        """What gives back pages that no recent batch needed: none since the last time but one, or none if `idle`.
 
         Returns:
-            the holes to be made, and whether every segment could be looked at: nobody used one, or held views of it.
+            the holes to be made, and whether every segment could be looked at: none was busy.
         """
         enough = _page_rounded(max(_RESTING, 0 if idle else max(self._need, self._recent_need)))
         self._recent_need, self._need, self._batches = self._need, 0, 0
@@ -315,22 +308,20 @@ class SegmentPool:
 
     @property
     def taken(self) -> int:
-        """Bytes of memory that all of them take."""
         return sum([segment.taken for segment in self._segments])
 
     def retire(self, segment: Segment) -> None:
-        """Use it no more; `retired` tells the child with the next message."""
+        """Use it no more; `retired` tells the worker with the next message."""
         self._segments.remove(segment)
         self.retired.append(segment.id)
         segment.close()
 
     def give_up(self, segment: Segment) -> None:
-        """The child keeps it for itself."""
+        """Leave it to the worker."""
         self._segments.remove(segment)
         segment.close()
 
     def close(self) -> None:
-        """Give all of them up."""
         while self._segments:
             self._segments.pop().close()
 
@@ -370,7 +361,7 @@ class Frame:
         self.data = memoryview(data)
 
     def send(self, end: socket.socket) -> int:
-        """Send what is still to be sent of it, or some of that; returns how many bytes.
+        """Send what is left of it, or some of that; return how many bytes.
 
         Raises:
             OSError: as the socket does; nothing was sent.
@@ -384,14 +375,12 @@ class Frame:
         return sent
 
     def close(self) -> None:
-        """Give the descriptor back."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def _written(packing: Packing, size: int) -> int:
-    """The descriptor of memory that holds the arrays, and never anything else."""
     fd = -1
     try:
         fd = new_memfd("mme-frame")
@@ -407,7 +396,6 @@ def _written(packing: Packing, size: int) -> int:
 
 
 def _write(fd: int, offset: int, contents: memoryview) -> None:
-    """Faster than by a mapping, whose pages would come one by one."""
     while contents:
         written = os.pwrite(fd, contents, offset)
         offset, contents = offset + written, contents[written:]
@@ -427,7 +415,7 @@ class FrameReader:
         self._begun: Message | None = None
 
     def receive(self, end: socket.socket, most: int = _CHUNK) -> bool:
-        """Read what is there, so many bytes at most; False when the other side is gone.
+        """Read at most so many bytes of what is there; False when the other side is gone.
 
         Raises:
             BlockingIOError: nothing is there, on a socket that does not wait.
@@ -446,10 +434,7 @@ class FrameReader:
         return bool(data)
 
     def next(self, *, small: bool = False) -> tuple[Message, Array] | None:
-        """The next whole frame, None while there is none.
-
-        Args:
-            small: keep back one that is not: whose message or tensors take more than INLINE bytes.
+        """The next whole frame, None while there is none. `small` keeps back one that takes more than INLINE bytes.
 
         Raises:
             ProtocolError: what came is no frame.
@@ -489,7 +474,7 @@ class FrameReader:
         try:
             if not is_frozen(fd):
                 raise ProtocolError("a frame whose memory could still change")
-            # Private: older kernels share what is frozen with nobody.
+            # Private: older kernels do not share what is frozen.
             mapping = mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ)  # type: ignore[arg-type]  # what is none raises
             return np.frombuffer(mapping, np.uint8)
         except (OSError, ValueError, TypeError, OverflowError) as error:

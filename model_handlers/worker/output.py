@@ -1,6 +1,6 @@
 """What a model prints: read line by line from the pipes that are its standard output and standard error, and logged.
 
-One thread a child reads both, so that a model that prints a lot waits for the log and never for the event loop, and
+One thread a worker reads both, so that a model that prints a lot waits for the log and never for the event loop, and
 keeps the last lines of standard error for the obituary. A line without an end can't make us grow: it is cut. Of one
 that is written over, as progress bars are, the last state counts. A line of standard error that begins with the name of
 a level, `WARNING: …`, has that level, as those of `pb_utils.Logger` have.
@@ -41,7 +41,6 @@ class LineSplitter:
         self._cut = False
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that `data` ends."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             self._grow(part)
@@ -75,17 +74,12 @@ def _printable(line: str) -> str:
 
 
 def _leveled(line: str) -> tuple[int, str]:
-    """The level of a line, and what is behind the level's name."""
     name, _, text = line.partition(": ")
     return (_LEVELS[name], text) if text and name in _LEVELS else (logging.INFO, line)
 
 
 class Output:
-    """The two pipes of one child and the thread that reads them.
-
-    Attributes:
-        writers: the descriptors of standard output and standard error, to be given to the child.
-    """
+    """The two pipes of one worker and the thread that reads them; `writers` are the descriptors for the worker."""
 
     def __init__(self, model: str, lane: str) -> None:
         self._model = model
@@ -105,18 +99,18 @@ class Output:
         self._thread = threading.Thread(target=self._read, name=f"output-{lane}", daemon=True)
 
     def start(self) -> None:
-        """The child has its ends: read ours."""
+        """Read, now that the worker has its ends."""
         self.close_writers()
         start_thread(self._thread)
 
     def last_words(self) -> list[str]:
-        """The last lines of standard error, after the child died: what it wrote before has been read."""
+        """The last lines of standard error, after the worker died: what it wrote before has been read."""
         if self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
         return list(self._last)
 
     def close(self) -> None:
-        """Read what is there and end, though somebody may still hold the other end."""
+        """Read what is there and end, though another process may still hold the other end."""
         if self._wake < 0:
             return
         if self._thread.ident is not None:
@@ -125,7 +119,6 @@ class Output:
         self._close_all()
 
     def close_writers(self) -> None:
-        """Close the child's ends here."""
         while self.writers:
             os.close(self.writers.pop())
 
@@ -156,7 +149,6 @@ class Output:
             self._tell(stream, lines.flush())
 
     def _drain(self, fd: int) -> bool:
-        """Log one chunk; False at the end of the stream."""
         data = os.read(fd, _CHUNK)
         stream, lines = self._streams[fd]
         self._tell(stream, lines.feed(data))

@@ -1,7 +1,6 @@
 """What a model's own `parameters` say about where it executes and how long that may take.
 
-Pure: a configuration in, values out, but for one number, which is the operator's. Names begin with MME_ so that no
-parameter of a framework can mean them.
+Names begin with MME_ so that no parameter of a framework can mean them.
 """
 
 from __future__ import annotations

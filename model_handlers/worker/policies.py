@@ -9,7 +9,7 @@ from collections import deque
 from typing import ClassVar
 
 _MOST_MISSES = 6  # in a row that count
-_TURN_NS = 1_000_000  # of one who computes: Linux gives 1.4 ms and more
+_TURN_NS = 1_000_000  # of a thread that computes: Linux gives 1.4 ms and more
 _CROWDED_SKIPS = (0, 7, 63, 1023)
 
 

@@ -67,7 +67,12 @@ def read_count(paths: list[Path]) -> int:
 
 
 class OomLedger:
-    """Which of the kernel's kills are accounted for."""
+    """Which of the kernel's kills for want of memory are accounted for.
+
+    A SIGKILL does not say where it came from, but the kernel counts its own: per control group, or for the whole
+    machine. A count that grew since the process started and was not yet put down to another death is taken for this
+    one's.
+    """
 
     def __init__(self, paths: list[Path] | None = None) -> None:
         self._paths = paths
@@ -81,7 +86,7 @@ class OomLedger:
         return read_count(self._paths)
 
     def claim(self, at_start: int) -> bool:
-        """Whether a kill is there for a process that started at this count, and died of SIGKILL just now."""
+        """Return whether a kill is there for a process that started at this count, and died of SIGKILL just now."""
         with self._lock:
             accounted = max(at_start, self._claimed)
             if self.count() <= accounted:
@@ -106,18 +111,18 @@ _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a
 class Child:
     """A process that was asked for. It may not run yet when this is made; the first call waits for it.
 
+    Called by one thread at a time; `memory` by any.
+
     Args:
         model, lane: what it is for.
         program: what it executes, `exec_child` in the end; None for a fork.
         preload: what its fork server has called before, see `forks_with`; "" for nothing.
-        host: the process that it is a guest of, see `hosts`; None for one of its own.
+        host: the process that it is a guest of; None for one of its own.
 
     Attributes:
         alive: whether it can be called.
-        killed: whether somebody ended it, whatever it did; known once it was told how it ended.
+        killed: whether it was ended from outside; known once it was told how it ended.
         descriptors: those that it is heard on.
-        output: what it writes.
-        host: as given.
     """
 
     def __init__(
@@ -163,7 +168,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its id, 0 until known."""
         return self._leash.pid
 
     @property
@@ -186,10 +190,7 @@ class Child:
         self.alive = False
 
     def outgrow(self, why: str) -> None:
-        """Have it ended for the memory that it takes, without waiting for that. On any thread.
-
-        A thread that waits for an answer, or finds it ended, is told why: OUT_OF_MEMORY.
-        """
+        """Have it ended for the memory that it takes, without waiting: OUT_OF_MEMORY for its callers. On any thread."""
         self._outgrown = True
         self._fate = self._fate or (Kind.OUT_OF_MEMORY, f"was ended, since {why},")
         self.alive = False
@@ -203,14 +204,10 @@ class Child:
         doing: str,
         look: Callable[[], None] | None = None,
     ) -> Message:
-        """Send a message and wait for the answer.
+        """Send a message with descriptors and wait for the answer.
 
-        Args:
-            message: what to send.
-            fds: descriptors that go with it.
-            seconds: how long the answer may take.
-            doing: what the process does meanwhile, for the error: "while it …".
-            look: called every now and then until the answer is there; what it raises ends the process.
+        `doing` is what the process does meanwhile, for the error: "while it …". `look` is called every now and then
+        until the answer is there; what it raises ends the process.
 
         Raises:
             ChildDiedError: there will be no answer. EXECUTION_FAILED; TIMED_OUT where it took too long; OUT_OF_MEMORY
@@ -258,10 +255,7 @@ class Child:
             return None
 
     def answer(self, doing: str, seconds: float = 0.0, look: Callable[[], None] | None = None) -> Message:
-        """Wait for the answer to what was begun, for so long, 0 for what is left of the time that it was given then.
-
-        Errors, and `look`, are those of `call`.
-        """
+        """Wait for the answer to what was begun, for so long, 0 for what is left of its time. Raises as `call`."""
         if seconds:
             self._seconds, self._deadline = seconds, time.monotonic() + seconds
         try:
@@ -281,16 +275,16 @@ class Child:
             raise
 
     def broke(self, error: Exception, doing: str) -> ChildDiedError:
-        """End a process that answered what it can't have meant; returns what to raise."""
+        """End a process that answered what it can't have meant; return what to raise."""
         return self.end(f"it sent {error}", doing)
 
     def end(self, why: str, doing: str, kind: Kind = Kind.EXECUTION_FAILED) -> ChildDiedError:
-        """End a process that can't be worked with; returns what to raise, of that kind."""
+        """End a process that can't be worked with; return what to raise, of that kind."""
         self._leash.let_go()
         return self._died(kind, f"was ended, since {why},", doing)
 
     def take_events(self) -> socket.socket:
-        """Our end of the socket for what either side says unasked; the caller's to read and to close from now on."""
+        """Our end of the events' socket; the caller's to read and to close from now on."""
         return socket.socket(fileno=self._events.detach())
 
     def death(self, doing: str) -> ChildDiedError:
@@ -298,7 +292,7 @@ class Child:
         return self._died(*self.fate(), doing)
 
     def has_died(self) -> bool:
-        """Whether it died while nobody called; waits for nothing but the news of a death that is on its way."""
+        """Return whether it died while it was not called; waits only for the news of a death that is on its way."""
         if self.alive and (ready := dict(self._poll.poll(0))):
             if self._control.fileno() in ready and self._closed_control():
                 self._leash.wait(_END_SECONDS)
@@ -364,7 +358,7 @@ class Child:
                 self._messages.feed(data)
             elif self._leash.over:
                 raise EOFError
-        if not self.pid:  # who answers has one: the news is on its way
+        if not self.pid:  # what answers has one: the news is on its way
             self._leash.read()
         return message
 
@@ -375,7 +369,7 @@ class Child:
             return True
 
     def fate(self) -> tuple[Kind, str]:
-        """How it ended, once its end of the socket is closed: found out once, for whoever asks."""
+        """How it ended, once its end of the socket is closed: found out once."""
         if self._fate is None:
             self._fate = self._death()
         return self._fate
@@ -427,11 +421,14 @@ _lock = threading.Lock()
 
 
 class Host:
-    """One process of several models. Made by `admit`, and gone with its last guest.
+    """A worker that several models of one framework on one GPU share: each process there costs a CUDA context.
 
-    Args:
-        name: what it is called: the framework and the device.
-        preload: see `Child`.
+    It is a child like any other, on its own leash; for each model it is sent sockets, and a thread of it serves them as
+    a whole process would. So a guest is a `Child` with a control socket of its own that shares the host's fate: a hang
+    or a crash ends the host, and all guests are started again in another one. With the last guest it ends.
+
+    Called on load threads and lanes' threads. A host's lock is held while it takes a guest in, for microseconds; that
+    of its name while it starts, which may take long; that of them all for no more than a look.
     """
 
     def __init__(self, name: str, preload: str) -> None:
@@ -445,7 +442,6 @@ class Host:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self._child.pid
 
     @property
@@ -455,16 +451,15 @@ class Host:
 
     @property
     def killed(self) -> bool:
-        """Whether somebody ended it: see `Child`."""
         return self._child.killed
 
     def died(self) -> bool:
-        """Whether it is no more, or not to be trusted with another guest."""
+        """Return whether it is no more, or not to be trusted with another guest."""
         with self._lock:
             return self._child.has_died()
 
     def fate(self) -> tuple[Kind, str]:
-        """How it ended, see `Child.fate`: the same for all of its guests."""
+        """How it ended: the same for all of its guests."""
         with self._lock:
             return self._child.fate()
 
@@ -487,7 +482,6 @@ class Host:
         return GuestLeash(held, self)
 
     def kill(self) -> None:
-        """End it at once, and all guests with it."""
         with self._lock:
             self._child.drop()
 
@@ -498,13 +492,7 @@ class Host:
 
 
 class GuestLeash:
-    """How a guest is held: as `Leash`, for a thread of a host instead of a process.
-
-    Attributes:
-        over: whether its thread has ended, or the host has.
-        code: 0, as a thread has none; how a host ended it tells itself.
-        refused: None, as no process is forked for it.
-    """
+    """How a guest is held: as `Leash`, for a thread of a host instead of a process."""
 
     def __init__(self, end: socket.socket, host: Host) -> None:
         self._end = end
@@ -518,20 +506,16 @@ class GuestLeash:
 
     @property
     def pid(self) -> int:
-        """The host's."""
         return self._host.pid
 
     def fileno(self) -> int:
-        """To poll for news."""
         return self._end.fileno()
 
     def read(self) -> None:
-        """Take the one piece of news that there is."""
         self._end.recv(1)
         self.over = True
 
     def wait(self, seconds: float) -> None:
-        """For so many seconds, or until it is over."""
         if self.over:
             return
         deadline = time.monotonic() + seconds
@@ -548,7 +532,6 @@ class GuestLeash:
             self.wait(_REAP_SECONDS)
 
     def drop(self) -> None:
-        """The same, without waiting for it."""
         self._host.kill()
 
     def close(self) -> None:
@@ -593,7 +576,6 @@ def _started(name: str, preload: str, *, again: bool = False) -> Child:
 
 
 def _living(name: str) -> Host | None:
-    """The host of that name, if it lives; it counts one guest more."""
     with _lock:
         host = _hosts.get(name)
         if host is not None:

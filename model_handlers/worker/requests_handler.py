@@ -3,7 +3,7 @@
 The process is heard from before it loads its model on, which may ask for others to be loaded.
 
 A request is *open* from the moment its batch is sent until it got its last response: with the batch's answer, or by
-frames of the channel, before that or long after it. Frames are taken where channels are read (`listener`), batches on
+frames of the channel, before that or long after it. Frames are taken where channels are read (`channel`), batches on
 the lane's thread, or on the event loop: small ones are sent there and their answers taken there (`send_requests`), with
 no thread in between. Whatever could take long, a death above all, is left to a thread that calls `execute_requests` or
 `await_answers`. The lock is held from the sending of a batch until its answers are taken, whichever threads do it.
@@ -57,14 +57,7 @@ _NEWS_SECONDS = 10.0  # for what was told before to be read
 
 
 class _Sent:
-    """A batch that was sent and not yet answered.
-
-    Attributes:
-        requests: what was sent.
-        numbers: what its requests are called.
-        segment: where it lies.
-        reply: an answer that came and is for a thread to take.
-    """
+    """A batch that was sent and not yet answered; `reply` is an answer that came and is for a thread to take."""
 
     def __init__(self, requests: Sequence[ModelRequest], numbers: range, segment: Segment) -> None:
         self.requests = requests
@@ -97,7 +90,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._channel: Channel
         self._questions: Questions
         self._sent: _Sent | None = None
-        self._asking: list[Callable[[bool], None]] = []  # who waits to be told whether the model is ready; likewise
+        self._asking: list[Callable[[bool], None]] = []  # told whether the model is ready; likewise
         self._counted: Counted
         self._alone = False
         self._pace = Pace()
@@ -126,7 +119,6 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return len(self._questions)
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
-        """Run one batch of requests in the process. Arrays and errors are as for `execute`."""
         message, packing = self._packed(requests)
         with self._lock:
             self._revive()
@@ -144,11 +136,10 @@ class IsolatedRequestsHandler(IsolatedHandler):
                 raise
 
     def together(self) -> int:
-        """As many as the process executes in a moment. See `Handler`."""
         return self._pace.together(time.perf_counter_ns()) if self._alone else 1
 
     def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:
-        """Send a small batch to a process that lives. See `Handler`."""
+        """Send a small batch to a process that lives."""
         if sum([_size(array) for request in requests for array in request.inputs.values()]) > _SMALL:
             return False
         if not self._lock.acquire(blocking=False):
@@ -163,7 +154,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return self._sent is not None
 
     def take_answers(self) -> list[ModelResponse | MmeError | None] | None:
-        """Take the answers if they are there, and as they should be. See `Handler`."""
+        """Take the answers if they are there, and as they should be."""
         sent = self._batch_sent()
         reply = self.child.heard()
         if reply is None:
@@ -184,7 +175,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return answers
 
     def await_answers(self) -> list[ModelResponse | MmeError | None]:
-        """Wait for the answers, or for the end of the process. See `Handler`."""
+        """Wait for the answers, or for the end of the process."""
         sent = self._batch_sent()
         try:
             return self._received(sent, sent.reply or self.child.answer(EXECUTING))
@@ -200,7 +191,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._take_back()
 
     def due(self) -> float:
-        """When it owes another response of the requests that are open, for clients that wait. See `Handler`."""
+        """When it owes another response of the requests that are open, for clients that wait."""
         waits = any(
             request.responder is not None and not request.responder.is_cancelled()
             for request in list(self._open.values())
@@ -219,7 +210,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._lock.release()
 
     def ask_ready(self, done: Callable[[bool], None]) -> None:
-        """Ask the model in the process; one that has died is started again by the next request. See `Handler`."""
+        """Ask the model in the process; one that has died is started again by the next request."""
         child = self.child
         if not child.alive:
             done(True)
@@ -230,7 +221,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._told_ready(ready=False)
 
     def _told_ready(self, *, ready: bool) -> None:
-        with contextlib.suppress(IndexError):  # nobody waits any more
+        with contextlib.suppress(IndexError):  # nothing waits any more
             self._asking.pop()(ready)
 
     def _send(self, requests: Sequence[ModelRequest], watch: Watch) -> _Sent | None:
@@ -293,7 +284,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return segment, fds
 
     def _bury(self, death: ChildDiedError) -> None:
-        """The process is gone, and so are the requests that it had begun. Those behind them are owed nothing by it."""
+        """The requests that the process had begun end with it; those behind them are owed nothing by it."""
         self._begun = self._count_begun()
         if self._begun < _ALL:
             first = request_number(self._batch, self._begun)
@@ -313,7 +304,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """What becomes of a batch with which something goes wrong as a whole, of which so many were begun.
 
         Raises:
-            MmeError: it is the error of everybody.
+            MmeError: it is the error of every request.
         """
         owed = {number for number in numbers if self._open.pop(number, None) is not None}
         given_back = self._given_back.intersection(numbers) - owed
@@ -328,7 +319,6 @@ class IsolatedRequestsHandler(IsolatedHandler):
         ]
 
     def _open_requests(self, batch: int, requests: Sequence[ModelRequest]) -> range:
-        """Call the requests of a batch by their numbers."""
         numbers = range(request_number(batch, 0), request_number(batch, len(requests)))
         self._given_back.clear()
         self._heard = time.monotonic()
@@ -361,7 +351,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def _ends(self, number: int, answer: ModelResponse | MmeError) -> bool:
         """Take the last response of a request; False if it had that before.
 
-        What a decoupled model sent of its own accord may still be under way when its batch puts the request back.
+        What a decoupled model sent unasked may still be under way when its batch puts the request back.
         """
         if (answer is PUT_BACK and self.config.decoupled) or isinstance(answer, GivenBackError):
             return True
@@ -376,7 +366,6 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return begun
 
     def _met(self, child: Child) -> None:
-        """What the model asks for while it is loaded is heard, and answered."""
         name = self.config.name
         self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
         self._questions = Questions(name, self._channel)
@@ -420,12 +409,11 @@ class IsolatedRequestsHandler(IsolatedHandler):
             raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
 
     def _callers(self) -> tuple[str, ...]:
-        """Who waits for what the process does: for an answer to any of its requests."""
+        """The models that wait for what the process does: for an answer to any of its requests."""
         callers = dict.fromkeys(caller for request in self._under_way() for caller in request.callers)
         return (*callers, self.config.name)
 
     def _waiting(self) -> tuple[Responder, ...]:
-        """The responders of those requests."""
         return tuple(request.responder for request in self._under_way() if request.responder is not None)
 
     def _under_way(self) -> list[ModelRequest]:
@@ -454,9 +442,9 @@ class IsolatedRequestsHandler(IsolatedHandler):
             _respond(request, response, final=final)
 
     def _take_again(self, number: int) -> None:
-        """A request is over here, and will be executed once more. If it was not begun, nobody else knows that yet."""
+        """A request is over here, and will be executed once more. Of one that was not begun that is told here first."""
         if self._alone:
-            self._given_back.add(number)  # first: who finds it taken finds out why
+            self._given_back.add(number)  # first: a thread that finds it taken finds out why
         request = self._open.pop(number, None)
         if request is None:
             self._given_back.discard(number)
@@ -481,8 +469,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def _lost(self, child: Child, error: Exception | None) -> None:
         """The channel has ended, and so has the process that can't be heard any more.
 
-        On a thread that can't wait for what became of it. Whoever executes a batch meanwhile buries it as well; while
-        it is loaded, whoever waits for that hears of its end, and else the first batch does.
+        On a thread that can't wait for what became of it. A batch that executes meanwhile buries it as well; while it
+        is loaded, the load hears of its end, and else the first batch does.
         """
         self._unheard = child, error
         if child.alive and not self._closed.is_set() and not self._loading:
@@ -515,7 +503,7 @@ def _respond(request: ModelRequest, response: ModelResponse | MmeError | None, *
 
 
 def _owner(response: ModelResponse, shared: Array) -> Array:
-    """What lives as long as anybody has a response's tensors: those of strings are copies."""
+    """What lives as long as a response's tensors are used: those of strings are copies."""
     arrays = list(response.outputs.values())
     if any(not array.dtype.hasobject for array in arrays):
         return shared
@@ -523,5 +511,4 @@ def _owner(response: ModelResponse, shared: Array) -> Array:
 
 
 def _size(array: Array) -> int:
-    """Bytes that will be copied, about."""
     return array.nbytes if array.dtype.kind != "O" else sum(map(len, array.flat))

@@ -46,12 +46,12 @@ def start_isolated(
 ) -> IsolatedHandler:
     """Load a model by `handler_class` in a process, for the lane of that name, in an environment or in ours.
 
-    The process is a new one, unless it is shared: as `shared` says, else where the class wants that of models on a
-    GPU, and the configuration does not ask for a process.
+    The process is a new one, unless it is shared: as `shared` says, else where the class wants that of models on a GPU,
+    and the configuration does not ask for a process.
 
     Raises:
         MmeError: what the handler's `load` raised; INVALID_MODEL when the process died or hung while loading,
-            EXECUTION_FAILED when somebody killed it, OUT_OF_MEMORY when the system ended it for want of memory,
+            EXECUTION_FAILED when it was killed from outside, OUT_OF_MEMORY when the system ended it for want of memory,
             UNAVAILABLE when no process can be had.
     """
     load = {
@@ -91,7 +91,8 @@ def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path
 
     Raises:
         MmeError: what `try_load` raised; INVALID_MODEL when the process died or hung of the file, OUT_OF_MEMORY when
-            the system ended it for want of memory, UNAVAILABLE when no process can be had, or somebody else ended it.
+            the system ended it for want of memory, UNAVAILABLE when no process can be had, or it was ended from
+            outside.
     """
     message = {
         "do": "try",

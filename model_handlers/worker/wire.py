@@ -71,11 +71,6 @@ def plain_dumps(value: Any) -> bytes:
 
 
 def plain_loads(data: memoryview) -> Any:
-    """The value of these bytes.
-
-    Raises:
-        ValueError: they are not JSON.
-    """
     return json.loads(bytes(data))
 
 
@@ -131,7 +126,6 @@ class MessageReader:
         self._at = 0  # what lies before was taken: a piece may hold hundreds of messages, and is not copied for each
 
     def feed(self, data: bytes) -> None:
-        """Bytes came."""
         if self._at == len(self._buffer):
             self._buffer, self._at = data, 0  # as a rule a whole message, which is then read where it lies
             return
@@ -140,7 +134,7 @@ class MessageReader:
         self._buffer += data
 
     def has_over(self, size: int) -> bool:
-        """Whether the next message is there, and takes more bytes than that."""
+        """Return whether the next message is there, and takes more bytes than that."""
         here = len(self._buffer) - self._at - _HEAD
         return here > size and here >= self._length() > size
 
@@ -224,9 +218,8 @@ def checked_parameters(fields: Any) -> dict[str, str | int | float]:
 class Packing:
     """Finds places for arrays, then writes them all: how much memory that takes is known before there is any.
 
-    Args:
-        start: where the first array may lie.
-        shared: the bytes that both sides have, to recognise arrays that lie there already; None where none can.
+    `start` is where the first array may lie; `shared` are the bytes that both sides have, to recognise arrays that lie
+    there already.
     """
 
     def __init__(self, start: int = 0, shared: Array | None = None) -> None:
@@ -238,8 +231,8 @@ class Packing:
         """A place for an array. `subject` is what errors call it.
 
         Raises:
-            MmeError: EXECUTION_FAILED for something that is no array of a type that the protocol has, or has elements
-                that are no text.
+            MmeError: EXECUTION_FAILED for something that is no array of a type that the protocol has, or text that is
+                none.
         """
         if not isinstance(array, np.ndarray):
             raise MmeError(Kind.EXECUTION_FAILED, f"{subject} is {type(array).__name__}, not a numpy array")
@@ -254,11 +247,7 @@ class Packing:
         return self._place(data_type, [array], array.nbytes, shape)
 
     def add_joined(self, arrays: Sequence[Array], subject: str) -> Place:
-        """A place for arrays of one dtype behind one another, along their first dimensions.
-
-        Raises:
-            MmeError: as `add`.
-        """
+        """A place for arrays of one dtype behind one another, along their first dimensions. Raises as `add`."""
         first = arrays[0]
         if first.dtype.kind in "OSU":
             return self.add(np.concatenate(arrays), subject)
@@ -267,11 +256,10 @@ class Packing:
         return self._place(_data_type(first, subject), arrays, nbytes, [rows, *first.shape[1:]])
 
     def has(self, array: Any) -> bool:
-        """Whether an array lies in the bytes that both sides have."""
+        """Return whether an array lies in the bytes that both sides have."""
         return self._shared is not None and isinstance(array, np.ndarray) and array.base is self._shared
 
     def clear(self) -> None:
-        """Forget all arrays."""
         self.end = self._start
         self._arrays.clear()
 
@@ -289,12 +277,9 @@ class Packing:
             yield offset, plain.reshape(-1).view(np.uint8).data
 
     def write(self, memory: memoryview) -> None:
-        """Copy every array to its place; `memory` has at least `end` bytes. One copy, whatever the strides.
-
-        Few bytes are copied twice: numpy takes longer for what it prepares.
-        """
+        """Copy every array to its place; `memory` has at least `end` bytes. One copy, whatever the strides."""
         for offset, nbytes, little, arrays in self._arrays:
-            if nbytes <= _FEW_BYTES and little == arrays[0].dtype:
+            if nbytes <= _FEW_BYTES and little == arrays[0].dtype:  # copied twice: numpy takes longer to prepare
                 memory[offset : offset + nbytes] = b"".join([_bytes_of(array) for array in arrays])
                 continue
             target = np.frombuffer(memory, little, nbytes // little.itemsize, offset)
@@ -357,7 +342,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 def are_sizes(numbers: list[Any]) -> bool:
-    """Whether all of them can count something."""
+    """Return whether all of them can count something."""
     for number in numbers:  # noqa: SIM110 - twice as fast as a generator, for each tensor of each batch
         if type(number) is not int or number < 0:
             return False
@@ -368,7 +353,7 @@ _SMALLEST, _LARGEST = -(2**63), 2**64 - 1  # integers that JSON has on both side
 
 
 def pack_requests(requests: Sequence[ModelRequest], packing: Packing) -> Message:
-    """The fields that tell a batch to the model's process, whose tensors go into `packing`.
+    """The fields that tell a batch to the worker, whose tensors go into `packing`.
 
     Raises:
         MmeError: a tensor that can't cross.
@@ -387,7 +372,6 @@ def pack_requests(requests: Sequence[ModelRequest], packing: Packing) -> Message
 
 
 def unpack_requests(fields: Message, shared: Array, model: str) -> list[ModelRequest]:
-    """The requests of a batch, without responders."""
     if "requests" in fields:
         return [
             ModelRequest(_unpacked(each["inputs"], shared, model), tuple(each["outputs"]), **each["more"])
@@ -497,7 +481,6 @@ def _request(request: ModelRequest, packing: Packing) -> Message:
 
 
 def _more(request: ModelRequest) -> Message:
-    """What a request has beside tensors, by the names of its attributes."""
     more: Message = {}
     if request.id:
         more["id"] = request.id
@@ -562,7 +545,6 @@ def _columns(tensors: Sequence[Mapping[str, Array]], packing: Packing, what: str
 
 
 def _shares(fields: Message, shared: Array, model: str) -> Iterator[dict[str, Array]]:
-    """What each request has of the columns."""
     columns, rows = _unpacked(fields["columns"], shared, model), fields["rows"]
     if rows is None:
         yield columns
