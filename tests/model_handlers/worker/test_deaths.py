@@ -380,7 +380,7 @@ def test_what_nobody_uses_goes_at_once_where_memory_is_short():
     """It is in no model's count, and may be the rest of what the machine has."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = (
-        "import socket; from model_handlers.system import devices; from model_handlers.worker import fork_server; "
+        "import socket; from model_handlers.system import memory; from model_handlers.worker import fork_server; "
         "memory.free_memory = lambda: 0; "
         f"print(fork_server._ForkServer(socket.socket(fileno={theirs.fileno()}), 3600.0).run())"
     )
