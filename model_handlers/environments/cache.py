@@ -58,11 +58,7 @@ _COMPLETE, _LOCK = ".complete", ".lock"
 
 
 class Environments:
-    """The environments of one folder, which is made when the first of them is.
-
-    Args:
-        directory: the folder.
-    """
+    """The environments of one folder, which is made when the first of them is."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -78,7 +74,7 @@ class Environments:
 
         Raises:
             MmeError: INVALID_MODEL when what the model names is not there, or no environment, as an `ElsewhereError`
-                when the model does not bring it; what `patience` raises.
+                when the model does not bring it; as `Patience.check`.
         """
         subject = f"model '{patience.model}': {wanted.subject}"
         if not isinstance(wanted, Requirements):
@@ -94,7 +90,7 @@ class Environments:
         return environment if _is_complete(environment) else None
 
     def provide(self, wanted: Wanted, patience: Patience) -> Environment:
-        """The environment that a model wants, made if need be; who wants what somebody else is making waits for that.
+        """The environment that a model wants, made if need be; one that is being made is waited for.
 
         Raises:
             MmeError: as `find`; INVALID_MODEL when it can't be made, OUT_OF_MEMORY when the disk is full.
@@ -117,7 +113,6 @@ class Environments:
         return Environment(self._directory / packed_name(wanted, self._digests, patience))
 
     def _take_over(self) -> None:
-        """Once: make the folder ours, and clear away what crashes left."""
         with self._guard:
             if self._taken_over:
                 return
@@ -132,7 +127,6 @@ class Environments:
 
 
 def _make(environment: Environment, wanted: Wanted, patience: Patience) -> None:
-    """Make it where it is to lie, or leave nothing of it."""
     _clear(environment)
     try:
         environment.prefix.mkdir(mode=0o755)
@@ -149,14 +143,13 @@ def _make(environment: Environment, wanted: Wanted, patience: Patience) -> None:
 
 
 def _clear(environment: Environment) -> None:
-    """Remove what there is of it, so that it is never taken for complete meanwhile."""
+    """The mark first, so that what is left is never taken for complete."""
     _beside(environment, _COMPLETE).unlink(missing_ok=True)
     if os.path.lexists(environment.prefix):
         shutil.rmtree(environment.prefix)
 
 
 def _is_complete(environment: Environment) -> bool:
-    """Whether it was finished, and its interpreter is still there."""
     return _beside(environment, _COMPLETE).exists() and environment.python.exists()
 
 
@@ -178,12 +171,7 @@ _PIP = [
 
 
 def installed_name(wanted: Requirements, digests: Digests, patience: Patience) -> str:
-    """What the folder of such an environment is called: it tells what was asked for, and on top of what.
-
-    Raises:
-        MmeError: INVALID_MODEL for an included file outside of the model's folder.
-        OSError: a file can't be read.
-    """
+    """What the folder of such an environment is called: it tells what was asked for, and on top of what."""
     wheels = sorted(path for path in wanted.wheels.iterdir() if path.is_file()) if wanted.wheels is not None else []
     asked = [
         list(sys.version_info),
@@ -197,13 +185,7 @@ def installed_name(wanted: Requirements, digests: Digests, patience: Patience) -
 
 
 def install(environment: Environment, wanted: Requirements, patience: Patience) -> None:
-    """Make the venv in its empty folder and install. What is in it after a failure is the caller's to remove.
-
-    Raises:
-        MmeError: INVALID_MODEL with pip's last words when it fails, EXECUTION_FAILED when somebody killed it; what
-            `patience` raises.
-        OSError: what the disk says.
-    """
+    """Make the venv in its empty folder and install. What is in it after a failure is the caller's to remove."""
     subject = f"model '{patience.model}': {wanted.subject}"
     if importlib.util.find_spec("pip") is None:
         raise invalid_model(f"{subject} can't be installed: the server's Python has no pip")
@@ -243,12 +225,9 @@ def _told(ended: fork_client.Ended, files: Iterable[Path]) -> str:
 
 
 def _read_by_pip(wanted: Requirements, model: str) -> Iterator[Path]:
-    """The file of requirements, and those that it includes.
+    """The file of requirements, and those that it includes; one outside of the model's folder is refused.
 
     pip tells the first line of a file that holds no requirements, and clients are told what pip says.
-
-    Raises:
-        MmeError: INVALID_MODEL for one outside of the model's folder.
     """
     folder = wanted.file.parent.resolve()
     pending, seen = [wanted.file], set()
@@ -269,7 +248,6 @@ def _read_by_pip(wanted: Requirements, model: str) -> Iterator[Path]:
 
 
 def _included(text: str) -> Iterator[str]:
-    """The files that -r and -c name in a file of requirements."""
     for line in _CONTINUED.sub("", text.replace("\r\n", "\n")).splitlines():
         words = iter(_words(_COMMENT.sub("", line)))
         for word in words:
@@ -286,7 +264,6 @@ def _words(line: str) -> list[str]:
 
 @functools.cache
 def _server_packages() -> list[str]:
-    """The folders that the server's packages lie in."""
     folders = [*site.getsitepackages(), str(Path(np.__file__).parents[1])]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
@@ -295,7 +272,6 @@ def _server_packages() -> list[str]:
 
 @functools.cache
 def _server_distributions() -> list[str]:
-    """The server's packages with their versions."""
     found = importlib.metadata.distributions(path=_server_packages())
     return sorted({f"{distribution.name}=={distribution.version}" for distribution in found})
 
@@ -315,12 +291,6 @@ _REFUSED = {
 
 def unpack(archive: Path, root: Path, subject: str, token: CancelToken) -> None:
     """Unpack an environment into the empty folder `root`. What is in it after a failure is the caller's to remove.
-
-    Args:
-        archive: the packed environment.
-        root: the folder.
-        subject: what errors call the archive: "model 'm': its environment …".
-        token: checked for each file and each megabyte.
 
     Raises:
         MmeError: INVALID_MODEL when it is refused; as `CancelToken.check`.
@@ -401,21 +371,11 @@ def _path(parts: Parts) -> str:
 
 
 def packed_name(wanted: Given, digests: Digests, patience: Patience) -> str:
-    """What the folder of a packed environment is called: it tells what is in it.
-
-    Raises:
-        OSError: the file can't be read.
-    """
     return f"packed-{digests.of(wanted.path, patience)[:DIGITS]}"
 
 
 def unpack_environment(environment: Environment, wanted: Given, patience: Patience) -> None:
-    """Unpack a packed environment into its empty folder. What is in it after a failure is the caller's to remove.
-
-    Raises:
-        MmeError: INVALID_MODEL when it is refused; what `patience` raises.
-        OSError: what the disk says.
-    """
+    """Unpack a packed environment into its empty folder, and have it moved there."""
     subject = f"model '{patience.model}': {wanted.subject}"
     unpack(wanted.path, environment.prefix, subject, patience)
     check_interpreter(environment, subject)

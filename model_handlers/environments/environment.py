@@ -28,17 +28,12 @@ NICENESS = 10  # of what makes environments: as that of loads, it leaves the pro
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One environment.
-
-    Attributes:
-        prefix: its folder.
-    """
+    """A folder with an interpreter in `bin`."""
 
     prefix: Path
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
         return self.prefix / "bin/python"
 
     def program(self, *arguments: str, **options: Any) -> Program:
@@ -54,15 +49,7 @@ class Environment:
 
 
 def check_interpreter(environment: Environment, subject: str) -> None:
-    """Refuse a folder that is no environment, or whose interpreter is somewhere else than on this machine.
-
-    Args:
-        environment: it.
-        subject: what errors call it: "model 'm': …".
-
-    Raises:
-        MmeError: INVALID_MODEL.
-    """
+    """Refuse a folder that is no environment, or whose interpreter is not one of this machine."""
     python = environment.python
     if os.path.lexists(python) and not python.exists():
         raise invalid_model(
@@ -87,7 +74,6 @@ def check_interpreter(environment: Environment, subject: str) -> None:
 
 
 def _of_another_platform(python: Path) -> bool:
-    """Whether this machine can't execute it, by its first bytes; scripts are not looked into."""
     ours, theirs = _header(Path(sys.executable)), _header(python)
     if not ours.startswith(_ELF) or not theirs or theirs.startswith(b"#!"):
         return False
@@ -103,7 +89,6 @@ def _header(program: Path) -> bytes:
 
 
 def _home(configuration: Path) -> str:
-    """Where a venv was made from, "" for what is none."""
     if not configuration.is_file():
         return ""
     lines = configuration.read_text(errors="replace").splitlines()

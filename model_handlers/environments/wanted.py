@@ -32,24 +32,17 @@ _SOURCES = re.compile(  # where packages come from that are to be installed; one
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An environment that is there: a folder, used where it is, or a packed one.
-
-    Attributes:
-        path: where it is.
-        brought: whether the model brings it, and not somebody else to a place that the model names.
-    """
+    """An environment that is there, as a folder or packed; `brought` by the model, or put there by others."""
 
     path: Path
     brought: bool = field(default=True, compare=False)
 
     @property
     def subject(self) -> str:
-        """What errors call it."""
         return f"its environment {self.path}"
 
     @property
     def remedy(self) -> str:
-        """What to do where it is not there."""
         return (
             "put it into the archive, or leave EXECUTION_ENV_PATH out where the server has what it imports"
             if self.brought
@@ -59,19 +52,13 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Packages to be installed, on top of the server's own.
-
-    Attributes:
-        file: requirements.txt.
-        wheels: the folder that they come from, and from nowhere else; None for whatever index pip knows.
-    """
+    """Packages to be installed on top of the server's: requirements.txt, from `wheels` alone or by pip's index."""
 
     file: Path
     wheels: Path | None
 
     @property
     def subject(self) -> str:
-        """What errors call it."""
         return self.file.name
 
 
@@ -79,11 +66,7 @@ Wanted = Given | Requirements
 
 
 def lack_of(file: Path) -> str:
-    """Why the server's packages are not enough for a requirements.txt, for people; "" where they are.
-
-    Raises:
-        OSError: it can't be read.
-    """
+    """Why the server's packages are not enough for a requirements.txt, in words; "" where they are."""
     try:
         asked = list(_asked(file.read_bytes().decode("utf-8-sig")))
         return next(filter(None, map(_lack, _with_all_that_is_required(asked))), "")
@@ -94,11 +77,6 @@ def lack_of(file: Path) -> str:
 
 
 def _asked(text: str) -> Iterator[Requirement]:
-    """What a requirements.txt asks for on this machine.
-
-    Raises:
-        ValueError: there is more in it than requirements.
-    """
     for line in (_COMMENT.sub("", line).strip() for line in text.splitlines()):
         if line and not _SOURCES.fullmatch(line):
             requirement = _read(line)
@@ -115,7 +93,6 @@ def _read(text: str) -> Requirement:
 
 
 def _applies(requirement: Requirement, extras: frozenset[str] = frozenset()) -> bool:
-    """Whether its marker holds here, for a package of which these extras are wanted."""
     marker = requirement.marker
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
@@ -143,17 +120,11 @@ def _lack(requirement: Requirement) -> str:
 
 @functools.cache
 def _required_by(name: str, extras: frozenset[str]) -> list[Requirement]:
-    """What an installed package requires here.
-
-    Raises:
-        ValueError: that can't be told.
-    """
     return [requirement for requirement in map(_read, _installed(name)[1]) if _applies(requirement, extras)]
 
 
 @functools.cache
 def _installed(name: str) -> tuple[str, tuple[str, ...]]:
-    """The version of a package where models' processes look without an environment, "" for none; what it requires."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:

@@ -19,16 +19,10 @@ _CHUNK = 1 << 20
 
 
 def text_digest(text: str, length: int) -> str:
-    """The first digits of a text's SHA-256, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def file_digest(path: Path, kind: str = "sha256") -> bytes:
-    """The digest of a file, of one of the kinds of `hashlib`.
-
-    Raises:
-        OSError: the file can't be read.
-    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).digest()
 
@@ -40,12 +34,7 @@ class Digests:
         self._known: dict[Path, tuple[FileIdentity, str]] = {}  # single operations of a dict need no lock
 
     def of(self, path: Path, token: CancelToken) -> str:
-        """The SHA-256 of a file, in hexadecimal.
-
-        Raises:
-            OSError: the file can't be read.
-            MmeError: as `CancelToken.check`.
-        """
+        """The SHA-256 of a file, in hexadecimal."""
         with path.open("rb") as file:
             state = state_of(os.fstat(file.fileno()))
             known = self._known.get(path)

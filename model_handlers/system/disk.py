@@ -31,10 +31,7 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE)
 def own_directory(directory: Path) -> None:
     """Make a directory that only we can read, or take over our own.
 
-    In a folder where everybody may write, as /tmp, somebody else could have made it first and put their models there.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when that happened.
+    In a folder where every user may write, as /tmp, another could have made it first and put models there.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     shared = directory.parent.stat().st_mode & stat.S_IWOTH

@@ -21,11 +21,7 @@ _CREATED = os.O_RDWR | os.O_CREAT
 
 
 def take(path: Path, flags: int = os.O_RDONLY) -> int | None:
-    """A descriptor that holds the lock of what lies at `path` until it is closed; None where another holds it.
-
-    Raises:
-        OSError: nothing lies there, or it can't be locked.
-    """
+    """A descriptor that holds the lock of what lies at `path` until it is closed; None where another holds it."""
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -81,21 +81,18 @@ def extract(
 ) -> int:
     """Unpack the .tar.gz that `stream` delivers into the new directory `destination`, whose parent exists.
 
-    Returns when the directory is complete and on the disk. After any failure nothing of it is left. The stream is
-    read to its end and closed, whatever happens.
+    Returns the bytes of its files when the directory is complete and on the disk; after any failure nothing of it is
+    left. The stream is read on another thread, to its end, and closed whatever happens.
 
     Args:
-        stream: the archive's bytes, read on another thread.
+        stream: the archive's bytes.
         destination: must not exist, or be empty.
         name: the archive's name, for errors.
-        packed: its bytes, where they are known: who leaves the disk for it leaves for no more than it can hold.
-        limits: what the archive may unpack to; the defaults of `ExtractLimits` if None.
+        packed: its bytes, where they are known.
+        limits: the defaults of `ExtractLimits` if None.
         claim: called before each file is written, with its bytes; what it raises ends the unpacking.
         note: called before the directory appears, with the checksums of its files.
         token: checked about twenty times a second.
-
-    Returns:
-        the bytes of its files.
 
     Raises:
         MmeError: INVALID_MODEL when the archive is refused, OUT_OF_MEMORY when the disk is full, ALREADY_EXISTS when
@@ -131,10 +128,7 @@ class _Unpacking(Unpacking):
             raise self.refused("holds no files: pack a model directory with `mme pack`")
 
     def unsynced(self) -> list[Path]:
-        """The directories that are to be made to last, the deepest first.
-
-        Of many files it is the whole disk at once: each by itself takes milliseconds, and all of them minutes.
-        """
+        """Directories to be synced, the deepest first; where there are many, the whole disk was synced at once."""
         if len(self.made) > _SYNCED_ALONE:
             sync_disk_of(self._root)
             return [self._root]
@@ -200,18 +194,8 @@ def is_mac_metadata(parts: Parts) -> bool:
 def pack(directory: Path, output: Path, *, level: int = 1, progress: Callable[[int], None] | None = None) -> None:
     """Write the content of a model directory to the .tar.gz `output`, which appears complete or not at all.
 
-    Equal content gives equal bytes: names in order, no owner, no time. Links are refused, since SageMaker refuses
-    archives that hold them.
-
-    Args:
-        directory: its content lies at the root of the archive.
-        output: replaced when it exists; must lie outside `directory`.
-        level: 0 (fastest) to 3 (smallest), as igzip counts.
-        progress: called with the number of bytes that were packed since the last call.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when an argument is wrong, INVALID_MODEL when the directory holds links, special
-            files or nothing, OUT_OF_MEMORY when the disk is full.
+    Equal content gives equal bytes: names in order, no owner, no time. SageMaker refuses archives that hold links.
+    `level` is 0 (fastest) to 3 (smallest); `progress` is called with the bytes packed since the last call.
     """
     if level not in range(4):
         raise invalid_argument(f"compression level {level} is not one of 0, 1, 2, 3")
@@ -228,7 +212,6 @@ def pack(directory: Path, output: Path, *, level: int = 1, progress: Callable[[i
 
 
 def _files_below(directory: Path, prefix: str) -> Iterator[tuple[Path, str]]:
-    """Every directory and file below, with its name in the archive, in the order of names."""
     for path in sorted(directory.iterdir(), key=lambda path: path.name):
         name, mode = prefix + path.name, path.lstat().st_mode
         if is_mac_metadata(tuple(name.split("/"))):
@@ -256,7 +239,6 @@ def _pack_members(members: list[tuple[Path, str]], file: BinaryIO, level: int, p
 
 
 def _tar_blocks(path: Path, name: str, progress: Callable[[int], None]) -> Iterator[bytes]:
-    """A member's header and data."""
     member, status = tarfile.TarInfo(name), path.lstat()
     if stat.S_ISDIR(status.st_mode):
         member.type, member.mode = tarfile.DIRTYPE, 0o755
@@ -282,7 +264,7 @@ _EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def remove_staging(directory: Path) -> None:
-    """Remove what runs that ended in the middle left in `directory`; what a live process unpacks stays."""
+    """Remove what runs that ended in the middle left; what a live process unpacks stays."""
     for path in directory.glob(f"{_STAGING_PREFIX}*"):
         with suppress(OSError):  # another process removes it too
             fd = file_lock.take(path, os.O_DIRECTORY)
@@ -305,7 +287,7 @@ def staging_directory(parent: Path) -> Iterator[Path]:
 
 
 def _remove(staging: Path) -> None:
-    """Remove it, or have the next one who stages anything do it."""
+    """Remove it, or leave that to the next staging: removing takes descriptors."""
     shutil.rmtree(staging, ignore_errors=True)
     (_LEFT.add if staging.exists() else _LEFT.discard)(staging)
 
@@ -314,15 +296,7 @@ def publish(staging: Path, directories: Iterable[Path], destination: Path) -> No
     """Make a staging directory the destination.
 
     A rename is atomic for processes, not for power: without fsync of the files and of every directory, the name may
-    survive a crash while the bytes behind it do not, and the next run would take the empty files for the model.
-
-    Args:
-        staging: whose files are on the disk.
-        directories: every one that was made in it, the deepest first, and itself.
-        destination: must not exist, or be empty.
-
-    Raises:
-        MmeError: ALREADY_EXISTS when the destination is there.
+    survive a crash while the bytes do not. `directories` are all that were made, the deepest first.
     """
     for directory in directories:
         fsync_directory(directory)

@@ -46,11 +46,7 @@ _MOST = 10_000  # names
 
 
 class Outages:
-    """Those of one store.
-
-    Args:
-        clock: seconds.
-    """
+    """The outages of one store. `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -63,7 +59,7 @@ class Outages:
         return f"<Outages of {len(self._until)}>"
 
     def goes_on(self, name: str) -> bool:
-        """Whether a name need not be asked for: then another thread does, or did a moment ago."""
+        """Whether a name need not be asked for: another thread asks now, or asked a moment ago."""
         now = self._clock()
         with self._guard:
             for scope in (_WHOLE, name):
@@ -76,11 +72,7 @@ class Outages:
         return False
 
     def must_wait(self, name: str) -> None:
-        """Leave the store alone as long as it asks for it.
-
-        Raises:
-            UnreachableError: that long is not over.
-        """
+        """Raise an `UnreachableError` as long as the store asks to be left alone for a name."""
         with self._guard:
             until, why = self._left_alone.get(name, (0.0, ""))
         left = until - self._clock()
@@ -88,7 +80,7 @@ class Outages:
             raise UnreachableError(f"{why}; it is asked again in {left:.0f} s", whole=False)
 
     def begins(self, name: str, error: UnreachableError) -> bool:
-        """A name could not be asked for; whether that is news."""
+        """A name could not be asked for; return whether that is news."""
         scope, now = _WHOLE if error.whole else name, self._clock()
         with self._guard:
             is_new = scope not in self._until
@@ -98,7 +90,7 @@ class Outages:
         return is_new
 
     def is_over(self, name: str) -> bool:
-        """A name was asked for; whether that is news."""
+        """A name was asked for; return whether an outage ended."""
         with self._guard:
             self._left_alone.pop(name, None)
             return [self._until.pop(scope, None) for scope in (_WHOLE, name)] != [None, None]
@@ -115,8 +107,6 @@ class Artifact:
     """An unpacked archive.
 
     Attributes:
-        name: in its store.
-        path: the directory that holds its content.
         downloaded: whether this fetch got it from the store.
         seconds: that download and unpacking took, 0 without.
         hold: keeps it on disk until it is released.
@@ -135,8 +125,6 @@ class Artifact:
 
 
 class _NameLock:
-    """The lock of one name, and how many threads hold it or wait for it."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.users = 0
@@ -160,7 +148,7 @@ class Artifacts:
         derived: Derived | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the directory over; what a crashed run left half unpacked goes.
+        """Take the directory over; what a crashed run left half unpacked is removed.
 
         Args:
             store: where archives come from.
@@ -169,11 +157,7 @@ class Artifacts:
             budget: bytes for all together; see `DiskRoom`.
             let_go: see `DiskRoom`.
             derived: see `DiskRoom`.
-            clock: seconds, by which an outage and a broken archive are remembered; see also `DiskRoom`.
-
-        Raises:
-            MmeError: INTERNAL or OUT_OF_MEMORY when the directory cannot be made, INVALID_ARGUMENT when another user
-                could have filled it.
+            clock: seconds.
         """
         self.store = store
         self.directory = directory
@@ -193,15 +177,13 @@ class Artifacts:
 
     @property
     def busy(self) -> int:
-        """How many names are fetched or removed now."""
         return len(self._locks)
 
     def fetch(self, name: str, token: CancelToken = NEVER) -> Artifact:
         """The archive's current content on disk, downloaded unless that etag is there already.
 
-        Threads that want the same name at once share one download. When the store can't be reached, it is what was
-        used last. One that is replaced meanwhile is looked up anew, a few times. Older etags stay for as long as
-        somebody holds them or there is room.
+        Threads that want the same name share one download. When the store can't be reached, it is what was used last.
+        One that is replaced meanwhile is looked up again, a few times. Older etags stay while held or there is room.
 
         Raises:
             MmeError: what the store, the archive or the disk have to say; CANCELLED.
@@ -217,7 +199,6 @@ class Artifacts:
             return self._fetch(name, token)
 
     def _fetch(self, name: str, token: CancelToken) -> Artifact:
-        """What the store has now; the name's lock is held."""
         obj, path = self._find(name, token)
         self._refuse_broken(path)
         hold = self._held(name, path, can_download=obj is not None, token=token)
@@ -230,11 +211,7 @@ class Artifacts:
         return artifact
 
     def _held(self, name: str, path: Path, *, can_download: bool, token: CancelToken) -> Hold | None:
-        """Hold a copy that is there and is what was written; None for one that is to be downloaded.
-
-        Raises:
-            MmeError: UNAVAILABLE for a damaged copy that another server, or another load, still uses.
-        """
+        """Hold a copy that is there and whole; None for one that is to be downloaded."""
         hold = self.room.hold(path)
         if hold is None:
             return None
@@ -260,7 +237,7 @@ class Artifacts:
         )
 
     def discard(self, name: str) -> None:
-        """Remove the unpacked copies of an archive, but for those that somebody holds."""
+        """Remove the unpacked copies of an archive that are not held."""
         problem = f"what was unpacked of '{name}' cannot be removed"
         with self._locked(name, NEVER), disk_errors(problem), staging_directory(self.directory) as staging:
             self._fetched.pop(name, None)
@@ -268,10 +245,7 @@ class Artifacts:
                 self.room.remove(path, staging)
 
     def condemn(self, name: str, error: MmeError) -> None:
-        """What was fetched last under that name is good for nothing, for that reason: remove it, and remember why.
-
-        An archive whose fetch failed left nothing to condemn, and what older etags left is not to blame.
-        """
+        """What was fetched last under that name can't be loaded, for that reason: remove it, and remember why."""
         problem = f"what was unpacked of '{name}' cannot be removed"
         with self._locked(name, NEVER), disk_errors(problem), staging_directory(self.directory) as staging:
             path = self._fetched.pop(name, None)
@@ -280,7 +254,7 @@ class Artifacts:
                 self.room.remove(path, staging)
 
     def used(self, name: str, seconds: float) -> None:
-        """What is unpacked of an archive was used at that time of the wall clock, as somebody else noted."""
+        """Note that what is unpacked of an archive was used at that time of the wall clock."""
         for path in self.copies(name)[-1:]:
             if path.stat().st_mtime < seconds:
                 self.room.touch(path, seconds)
@@ -307,7 +281,7 @@ class Artifacts:
         return obj, self._path(name, obj.etag)
 
     def _download(self, obj: StoredObject, path: Path, token: CancelToken) -> Artifact:
-        """Unpack the archive. What arrives damaged is downloaded once more; where the disk is full, others leave it."""
+        """Unpack the archive: once more if it arrives damaged, or when others left the full disk."""
         start = time.perf_counter()
         arrived_damaged = False
         while True:
@@ -326,7 +300,6 @@ class Artifacts:
                 raise error
 
     def _unpack(self, obj: StoredObject, path: Path, unpacking: Unpacking, token: CancelToken) -> MmeError | None:
-        """Download an archive into its directory; the error that kept it from that."""
         claim = functools.partial(self.room.claim, unpacking)
         note = functools.partial(self.room.sums.note, path.name)
         try:
@@ -339,7 +312,7 @@ class Artifacts:
         return None
 
     def _stat(self, name: str, token: CancelToken, *, hurried: bool = False) -> StoredObject:
-        """What there is under a name; a store may have it without the suffix, which names of archives need not have."""
+        """A store may have an archive without the suffix, which names of archives need not have."""
         try:
             return self.store.stat(name, token, hurried=hurried)
         except MmeError as error:
@@ -359,10 +332,6 @@ class Artifacts:
         note: Callable[[Sums], None],
         token: CancelToken,
     ) -> int:
-        """Make the directory `path` of it, complete or not at all; its bytes, each claimed before it was written.
-
-        `note` is told the checksums of its files before it appears.
-        """
         stream = watched(self.store.open(obj), token)
         return extract(
             stream,
@@ -403,7 +372,6 @@ class Artifacts:
 
     @contextmanager
     def _locked(self, name: str, token: CancelToken) -> Iterator[None]:
-        """Hold the lock of that name, which exists as long as somebody wants it."""
         with self._guard:
             entry = self._locks.setdefault(name, _NameLock())
             entry.users += 1
@@ -421,7 +389,7 @@ class Artifacts:
 
 
 def key_of(place: str, name: str) -> str:
-    """What the directories begin with of whatever is called like that in a place."""
+    """What the directories of a name in a place begin with."""
     return text_digest(f"{place}\0{name}", 24)
 
 

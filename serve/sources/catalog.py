@@ -34,17 +34,7 @@ if TYPE_CHECKING:
 
 
 class Origins:
-    """Names over everything that has models.
-
-    Attributes:
-        artifacts: archives that requests may name, or None.
-
-    Args:
-        options: which store, repositories and folders there are.
-        scripts: what is the same for all inference scripts.
-        weights: what is made of archives.
-        let_go: see `Artifacts`.
-    """
+    """Names over everything that has models. `artifacts` are archives that requests may name, or None."""
 
     def __init__(
         self,
@@ -82,7 +72,7 @@ class Origins:
 
     @property
     def room(self) -> DiskRoom | None:
-        """What is taken of the disk by what was downloaded; None where nothing is."""
+        """What downloads take of the disk; None where nothing is downloaded."""
         downloaded = self.artifacts or self._directories
         return downloaded.room if downloaded is not None else None
 
@@ -93,7 +83,7 @@ class Origins:
         return name if self._repositories is None else self._repositories.canonical(name)
 
     def find(self, name: str) -> Source:
-        """Where a name that nobody gave a url for would come from.
+        """Where a name comes from that was posted without a url.
 
         Raises:
             MmeError: UNKNOWN_MODEL; and as `Repositories.find`.
@@ -112,7 +102,6 @@ class Origins:
         return found
 
     def find_all(self) -> list[str]:
-        """Every name that there is. Blocks."""
         if self.artifacts is not None:
             return [stored.name for stored in self.artifacts.store.list()]
         if self._directories is not None:
@@ -120,17 +109,13 @@ class Origins:
         return self._repositories.names() if self._repositories is not None else list(self._folders)
 
     def is_bare(self) -> bool:
-        """Whether there is a store or a repository, and no model in it. Blocks.
-
-        Raises:
-            MmeError: UNAVAILABLE when it can't be read.
-        """
+        """Whether there is a store or a repository, and no model in it."""
         if self.artifacts is not None:
             return next(iter(self.artifacts.store.list()), None) is None
         return (self._directories is not None or self._repositories is not None) and not self.find_all()
 
     def scan(self) -> dict[str, str]:
-        """Every name that the repositories have, and what its files look like. Blocks."""
+        """Every name that the repositories have, and what its files look like."""
         if self._directories is not None:
             return self._directories.scan()
         return self._repositories.scan() if self._repositories is not None else {}
@@ -152,26 +137,17 @@ class Origins:
         return of_names.refused if of_names is not None else {}
 
     def overridden(self, name: str, base: Source | None, override: Override) -> Overridden:
-        """What a name means for one load. Blocks; see `Overrides.source`."""
         return self._overrides.source(name, base, override)
 
     def restored(self, name: str, base: Source | None, config: str, folder: str) -> Overridden:
-        """The same in the next worker; see `Overrides.restored`."""
         return self._overrides.restored(name, base, config, folder)
 
     def sweep_overrides(self) -> None:
-        """Everything is restored that is to be; see `Overrides.sweep`."""
         self._overrides.sweep()
 
 
 def unavailable(name: str, version: int | None, known: Container[int]) -> MmeError:
-    """There is such a model, but none of it is served.
-
-    Args:
-        name: the model's.
-        version: that is asked for, None for the latest.
-        known: versions that were served last, or were to be.
-    """
+    """There is such a model, but none of it is served; `known` are versions that were, or were to be."""
     if version is None:
         return MmeError(Kind.UNKNOWN_VERSION, f"Request for unknown model: '{name}' has no available versions")
     if version not in known:
@@ -180,15 +156,17 @@ def unavailable(name: str, version: int | None, known: Container[int]) -> MmeErr
 
 
 def unknown(name: str) -> MmeError:
-    """There is no such model."""
     return MmeError(Kind.UNKNOWN_MODEL, f"Request for unknown model: '{name}' is not found")
 
 
 class Repositories:
-    """Names over folders.
+    """The models of local repositories: which names there are, and which folder each of them means.
+
+    A name that two repositories have is refused, or, with namespaces, is the name of two models: `<repository>/<name>`
+    means one of them, the repository being called as its folder is. A name that only one has means it either way.
 
     Attributes:
-        refused: name → why it is none that can be served, as of the last look at all of them.
+        refused: name → why it can't be served, as of the last look at all of them.
 
     Args:
         folders: one for each repository.
@@ -214,7 +192,7 @@ class Repositories:
         return plain if [folder.name for folder in holders] == [space] else name
 
     def find(self, name: str) -> InRepository | None:
-        """Where a model is, None if it is nowhere.
+        """Where a model is, None if it is nowhere. Looks at two or three names: may be called on the event loop.
 
         Raises:
             MmeError: INVALID_MODEL for a name that two repositories have; INVALID_ARGUMENT where that is allowed, and
@@ -232,20 +210,12 @@ class Repositories:
         return InRepository(holders[0] / plain, others)
 
     def has(self, name: str) -> bool:
-        """Whether there is a model of that name, as `names` would tell: its folder may outlive it.
-
-        Raises:
-            MmeError: as `find`.
-        """
+        """Whether `names` would tell that model: its folder may outlive it."""
         source = self.find(name)
         return source is not None and may_be_model(source.path, self._scripts())
 
     def names(self) -> list[str]:
-        """Every name, in order; reads directories.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when a repository is not a directory.
-        """
+        """Every name, in order; reads directories."""
         owners: dict[str, list[Path]] = {}
         for folder in self._folders:
             for name in list_models(folder, self._scripts()):
@@ -293,11 +263,7 @@ class Repositories:
 def print_of(path: Path) -> str:
     """What the files of a model look like: names, sizes and times, those of empty directories too.
 
-    Its config.pbtxt is what it says: one that is written again with the same words is the same. What Python keeps of
-    code that it has read is none of them.
-
-    Raises:
-        MmeError: INTERNAL when they can't be read.
+    A config.pbtxt that is written again with the same words is the same. What Python keeps of code is not looked at.
     """
     digest = hashlib.sha256()
     walked = {_place(str(path))}
@@ -318,7 +284,6 @@ def print_of(path: Path) -> str:
 
 
 def _place(directory: str) -> tuple[int, int]:
-    """The same for every way to a directory."""
     try:
         status = os.stat(directory)  # noqa: PTH116
     except OSError:  # as in `_status`

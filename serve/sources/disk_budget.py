@@ -46,26 +46,29 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none, 
 
 
 class ByteLocks:
-    """The locks of one file, which is made if it is not there."""
+    """Locks that several processes share through one file, each of them one byte of it.
+
+    They belong to the open file (OFD locks of Linux): they end with it, however its process ends, and two open files
+    exclude each other even within one process. Never waited for. Not thread-safe.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.close = weakref.finalize(self, os.close, self._fd)  # gives every lock back; once
 
     def share(self, byte: int) -> bool:
-        """Lock a byte together with others; False if somebody has it alone. What is held already becomes shared."""
+        """Lock a byte together with others; False if it is locked alone. A lock held already becomes shared."""
         return self._set(fcntl.F_RDLCK, byte)
 
     def exclude(self, byte: int) -> bool:
-        """Lock a byte alone; False if anybody else has it."""
+        """Lock a byte alone; False if another file has it."""
         return self._set(fcntl.F_WRLCK, byte)
 
     def unlock(self, byte: int) -> None:
-        """Give a byte back."""
         self._set(fcntl.F_UNLCK, byte)
 
     def others_have(self, byte: int) -> bool:
-        """Whether another open file has locked a byte, alone or together with others."""
+        """Whether another open file has locked a byte."""
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         try:
             found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
@@ -93,10 +96,11 @@ _NEW_SECONDS = 3600.0  # for which checksums without a copy stay: another server
 
 
 class CopySums:
-    """The checksums of the copies in one directory.
+    """Checksums of unpacked copies, as JSON in `.sums/<name of the copy>`: path → bytes and CRC-32.
 
-    Args:
-        directory: where the copies lie; it exists.
+    They are taken of the bytes on their way to the disk and kept before the copy appears. A copy is read and compared
+    when this process looks at it for the first time, 20 to 70 ms for 90 MB, and again when the status of any of its
+    files has changed. A CRC finds what disks and crashes do; intent is kept away by the directory's permissions.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -109,11 +113,7 @@ class CopySums:
         return f"<CopySums of {self._directory}, {len(self._whole)} seen>"
 
     def note(self, name: str, sums: Sums) -> None:
-        """Keep what is about to appear as the copy of that name.
-
-        Raises:
-            OSError: the disk has something against it.
-        """
+        """Keep what is about to appear as the copy of that name."""
         own_directory(self._folder)
         with replacing(self._folder / name) as file:
             file.write(json.dumps({"files": sums}).encode())
@@ -124,20 +124,14 @@ class CopySums:
             self._whole[path.name] = _look_of(path)
 
     def forget(self, name: str) -> None:
-        """The copy of that name was removed."""
         self._whole.pop(name, None)
         (self._folder / name).unlink(missing_ok=True)
 
     def knows(self, path: Path) -> bool:
-        """Whether there are checksums of a copy."""
         return path.name in self._whole or (self._folder / path.name).exists()
 
     def damage(self, path: Path, token: CancelToken) -> str:
-        """What is wrong with a copy, "" for nothing. The caller holds the copy.
-
-        Raises:
-            MmeError: CANCELLED; INTERNAL when the copy can't be read.
-        """
+        """What is wrong with a copy, "" for nothing. The caller holds the copy."""
         with disk_errors(f"{path} cannot be read"):
             look = _look_of(path)
             if self._whole.get(path.name) == look:
@@ -152,7 +146,6 @@ class CopySums:
         return ""
 
     def _noted(self, name: str) -> Sums | None:
-        """What was noted of a copy; None where that is nothing, or is damaged itself."""
         try:
             noted = json.loads((self._folder / name).read_bytes())["files"]
             return {file: (int(size), int(crc)) for file, (size, crc) in noted.items()}
@@ -160,7 +153,7 @@ class CopySums:
             return None
 
     def _sweep(self) -> None:
-        """Remove what was noted of copies that an older version, a crash or a hand removed."""
+        """Remove what was noted of copies that are gone."""
         new = time.time() - _NEW_SECONDS
         with suppress(FileNotFoundError):
             for noted in list(self._folder.iterdir()):
@@ -182,12 +175,6 @@ def _wrong(file: Path, expected: tuple[int, int], token: CancelToken) -> str:
 
 
 def crc_of(file: Path, token: CancelToken = NEVER) -> int:
-    """The CRC-32 of a file.
-
-    Raises:
-        MmeError: CANCELLED.
-        OSError: the file can't be read.
-    """
     crc, block = 0, memoryview(bytearray(min(_BLOCK_SIZE, max(file.stat().st_size, 1))))
     with file.open("rb", buffering=0) as stream:
         while size := stream.readinto(block):
@@ -197,7 +184,6 @@ def crc_of(file: Path, token: CancelToken = NEVER) -> int:
 
 
 def _look_of(path: Path) -> int:
-    """What the files of a copy look like, without a look into them."""
     looks = []
     for base, folders, files in os.walk(path):
         folders.sort()
@@ -218,12 +204,7 @@ _DEFAULT_SHARE = 0.8  # of what is free at the start, and of what lies there alr
 
 @dataclass(slots=True)
 class Unpacking:
-    """An archive on its way to the disk.
-
-    Attributes:
-        name: of the archive, for errors and the log.
-        claimed: bytes that it has claimed so far.
-    """
+    """An archive on its way to the disk, and the bytes that it has claimed so far."""
 
     name: str
     claimed: int = 0
@@ -238,7 +219,6 @@ class Hold:
     _held: bool = field(default=True)
 
     def release(self) -> None:
-        """It is not used any more: this was its last use."""
         if self._held:
             self._held = False
             self.room._release(self.path)  # noqa: SLF001 - its own
@@ -254,7 +234,7 @@ class Derived(Protocol):
     taken: int
 
     def shrink(self) -> None:
-        """Remove what nobody needs any more, since the archives that it was made of are gone."""
+        """Remove what was made of archives that are gone."""
 
 
 class DiskRoom:
@@ -270,9 +250,9 @@ class DiskRoom:
     Args:
         directory: theirs; it exists.
         budget: None for 80 % of what is free there now and of what they take already.
-        let_go: called on a load thread that needs room for an archive, by its name: puts one model out of memory, if
-            any may go, so that its archive may leave; returns whether it did.
-        clock: seconds, by which it is looked at again what lies there.
+        let_go: called on a load thread that needs room for an archive, by its name: evicts one model from memory, so
+            that its archive may leave; returns whether it did.
+        clock: seconds.
     """
 
     def __init__(
@@ -308,7 +288,6 @@ class DiskRoom:
 
     @property
     def used(self) -> int:
-        """Bytes of everything unpacked, of everything claimed, and of what was derived."""
         return self.archives + self._claimed + (self.derived.taken if self.derived is not None else 0)
 
     def copies(self, key: str) -> list[Path]:
@@ -323,7 +302,7 @@ class DiskRoom:
         return [path for _, path in sorted(found)]
 
     def hold(self, path: Path) -> Hold | None:
-        """Use a directory that lies there; None if it does not, or somebody is removing it."""
+        """Use a directory that lies there; None if it does not, or is being removed."""
         with self._guard:
             if not self._users[path.name] and not self._locks.share(_byte(path)):
                 return None
@@ -349,11 +328,10 @@ class DiskRoom:
             self.touch(path)
 
     def close(self) -> None:
-        """Nobody here uses anything any more."""
         self._locks.close()
 
     def touch(self, path: Path, seconds: float | None = None) -> None:
-        """Note that a directory was used now, or at that time of the wall clock, if it is there and the disk allows."""
+        """Note the last use of a directory, now or at that time of the wall clock, if the disk allows."""
         if seconds is not None:
             self._in_order = False
         with suppress(OSError):  # it is no more than a hint whom to remove first
@@ -361,11 +339,7 @@ class DiskRoom:
 
     @contextmanager
     def unpacking(self, name: str, packed: int) -> Iterator[Unpacking]:
-        """While an archive of `packed` bytes is unpacked: what it claims is given back, its directory counts by itself.
-
-        Raises:
-            MmeError: OUT_OF_MEMORY when already its packed bytes are too many.
-        """
+        """While an archive of `packed` bytes is unpacked: what it claims is given back afterwards."""
         if packed > self.budget + _PACKING:
             raise self._too_large(name)
         with self._guard:
@@ -381,7 +355,7 @@ class DiskRoom:
         """Make room for so many more bytes of an archive, evicting others. Called before they are written.
 
         Raises:
-            MmeError: OUT_OF_MEMORY when they do not fit whoever leaves, or models in use leave no room.
+            MmeError: OUT_OF_MEMORY when they do not fit whatever leaves, or models in use leave no room.
         """
         unpacking.claimed += size
         with self._guard:
@@ -399,11 +373,10 @@ class DiskRoom:
                 )
 
     def has(self, size: int) -> bool:
-        """Whether so many bytes are left, for what can do without: nobody leaves for it."""
+        """Whether so many bytes are left; nothing is evicted for it."""
         return self.used + size <= self.budget
 
     def _shrink(self) -> bool:
-        """Whether anything comes back of what was derived from archives that are gone."""
         if self.derived is None:
             return False
         before = self.derived.taken
@@ -417,13 +390,12 @@ class DiskRoom:
         )
 
     def published(self, path: Path, size: int) -> None:
-        """A directory is complete and in its place."""
         self.sums.appeared(path)
         with self._guard:
             self._appeared(path.name, size)
 
     def make_way(self, name: str, size: int) -> bool:
-        """The disk is full, whatever the budget says: remove so many bytes for an archive. Whether any came back."""
+        """The disk is full, whatever the budget says: remove so many bytes. Whether any came back."""
         freed: list[int] = []
         while sum(freed) < size:
             evicted = self._evict_one(name)
@@ -434,7 +406,7 @@ class DiskRoom:
         return bool(freed)
 
     def remove(self, path: Path, staging: Path) -> bool:
-        """Move a directory that nobody uses into staging; whether that was so.
+        """Move a directory that is not used into staging; whether that was so.
 
         A crash in between leaves staging, never half a model under its name.
         """
@@ -453,7 +425,6 @@ class DiskRoom:
         return True
 
     def _evict_one(self, beneficiary: str) -> int | None:
-        """Remove the least recently used archive that may go; its bytes, None if there is none."""
         tried = set[str]()  # in vain: other servers use them
         with staging_directory(self._directory) as staging, disk_errors(f"{self._directory} cannot be cleared"):
             while (name := self._used_longest_ago(tried)) is not None:
@@ -478,7 +449,6 @@ class DiskRoom:
             return next((name for name in self._idle if name not in but), None)
 
     def _used_at(self) -> Iterator[tuple[int, Path]]:
-        """Every directory that lies there, with its last use."""
         for path in self._directory.iterdir():
             if _NAME.fullmatch(path.name):
                 try:
@@ -487,7 +457,6 @@ class DiskRoom:
                     continue
 
     def _look_again(self) -> None:
-        """See what others did who share the directory, or a person."""
         if self._locks.others_have(_IN_USE) or self._clock() - self._looked_at > _LOOK_SECONDS:
             self._look()
 
@@ -518,7 +487,6 @@ class DiskRoom:
 
 
 def _byte(path: Path) -> int:
-    """The byte of the lock file that stands for a directory."""
     return int(path.name.replace("-", "")[-15:], 16)
 
 

@@ -50,7 +50,7 @@ def is_model(path: Path) -> bool:
 
 
 def may_be_model(path: Path, scripts: Scripts) -> bool:
-    """Whether a directory holds a model; also if it can't be read, as whoever loads it will tell: others are served."""
+    """Whether a directory holds a model; also if it can't be read, as its load will tell."""
     try:
         return is_model(path) or scripts.serves(path)
     except FileNotFoundError:  # it went this moment
@@ -60,13 +60,7 @@ def may_be_model(path: Path, scripts: Scripts) -> bool:
 
 
 def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
-    """The names of the models in a repository of several, in order: its directories that hold a model.
-
-    One whose name is no text is left out with a warning.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when the repository is not a directory.
-    """
+    """The names of the models in a repository, in order: its directories that hold one, and have UTF-8 names."""
     if not path.is_dir():
         raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
     with disk_errors(f"model repository {path} cannot be read"):
@@ -79,18 +73,17 @@ def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def _warn_of_name(path: Path) -> None:
-    """Once, however often the repository is looked at."""
     _log.warning("ignore model directory %a, whose name is not UTF-8: rename it", str(path))
 
 
 def versions_in(path: Path) -> dict[int, Path]:
-    """The version directories by their numbers, ascending. Other names, and 01 for 1, are no versions to Triton."""
+    """The version directories by their numbers, ascending. 01 is no version to Triton."""
     names = [child.name for child in directories(path) if child.name.isascii() and child.name.isdigit()]
     return {int(name): path / name for name in sorted(names, key=int) if str(int(name)) == name}
 
 
 def ignored_versions(path: Path) -> list[str]:
-    """Directories that are called almost as versions are, and are none."""
+    """Directories that are called almost as versions are."""
     versions = versions_in(path).values()
     return [child.name for child in directories(path) if child.name[:1].isdigit() and child not in versions]
 
@@ -116,7 +109,6 @@ def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
 
 
 def _only_folder(path: Path) -> Path | None:
-    """The one folder that there is in a directory, where there is nothing else; hidden files count for nothing."""
     there = [child for child in path.iterdir() if not child.name.startswith(".")]
     return there[0] if len(there) == 1 and there[0].is_dir() else None
 
@@ -131,16 +123,11 @@ def _candidates_in(path: Path, scripts: Scripts) -> list[Path]:
 
 
 def _is_of_triton(path: Path) -> bool:
-    """Whether a directory with versions is more than numbers: it has a configuration, or a file that needs none."""
     return (path / CONFIG_NAME).is_file() or any(map(detect_backend, versions_in(path).values()))
 
 
 def models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
-    """The model directories of an unpacked archive, the one that requests are for first.
-
-    Raises:
-        MmeError: INVALID_MODEL when there is none, or none of several that requests are for.
-    """
+    """The model directories of an unpacked archive, the one that requests are for first."""
     candidates = candidates_in(path, scripts)
     if not candidates:
         raise no_model(path, name)
@@ -161,7 +148,7 @@ def models_in(path: Path, name: str, scripts: Scripts) -> list[Path]:
 
 
 def _entries(candidates: list[Path], name: str, scripts: Scripts) -> list[Path]:
-    """Who says that requests are for it; else the ensemble of which no other is made; else the archive's namesake."""
+    """The marked model; else the ensemble of which no other is made; else the archive's namesake."""
     configs = {candidate: read_config(candidate, name, scripts, strict_name=False) for candidate in candidates}
     chosen = [path for path, config in configs.items() if config.parameters.get(ENTRY, "").strip().lower() == "true"]
     parts = {step.model_name for config in configs.values() for step in config.ensemble}
@@ -171,7 +158,6 @@ def _entries(candidates: list[Path], name: str, scripts: Scripts) -> list[Path]:
 
 
 def _scripts_in(path: Path, scripts: Scripts) -> list[Path]:
-    """The model of an archive without configuration and versions, which an inference script may serve."""
     if scripts.own(path):
         return [path]
     children = [child for child in directories(path) if scripts.own(child)]
@@ -179,17 +165,11 @@ def _scripts_in(path: Path, scripts: Scripts) -> list[Path]:
 
 
 def config_file(path: Path, scripts: Scripts) -> Path:
-    """Where the configuration of the model in a directory is, if it has one."""
     named = path / CONFIGS / f"{scripts.config_name}.pbtxt"
     return named if scripts.config_name and named.is_file() else path / CONFIG_NAME
 
 
 def config_text(file: Path, name: str) -> str:
-    """What a configuration says.
-
-    Raises:
-        MmeError: INVALID_MODEL when it is no text, or too long for one.
-    """
     if file.stat().st_size > MAX_CONFIG_SIZE:
         raise invalid_model(f"{file.name} of model '{name}' is larger than {MAX_CONFIG_SIZE} bytes")
     try:
@@ -199,11 +179,7 @@ def config_text(file: Path, name: str) -> str:
 
 
 def read_config(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> ModelConfig:
-    """The configuration of the model in a directory, as `pbtxt.parse_config` has it; an empty one where there is none.
-
-    Raises:
-        MmeError: INVALID_MODEL, also where there has to be one.
-    """
+    """The configuration of the model in a directory; an empty one where there is none and none is required."""
     file = config_file(path, scripts)
     if not file.is_file():
         if scripts.strict and not scripts.serves(path):
@@ -225,7 +201,7 @@ def misnamed_config(path: Path) -> str:
 
 
 def files_in(folder: Path) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
-    """The files below a folder: where in it, and what they are. Links to directories are not followed."""
+    """The files below a folder, in parts of their paths. Links to directories are not followed."""
     for base, directories, names in os.walk(folder):  # a tenth of what Path.rglob takes
         directories[:] = [name for name in directories if name != COMPILED]
         place = Path(base).relative_to(folder).parts
@@ -237,7 +213,6 @@ def files_in(folder: Path) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
 
 
 def no_model(path: Path, name: str) -> MmeError:
-    """A directory that holds none, in words: what is there, what was expected, and what to do."""
     return invalid_model(f"no model found in '{name}': found {shown_tree(path)}; expected {_EXPECTED}{advice(path)}")
 
 
@@ -273,9 +248,8 @@ _MOST = 1000  # directories that are looked into
 def advice(path: Path, model: str = "") -> str:
     """A clause such as "; move model.pt to 1/model.pt", or "" where nothing is to be said.
 
-    Args:
-        path: the directory that was looked into.
-        model: what its model's directory in it is to be called, with a slash behind it, "" where it is that itself.
+    People pack one folder too many, leave the version's directory out, or bring what another server takes. `model` is
+    what the directory of the model below `path` is to be called, with a slash, "" where `path` is that itself.
     """
     clause = (
         _saved_model(path, model)
@@ -300,7 +274,7 @@ def is_pointer(file: Path) -> bool:
 
 
 def is_version(path: Path) -> bool:
-    """Whether a directory looks like a version of a model: it is called by a number and holds a model file."""
+    """Whether a directory is called by a number and holds a model file."""
     return path.name.isdecimal() and any((path / name).exists() for name in _MODEL_FILES)
 
 
@@ -337,7 +311,6 @@ def _own_name(path: Path, model: str) -> str:
 
 
 def _version_of(folder: Path, path: Path) -> str:
-    """The directory in which a version's file belongs: what was to be one, called rightly, or a new one."""
     if folder == path:
         return "1"
     if (path / _CONFIG).is_file():
@@ -369,7 +342,6 @@ def _script(path: Path) -> str:
 
 
 def _too_deep(path: Path) -> str:
-    """Models that lie in a folder which should not be there."""
     for child in _below(path, _DEEPEST):
         if (child / _CONFIG).is_file() and child.parent != path:
             outer = child.parent.relative_to(path).as_posix()
@@ -380,7 +352,6 @@ def _too_deep(path: Path) -> str:
 
 
 def _below(path: Path, depth: int) -> Iterator[Path]:
-    """The directories below, those near the top first."""
     level, seen = [path], 0
     for _ in range(depth):
         level = [child for each in level for child in sorted(each.iterdir()) if child.is_dir() and child.name[0] != "."]

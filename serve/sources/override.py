@@ -44,11 +44,7 @@ _MOST_PATH = 1024  # bytes, as S3's for a key
 
 
 def inner_path(key: str) -> str:
-    """The path inside a model's directory that a file parameter names, normalised.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it leads out of it, names no file, or is longer than a path can be.
-    """
+    """The path inside a model's directory that a file parameter names, normalised."""
     path = posixpath.normpath(key.removeprefix(FILE))
     if path in {".", ".."} or path.startswith(("/", "../")) or key.endswith("/") or "\0" in path:
         raise invalid_argument(
@@ -64,11 +60,7 @@ def inner_path(key: str) -> str:
 
 
 def check_override(override: Override) -> dict[str, bytes]:
-    """The files of an override by their paths.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it is none that can be loaded.
-    """
+    """The files of an override by their paths."""
     for key in override.files:
         if not key.startswith(FILE):
             raise invalid_argument(f"Unrecognized load parameter '{key[:_SHOWN]}' with type 'BYTES'")
@@ -83,20 +75,12 @@ def check_override(override: Override) -> dict[str, bytes]:
 
 
 def digest_of(config: str) -> str:
-    """What an overridden configuration adds to the name of a model's content; nothing if there is none."""
+    """What an overridden configuration adds to the name of a model's content."""
     return f"+{text_digest(config, 16)}" if config else ""
 
 
 class OverrideFolder:
-    """A folder that is there as long as this object is.
-
-    Attributes:
-        path: the folder.
-
-    Args:
-        size: bytes of its files.
-        left: is given them when it is gone.
-    """
+    """A folder that is there as long as this object is; then its `size` is appended to `left`."""
 
     def __init__(self, path: Path, size: int, left: deque[int]) -> None:
         self.path = path
@@ -107,11 +91,7 @@ class OverrideFolder:
 
     @functools.cached_property
     def contents(self) -> str:
-        """What the client sent: the same for the same bytes under the same names, wherever they were written to.
-
-        Raises:
-            MmeError: INTERNAL when it can't be read.
-        """
+        """The same for the same bytes under the same names, wherever they were written to."""
         digest = hashlib.sha256()
         with disk_errors(f"files in {self.path} cannot be read"):
             for file in sorted(path for path in self.path.rglob("*") if path.is_file()):
@@ -119,7 +99,7 @@ class OverrideFolder:
         return digest.hexdigest()
 
     def leave(self) -> None:
-        """Have it outlive this process: the next one is going to restore it."""
+        """Have it outlive this process: the next one restores it."""
         self._removal.detach()
 
 
@@ -132,8 +112,8 @@ class Overrides:
     """Makes sources of overrides.
 
     Args:
-        directory: where the folders of files lie; those that servers left there which ended are removed.
-        life: of the process that starts workers, whose next one restores what this one made; "" for no such thing.
+        directory: where the folders of files lie; those of servers that ended are removed.
+        life: of the process that starts workers, whose next one restores what this one made; "" for none.
         budget: bytes that all files may take together; None for a share of what is free.
     """
 
@@ -151,12 +131,7 @@ class Overrides:
                 shutil.rmtree(left, ignore_errors=True)
 
     def source(self, name: str, base: Source | None, override: Override) -> Overridden:
-        """Where model `name` comes from under an override.
-
-        Args:
-            name: the model's.
-            base: where it comes from otherwise; None for a model that is nowhere else, which must bring all files.
-            override: what it is to be loaded with.
+        """Where model `name` comes from under an override; it must bring all files where `base` is None.
 
         Raises:
             MmeError: INVALID_ARGUMENT for an override that makes no sense; OUT_OF_MEMORY for a full disk.
@@ -172,11 +147,7 @@ class Overrides:
         return Overridden(there, override.config, folder)
 
     def restored(self, name: str, base: Source | None, config: str, folder: str) -> Overridden:
-        """What `source` made in the worker before, by its configuration and the name of its folder ("" for none).
-
-        Raises:
-            MmeError: UNAVAILABLE when the folder is gone.
-        """
+        """What `source` made in the worker before, by its configuration and the name of its folder ("" for none)."""
         if not folder:
             if base is None:
                 raise ValueError(f"model '{name}' has no files")
@@ -190,7 +161,7 @@ class Overrides:
         return Overridden(InRepository(path) if base is None else origin(base), config, there)
 
     def sweep(self) -> None:
-        """Remove what dead workers of this server made, and nobody restored."""
+        """Remove what dead workers of this server made and was not restored."""
         kept = {folder.path for folder in self._folders}
         for left in self._directory.glob(f"{self._life}~*"):
             if left not in kept and not goes_on(left.name.split("~")[1]):

@@ -26,12 +26,7 @@ _LEAVE_SECONDS = 10.0  # that models which were removed keep those waiting that 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Names of models, in order.
-
-    Attributes:
-        present: those that were added or changed.
-        removed: those that are not there any more.
-    """
+    """Names of models, in order: those that were added or changed, and those that are gone."""
 
     present: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -49,13 +44,11 @@ class Models(Protocol):
     """What is asked of the engine. On the event loop."""
 
     async def reload(self, name: str) -> None:
-        """Load a model, anew if it is in memory."""
+        """Load a model, also if it is in memory."""
 
-    async def unload(self, name: str) -> None:
-        """Unregister a model."""
+    async def unload(self, name: str) -> None: ...
 
-    def is_ready(self, name: str) -> bool:
-        """Whether its requests are answered."""
+    def is_ready(self, name: str) -> bool: ...
 
 
 class Poller:
@@ -115,7 +108,7 @@ class Poller:
             self._failing.discard(name)
 
     async def _remove_all(self, names: Iterable[str]) -> None:
-        """Return when they have given back their memory, which others may need; who executes for long goes on alone."""
+        """Return when they have given back their memory; one that executes for long goes on alone."""
         leaving = [asyncio.ensure_future(self._remove(name)) for name in names]
         self._leaving.update(leaving)
         for each in leaving:

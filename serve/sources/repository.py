@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 
 
 def checksum_errors(config: ModelConfig, directory: Path) -> Iterator[MmeError]:
-    """An error for each file of the model's directory that is not what its digest says.
-
-    Raises:
-        MmeError: INTERNAL when a file can't be read.
-    """
+    """An error for each file of the model's directory that is not what its digest says."""
     for agent in config.agents:
         for key, expected in agent.parameters.items():
             name = key.removeprefix("MD5:")
@@ -72,7 +68,6 @@ class ModelDirectory:
     """One model on disk, with everything that its files and its configuration leave open decided.
 
     Attributes:
-        name: that it is served under.
         path: the directory of its configuration and versions.
         config: with backend, platform and model file named.
         versions: number to directory, of those that the version policy selects, ascending.
@@ -89,7 +84,6 @@ class ModelDirectory:
 
     @property
     def first(self) -> Path:
-        """The directory of the lowest version."""
         return next(iter(self.versions.values()))
 
     def model_file(self, version: int) -> Path:
@@ -97,11 +91,10 @@ class ModelDirectory:
         return self.versions[version] / self.config.default_model_filename
 
     def size(self) -> int:
-        """Bytes on disk of the selected versions."""
         return sum(directory_size(path) for path in self.versions.values())
 
     def fingerprint(self) -> str:
-        """A name for what these files are, wherever they lie: another one when any of them was written anew."""
+        """A name for what these files are, wherever they lie."""
         digest = hashlib.sha256()
         files = sorted(files_in(self.path))
         for place, status in files:
@@ -112,15 +105,11 @@ class ModelDirectory:
 
 
 def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, override: str = "") -> ModelDirectory:
-    """The model in an unpacked archive: at its root, or in its one model directory, or the one of several to be asked.
+    """The model in an unpacked archive: at its root, in its one model directory, or the one of several to be asked.
 
     Whatever the configuration calls it, it is served as `name`. Where there are several, the one that requests are for
     is the ensemble of the others, or has the archive's name or the parameter MME_ENTRY; the others are its members.
     An `override` is that model's configuration, as JSON, in place of its own.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when `path` is no directory; INVALID_MODEL when there is no model in it, several
-            and none to be asked, or a broken one.
     """
     if not path.is_dir():
         raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
@@ -153,9 +142,6 @@ def open_model(
         override: a configuration, as JSON, in place of the model's own; "" for that.
         others: further repositories, in which the parts of an ensemble may be that are not beside it.
         fetch: brings a model of a repository that is not on disk, by its name; None where `path` lies in one that is.
-
-    Raises:
-        MmeError: UNKNOWN_MODEL when there is no such directory; INVALID_MODEL, UNSUPPORTED.
     """
     if not path.is_dir():
         reason = f"model '{name}' is not in the repository {path.parent}: make {name}/{CONFIG_NAME} and {name}/1/"
@@ -175,7 +161,7 @@ def open_model(
 
 @contextlib.contextmanager
 def made_of_parts(config: ModelConfig) -> Iterator[None]:
-    """What goes wrong in there with an ensemble may come right when one of its parts does, which the error names."""
+    """What fails in there with an ensemble may come right with one of its parts, which the error names."""
     try:
         yield
     except MmeError as error:
@@ -191,7 +177,6 @@ class _Beside:
         self._there: dict[Path, set[Path]] = {}  # read when the first ensemble asks
 
     def find(self, step: EnsembleStep) -> Path | None:
-        """The directory of the model that a step means; None if there is none."""
         self._there = self._there or {place: set(directories(place)) for place in self._repositories}
         return next((place / step.model_name for place in self._there if self._is_meant(step, place)), None)
 
@@ -205,22 +190,19 @@ class _Beside:
 
 
 class _Fetched:
-    """Where the models of a repository are that is not on disk: in it alone, and named by their names alone."""
+    """Models of a repository that is not on disk: found by their names alone, in it alone."""
 
     def __init__(self, fetch: Callable[[str], Path | None]) -> None:
         self._fetch = fetch
 
     def find(self, step: EnsembleStep) -> Path | None:
-        """As `_Beside.find`."""
         return self._fetch(step.model_name) if is_plain(step.model_name) and not step.model_namespace else None
 
     def called(self, part: Path) -> str:
-        """As `_Beside.called`."""
         return part.name
 
 
 def _parts(neighbours: _Beside | _Fetched, ensemble: ModelDirectory, scripts: Scripts) -> list[Path]:
-    """The models that an ensemble consists of, those of its ensembles too."""
     waiting = list(ensemble.config.ensemble)
     found: dict[str, Path] = {}
     while waiting:
@@ -240,7 +222,6 @@ def _parts(neighbours: _Beside | _Fetched, ensemble: ModelDirectory, scripts: Sc
 
 
 def namespace_errors(config: ModelConfig) -> Iterator[MmeError]:
-    """An error for each step of an archive's ensemble that names a repository."""
     for index, step in enumerate(config.ensemble):
         if step.model_namespace:
             yield invalid_model(
@@ -270,10 +251,7 @@ def decided(path: Path, config: ModelConfig, scripts: Scripts) -> tuple[ModelCon
     """The configuration with backend, platform and model file named, and the versions that the directory holds.
 
     What has no files may lack the directory of its version, which archives lose: an ensemble, a backend that loads
-    none. Nor does an inference script need one.
-
-    Raises:
-        MmeError: INVALID_MODEL when nobody knows the backend.
+    none, an inference script.
     """
     available = versions_in(path)
     if config.platform == PLATFORM:
@@ -288,13 +266,11 @@ def decided(path: Path, config: ModelConfig, scripts: Scripts) -> tuple[ModelCon
 
 
 def _open_part(path: Path, whole: str, scripts: Scripts) -> ModelDirectory:
-    """A model that is loaded for another one, and belongs to it."""
     part = _open(path, f"{whole}:{path.name}", scripts, strict_name=False)
     return replace(part, config=replace(part.config, part_of=whole))
 
 
 def with_backend(config: ModelConfig, backend: Backend, available: dict[int, Path]) -> ModelConfig:
-    """The configuration with what it leaves out of backend, platform and model file."""
     return replace(
         config,
         backend=backend.name,
@@ -304,13 +280,11 @@ def with_backend(config: ModelConfig, backend: Backend, available: dict[int, Pat
 
 
 def _default_file(backend: Backend, config: ModelConfig, available: dict[int, Path]) -> str:
-    """The model file of a configuration that names none, judged by the first version."""
     first = next(iter(available.values()), None)
     return backend.filename if first is None else backend.filename_in(first, config.parameters)
 
 
 def selected_versions(config: ModelConfig, available: dict[int, Path], name: str, path: Path) -> dict[int, Path]:
-    """The versions in a model's directory that the version policy selects."""
     for version in absent_versions(config, available):
         _log.warning("version %d is specified for model '%s', but the version directory is not present", version, name)
     selected = config.version_policy.select(tuple(available))
@@ -323,7 +297,6 @@ def selected_versions(config: ModelConfig, available: dict[int, Path], name: str
 
 
 def absent_versions(config: ModelConfig, available: Container[int]) -> list[int]:
-    """Those that the version policy names and that are not there."""
     return [version for version in config.version_policy.specific or () if version not in available]
 
 
@@ -354,7 +327,7 @@ def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scri
 
 
 def missing_files(model: ModelDirectory) -> Iterator[MmeError]:
-    """Every selected version has to have the model file, inside its directory; an error for each that has none."""
+    """An error for each selected version that lacks the model file inside its directory."""
     if not model.config.default_model_filename:  # its backend loads none
         return
     filename = PurePosixPath(model.config.default_model_filename)

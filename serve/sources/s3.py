@@ -133,7 +133,6 @@ class S3Store:
         return f"<S3Store {self.uri}>"
 
     def stat(self, name: str, token: CancelToken = NEVER, *, hurried: bool = False) -> StoredObject:
-        """See `Store.stat`."""
         validate_name(name)
         with self._s3(name), self._retries.for_load(token, hurried=hurried):
             head = self._head(self._prefix + name)
@@ -154,16 +153,12 @@ class S3Store:
         return cast("BinaryIO", download)
 
     def list(self) -> Iterator[StoredObject]:
-        """See `Store.list`."""
         return (obj for obj in self.objects() if obj.name.endswith(ARCHIVE_SUFFIX) and not wrong_name(obj.name))
 
     def objects(
         self, beginning: str = "", token: CancelToken = NEVER, *, hurried: bool = False
     ) -> Iterator[StoredObject]:
-        """Everything whose name begins like that, whatever it is and however it is called; `open` takes it.
-
-        The other arguments are those of `Store.stat`.
-        """
+        """Everything under the prefix whose name begins so, looked at page by page as it is asked for."""
         prefix = self._prefix + beginning
         with self._s3(beginning):
             pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix))
@@ -228,7 +223,6 @@ class S3Store:
             raise UnreachableError(reason) from error
 
     def _refused(self, error: ClientError, name: str) -> MmeError:
-        """What an error that S3 answered means, or the service that credentials are of."""
         answer = error.response.get("Error", {})
         code, service = str(answer.get("Code", "")), service_of(error.operation_name)
         if service == S3 and code == "InvalidObjectState":
@@ -268,7 +262,7 @@ class S3Store:
         raise bare
 
     def _has_bucket(self) -> bool:
-        """False only when S3 says so: HEAD of an object answers 404 alike for the object and for the bucket."""
+        """False only when S3 says so: HEAD of an object answers 404 for a missing bucket, too."""
         try:
             self._client.head_bucket(Bucket=self._bucket)
         except ClientError as error:
@@ -285,7 +279,6 @@ def _check_bundle(path: str | None) -> None:
 
 
 def _root_of(error: Any) -> str:
-    """What urllib3 says of a proxy, without what it says about that."""
     while getattr(error, "original_error", None) is not None:
         error = error.original_error
     return str(error)
@@ -325,7 +318,7 @@ _PASSING = ("RequestTimeout", "RequestTimeoutException")  # codes of a 400 that 
 
 
 def pause(attempt: int) -> float:
-    """Seconds to wait behind a try, counted from 1."""
+    """Seconds to wait behind a try, counted from 1. Half is chance: servers do not all come back at once."""
     return _FIRST_SECONDS * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.0)  # noqa: S311 - nothing is kept secret
 
 
@@ -341,10 +334,10 @@ def asked_pause(headers: Mapping[str, str]) -> float:
 
 
 class Retries:
-    """Asked by a client of botocore after each try, on the thread that asks S3.
+    """When a request is sent again: asked by a client of botocore after each try, on the thread that asks S3.
 
-    Args:
-        attempts: of each request, before its error counts.
+    botocore's own rules know no `Retry-After` and no end of a load. A pause is as long as the service asks for; one
+    that asks for more than half a minute is left alone. `attempts` of each request are made before its error counts.
     """
 
     def __init__(self, attempts: int) -> None:
@@ -356,7 +349,7 @@ class Retries:
 
     @contextmanager
     def for_load(self, token: CancelToken, *, hurried: bool = False) -> Iterator[None]:
-        """What this thread asks in there it asks as long as that is not given up; in a hurry, twice."""
+        """Requests of this thread in there are retried until the token is cancelled; in a hurry, once."""
         self._here.token, self._here.hurried = token, hurried
         try:
             yield
@@ -380,7 +373,6 @@ class Retries:
         return 0 if self._waited(max(pause(attempts), asked)) else None
 
     def _waited(self, seconds: float) -> bool:
-        """Whether so much time has gone by and the answer is still wanted."""
         token: CancelToken = getattr(self._here, "token", NEVER)
         return token.sleep(seconds)
 
@@ -415,12 +407,11 @@ class RangeBody(Protocol):
     def interrupt(self) -> None:
         """Wake the thread that reads; called by any other."""
 
-    def close(self) -> None:
-        """Give the connection back."""
+    def close(self) -> None: ...
 
 
 class _Part:
-    """One part: the first `filled` bytes of `data` have arrived and never change again."""
+    """The first `filled` bytes of `data` have arrived and never change again."""
 
     def __init__(self, start: int, size: int) -> None:
         self.start = start
@@ -429,9 +420,11 @@ class _Part:
 
 
 class RangedDownload(io.RawIOBase):
-    """The object's bytes in order.
+    """A large object's bytes in order, fetched in parts by a few threads at once.
 
-    Every field below the condition is guarded by it; part numbers run from `_reading` to `_claimed`.
+    One connection to an object store is slower than the network; several fill it. Bytes of a part are delivered while
+    the rest of it is coming, a part whose connection breaks goes on where it broke, and at most `ahead` parts are in
+    memory. Fields below the condition are guarded by it. Read by one thread; closed by any.
     """
 
     def __init__(
@@ -456,9 +449,6 @@ class RangedDownload(io.RawIOBase):
             name: of the object, for errors and threads.
             closed: set when nothing reads any more.
             patience: seconds without a byte of a part, after which it is not opened again.
-
-        Raises:
-            MmeError: UNAVAILABLE, not one thread can be started.
         """
         super().__init__()
         self._open_range = open_range
@@ -489,16 +479,10 @@ class RangedDownload(io.RawIOBase):
             self._threads.append(thread)
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Bytes that have arrived, at least one; 0 at the end.
-
-        Raises:
-            MmeError: what `open_range` raised, or UNAVAILABLE when the connection broke too often.
-            ValueError: the stream was closed while this waited.
-        """
+        """Bytes that have arrived, at least one; 0 at the end. Raises ValueError when closed while it waits."""
         target = memoryview(buffer).cast("B")
         if self._reading == self._count:
             return 0
@@ -524,7 +508,6 @@ class RangedDownload(io.RawIOBase):
         super().close()
 
     def _arrived(self) -> _Part:
-        """The part being read, once it has bytes that were not read yet."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._error or self._has_bytes())
             if self._stopped:
@@ -547,7 +530,6 @@ class RangedDownload(io.RawIOBase):
                 self._changed.notify_all()
 
     def _work(self) -> None:
-        """A thread: take on one part after the other."""
         try:
             while self._download_next():
                 pass
@@ -564,7 +546,6 @@ class RangedDownload(io.RawIOBase):
         return part is not None
 
     def _claim(self) -> _Part | None:
-        """The next part, as soon as there is room for it; None when there is nothing more to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._idle() or self._claimed < self._reading + self._ahead)
             if self._idle():
@@ -602,7 +583,6 @@ class RangedDownload(io.RawIOBase):
 
     @contextmanager
     def _opened(self, start: int, stop: int) -> Iterator[RangeBody]:
-        """The bytes of a range, which `close` interrupts."""
         with closing(self._open_range(start, stop)) as body:
             with self._changed:
                 self._bodies.add(body)

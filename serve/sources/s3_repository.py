@@ -48,25 +48,14 @@ _ENDPOINT = re.compile(r"(https?://)?([0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):([0-9]+)
 
 @dataclass(frozen=True, slots=True)
 class StoredDirectory(StoredObject):
-    """A model's directory as its bucket has it: all bytes, and an etag that changes when any object does.
-
-    Attributes:
-        bucket: where it is.
-        objects: what lies in it; names begin with the model's.
-    """
+    """A model's directory as its bucket has it: all bytes, and an etag that changes when any object does."""
 
     bucket: S3Store
     objects: tuple[StoredObject, ...]
 
 
 def open_bucket(url: str, credentials: Mapping[str, str] = NO_CREDENTIALS) -> S3Store:
-    """What lies under `s3://bucket/prefix`, or `s3://https://host:port/bucket/prefix` of an S3 that is not AWS's.
-
-    Without https:// such a one is asked by HTTP, as Triton does.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it is neither.
-    """
+    """What lies under `s3://bucket/prefix`, or `s3://[https://]host:port/bucket/prefix` of an S3 that is not AWS's."""
     from serve.sources.s3 import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
 
     place = url.removeprefix("s3://")
@@ -79,18 +68,10 @@ def open_bucket(url: str, credentials: Mapping[str, str] = NO_CREDENTIALS) -> S3
 
 
 class Directories(Artifacts):
-    """The models of repositories in S3, and those that are on disk.
+    """The models of repositories in S3, and those that are on disk. Arguments as of `Artifacts`, and `Scripts`.
 
     Attributes:
-        refused: name → why it is none that can be served, as of the last look at all of them.
-
-    Args:
-        buckets: what lies under the prefix of each.
-        directory: see `Artifacts`.
-        budget: see `DiskRoom`.
-        let_go: see `DiskRoom`.
-        derived: see `DiskRoom`.
-        config_name: see `Scripts`.
+        refused: name → why it can't be served, as of the last look at all of them.
     """
 
     def __init__(
@@ -117,7 +98,6 @@ class Directories(Artifacts):
 
     @property
     def uri(self) -> str:
-        """The prefixes as s3:// URIs."""
         return ", ".join(bucket.uri for bucket in self._buckets)
 
     def has(self, name: str) -> bool:
@@ -129,15 +109,11 @@ class Directories(Artifacts):
         return self._places.get(name, self._buckets[0].uri)
 
     def want_whole(self, name: str) -> None:
-        """Fetch all versions of a model from now on: a client has it loaded with another configuration."""
+        """Fetch all versions of a model from now on: it is loaded with another configuration."""
         self._whole.add(name)
 
     def scan(self) -> dict[str, str]:
-        """Every model, in order, and what its files look like. As to Triton, a directory with a file in it is a model.
-
-        Raises:
-            MmeError: as `Store.stat`; INVALID_ARGUMENT when a prefix is that of one model.
-        """
+        """Every model, in order, and what its files look like. A directory with a file in it is a model."""
         prints, places, refused = dict[str, str](), dict[str, str](), dict[str, str]()
         for bucket in self._buckets:
             for name, etag in self._scan(bucket).items():
@@ -149,7 +125,6 @@ class Directories(Artifacts):
         return dict(sorted(prints.items()))
 
     def _scan(self, bucket: S3Store) -> dict[str, str]:
-        """Every model of one repository by its etag."""
         found: dict[str, list[StoredObject]] = {}
         has_config = False
         for obj in bucket.objects():
@@ -170,12 +145,6 @@ class Directories(Artifacts):
         return models
 
     def _stat(self, name: str, token: CancelToken, *, hurried: bool = False) -> StoredDirectory:
-        """The model's directory.
-
-        Raises:
-            MmeError: UNKNOWN_MODEL when there is none, INVALID_MODEL for one that can be none on disk, or that two
-                repositories have; else as `Store.stat`.
-        """
         holders = self._holders(name, token, hurried=hurried)
         if not holders:
             self._places.pop(name, None)
@@ -217,7 +186,6 @@ class Directories(Artifacts):
         return holders
 
     def _config(self, bucket: S3Store, name: str, objects: Sequence[StoredObject]) -> str:
-        """What the configuration of a model says, "" where there is none to be read."""
         places = (f"{name}/{CONFIGS}/{self._config_name}.pbtxt", f"{name}/{CONFIG_NAME}")
         by_name = {obj.name: obj for obj in objects if 0 < obj.size <= MAX_CONFIG_SIZE}
         found = next((by_name[place] for place in places if place in by_name), None)
@@ -269,7 +237,6 @@ def _ambiguous(name: str, places: Sequence[str]) -> MmeError:
 
 
 def _has_files(objects: Iterable[StoredObject]) -> bool:
-    """Whether any is more than a mark of a directory, as the console makes them."""
     return any(not obj.name.endswith("/") for obj in objects)
 
 
@@ -281,7 +248,10 @@ def _etag(objects: Iterable[StoredObject]) -> str:
 
 
 class Gathering:
-    """What is fetched for one load, each model once."""
+    """A model of a repository in S3 together with the models that it consists of, fetched for one load, each once.
+
+    Used by one load thread until the model is there; then it holds the files on disk until it is released.
+    """
 
     def __init__(self, directories: Directories, token: CancelToken) -> None:
         self._directories = directories
@@ -292,21 +262,13 @@ class Gathering:
         return f"<Gathering of {', '.join(self._fetched)}>"
 
     def fetch(self, name: str) -> Path:
-        """A model's directory, on disk.
-
-        Raises:
-            MmeError: as `Artifacts.fetch`.
-        """
+        """A model's directory, on disk."""
         if name not in self._fetched:
             self._fetched[name] = self._directories.fetch(name, self._token)
         return self._fetched[name].path / name
 
     def fetch_known(self, name: str) -> Path | None:
-        """The same; None for a model that there is not, or that has a name of none: who consists of it says so.
-
-        Raises:
-            MmeError: as `Artifacts.fetch`.
-        """
+        """The same; None for a model that there is not, or that has a name of none: the ensemble says so."""
         try:
             return self.fetch(name)
         except MmeError as error:
@@ -321,11 +283,9 @@ class Gathering:
 
     @property
     def seconds(self) -> float:
-        """That the downloads took."""
         return sum(artifact.seconds for artifact in self._fetched.values())
 
     def release(self) -> None:
-        """The files may go."""
         for artifact in self._fetched.values():
             artifact.hold.release()
 
@@ -337,11 +297,7 @@ _MOST_NAME = 255  # bytes, of file systems
 
 
 def check_names(names: Iterable[str], where: str) -> None:
-    """Refuse names of objects that are not those of files in a directory; one that ends with a slash is a directory's.
-
-    Raises:
-        MmeError: INVALID_MODEL, naming the object.
-    """
+    """Refuse names that are not those of files in a directory; one that ends with a slash is a directory's."""
     files, folders = set[str](), set[str]()
     for name in names:
         path = name.removesuffix("/")
@@ -368,7 +324,8 @@ def transfer(
 ) -> None:
     """Bring objects, whose names were checked, into the new directory `destination`, whose parent exists.
 
-    Returns when the directory is complete and on the disk. After any failure nothing of it is left.
+    Several small ones are fetched at once, large ones in turn, each in parts. Returns when the directory is complete
+    and on the disk. After any failure nothing of it is left.
 
     Args:
         objects: by their names below the destination; those that end with a slash are empty directories.
@@ -377,10 +334,6 @@ def transfer(
         what: it is, for errors.
         note: called before the directory appears, with the checksums of its files.
         token: checked about twenty times a second.
-
-    Raises:
-        MmeError: OUT_OF_MEMORY when the disk is full, ALREADY_EXISTS when the destination is there, CANCELLED, or what
-            opening or reading an object raised.
     """
     parent = destination.parent
     with disk_errors(f"{what} cannot be written to {parent}"), staging_directory(parent) as staging:
@@ -393,7 +346,6 @@ def transfer(
 
 
 def _make_folders(objects: Iterable[StoredObject], root: Path) -> list[Path]:
-    """Every directory, the deepest first."""
     wanted = {PurePosixPath()}
     for obj in objects:
         path = PurePosixPath(obj.name)
@@ -406,12 +358,6 @@ def _make_folders(objects: Iterable[StoredObject], root: Path) -> list[Path]:
 
 
 class _Transfer:
-    """Objects on their way, until the first one that fails.
-
-    Attributes:
-        sums: of what has arrived.
-    """
-
     def __init__(self, open_object: Callable[[StoredObject], BinaryIO], root: Path) -> None:
         self.sums: Sums = {}
         self._open = open_object
@@ -422,7 +368,6 @@ class _Transfer:
         self._large = threading.Lock()
 
     def run(self, objects: Sequence[StoredObject], token: CancelToken) -> None:
-        """Return when all have arrived."""
         with ThreadPoolExecutor(_LANES, "download files") as lanes:
             waiting = {lanes.submit(self._fetch, obj) for obj in objects}
 
@@ -455,7 +400,6 @@ class _Transfer:
             os.fsync(file.fileno())
 
     def _receive(self, obj: StoredObject, file: BinaryIO) -> int:
-        """Write what comes; its CRC-32."""
         crc = 0
         with self._guard:
             if self._stopped:
@@ -473,7 +417,6 @@ class _Transfer:
         return crc
 
     def _stop(self) -> None:
-        """Whoever waits for bytes is woken, and nobody asks for more."""
         with self._guard:
             self._stopped = True
             streams = list(self._streams)

@@ -132,19 +132,11 @@ _SENTENCES: Mapping[tuple[str, str], str] = {
 
 
 def service_of(operation: str) -> str:
-    """Which service an operation is of."""
     return _OPERATIONS.get(operation, S3)
 
 
 def sentence(service: str, error: Mapping[str, Any], uri: str, name: str) -> str:
-    """What a refusal means, "" for one that the table does not have.
-
-    Args:
-        service: it refuses.
-        error: its code and its message.
-        uri: what was asked of.
-        name: which object of it, "" for none.
-    """
+    """What a refusal by a service means, "" for one that the table does not have."""
     code, said = str(error.get("Code", "")), message(error)
     topic = code
     if service == S3 and code == "AccessDenied":
@@ -181,11 +173,10 @@ _SAID_BY_STATUS = {status.phrase for status in HTTPStatus}  # of HEAD, as if it 
 
 
 class Named(Protocol):
-    """An object."""
+    """An object, whose name begins with the model's."""
 
     @property
-    def name(self) -> str:
-        """Its name, which begins with the model's."""
+    def name(self) -> str: ...
 
 
 T = TypeVar("T", bound=Named)
@@ -198,13 +189,7 @@ def has_choice(objects: Sequence[Named]) -> bool:
 
 
 def served(objects: Sequence[T], config: str, model: str) -> tuple[T, ...]:
-    """What there is but for the versions that are not served.
-
-    Args:
-        objects: of the model.
-        config: the text of its configuration, "" for none.
-        model: the name of the model.
-    """
+    """What there is of a model without versions that are not served, by the text of its configuration."""
     try:
         parsed = parse_config(config, model=model, strict_name=False)
     except MmeError:  # whoever loads it tells
@@ -219,7 +204,6 @@ def served(objects: Sequence[T], config: str, model: str) -> tuple[T, ...]:
 
 
 def _version_of(name: str) -> int | None:
-    """The version that an object belongs to, None for one that belongs to the model."""
     _, _, below = name.partition("/")
     directory, slash, _ = below.partition("/")
     if not slash or not directory.isascii() or not directory.isdigit() or str(int(directory)) != directory:

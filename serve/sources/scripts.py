@@ -46,12 +46,7 @@ _CACHE = "scripts"  # a folder of its own, since archives of models come and go 
 
 
 class SharedScript:
-    """Scripts, with the shared one on this machine.
-
-    Args:
-        scripts: as they were set.
-        cache_directory: where archives are unpacked.
-    """
+    """The scripts as they were set, with the shared one on this machine."""
 
     def __init__(self, scripts: Scripts, cache_directory: Path) -> None:
         self._scripts = scripts
@@ -62,11 +57,7 @@ class SharedScript:
             self._artifacts = Artifacts(open_store(store), cache_directory / _CACHE)
 
     def scripts(self) -> Scripts:
-        """What is the same for all scripts; the first call fetches what is in S3.
-
-        Raises:
-            MmeError: what the store, the archive or the disk have to say.
-        """
+        """What is the same for all scripts; the first call fetches what is in S3."""
         with self._lock:
             if not self._fetched:
                 folder = self._artifacts.fetch(self._name).path
@@ -81,17 +72,16 @@ class Scripts:
 
     Attributes:
         program: the file name of a script.
-        shared: where the script is for all models that bring none, "" for nowhere. See `shared_script`.
+        shared: where the script is for all models that bring none, "" for nowhere.
         workers: instances of a model whose configuration does not say.
         default_accept: the type of an answer to a client that does not say what it accepts.
-        config_name: of models with configurations: the one in `configs/` that counts in place of config.pbtxt, if the
-            model has one of that name; "" for none.
+        config_name: the configuration in `configs/` that counts in place of config.pbtxt, if a model has it.
         strict: whether a configuration has to say everything itself.
         batch_sizes: (backend, "" for all others; what its models get that do not say how much they batch).
         booster_accept: the same as `default_accept` of models that are a booster and no script.
         lines: whether their answers are put together line by line.
         task: what models of Hugging Face are for that bring no script, "" for what each is made for.
-        saved_model: which of several SavedModels in an archive is meant where a client names none, "" for the first.
+        saved_model: which of several SavedModels is meant where a client names none, "" for the first.
         allow_pickle: whether boosters that are pickles are loaded, which may run any code of their author's.
         literal_json: whether JSON says NaN and Infinity in place of null.
         output: what an answer of a booster without a script holds for each row, () for its prediction.
@@ -122,11 +112,7 @@ class Scripts:
         return bool(self.shared) or bool(self.own(path)) or bool(default_script(path))
 
     def completed(self, config: ModelConfig, path: Path) -> ModelConfig:
-        """What the configuration of the model in that directory leaves out.
-
-        Raises:
-            MmeError: INVALID_MODEL for a pickle, where none is to be loaded and the archive brings no code anyway.
-        """
+        """What the configuration of the model in that directory leaves out; refuses a pickle that may not be loaded."""
         own = self.own(path)
         if not own and not self.allow_pickle:
             _refuse_pickles(config.name, path)

@@ -27,13 +27,12 @@ class Archived:
 
     @property
     def url(self) -> str:
-        """As a person would write it."""
         return f"{self.artifacts.store.uri.rstrip('/')}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A source: a folder that somebody else unpacked. `url` is what they called it."""
+    """A source: a folder that the platform unpacked. `url` is what it was posted as."""
 
     path: Path
     url: str
@@ -41,42 +40,33 @@ class Unpacked:
 
 @dataclass(frozen=True, slots=True)
 class InRepository:
-    """A source: a model's folder in a repository of several, which its configuration must be named after.
-
-    Attributes:
-        path: the folder.
-        others: further repositories, in which the models may be of which an ensemble consists.
-    """
+    """A source: a model's folder in a repository; parts of an ensemble may lie in `others`."""
 
     path: Path
     others: tuple[Path, ...] = ()
 
     @property
     def url(self) -> str:
-        """The folder."""
         return str(self.path)
 
     @property
     def repository(self) -> str:
-        """Where the folder lies."""
         return str(self.path.parent)
 
 
 @dataclass(frozen=True, slots=True)
 class InBucket:
-    """A source: a model's directory in a repository in S3, or in one of several, by its name there."""
+    """A source: a model's directory in a repository in S3, by its name there."""
 
     artifacts: Directories
     name: str
 
     @property
     def url(self) -> str:
-        """As a person would write it."""
         return f"{self.repository}{self.name}"
 
     @property
     def repository(self) -> str:
-        """The prefix under which it lies."""
         return self.artifacts.place(self.name)
 
 
@@ -85,7 +75,7 @@ Origin = Archived | Unpacked | InRepository | InBucket
 
 @dataclass(frozen=True, slots=True)
 class Overridden:
-    """A source: what there is somewhere, under another configuration. See `serve/sources/override.py`.
+    """A source under another configuration; see `override`.
 
     Attributes:
         base: where it comes from.
@@ -99,7 +89,6 @@ class Overridden:
 
     @property
     def url(self) -> str:
-        """That of what is overridden."""
         return self.base.url
 
 
@@ -112,11 +101,7 @@ def origin(source: Source) -> Origin:
 
 
 def source_of(url: str) -> Source:
-    """What a load request's url means: a folder of this container.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it is none, or one that no model belongs into.
-    """
+    """What a load request's url means: a folder of this container, where models may lie."""
     shown = url[:_SHOWN_URL]
     if url.startswith("s3://"):
         raise invalid_argument(f"url '{shown}' is not a folder of this container; serve S3 archives with --model-store")

@@ -75,12 +75,7 @@ class Store(Protocol):
         """The place as its user wrote it, for errors and logs."""
 
     def stat(self, name: str, token: CancelToken = ..., *, hurried: bool = ...) -> StoredObject:
-        """What the store holds under that name.
-
-        Args:
-            name: its name.
-            token: ends the wait to ask once more.
-            hurried: whether an answer that is late is of little use.
+        """What the store holds under that name; `hurried` where a late answer is of little use.
 
         Raises:
             MmeError: INVALID_ARGUMENT for a name that can't be one, UNKNOWN_MODEL when there is none, UNAVAILABLE
@@ -98,11 +93,7 @@ class Store(Protocol):
 
 
 def open_store(uri: str) -> Store:
-    """The store of `s3://bucket/prefix`, or of a local folder.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it is neither.
-    """
+    """The store of `s3://bucket/prefix`, or of a local folder."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return LocalStore(Path(uri))
@@ -117,11 +108,7 @@ def open_store(uri: str) -> Store:
 
 
 def validate_name(name: str) -> str:
-    """The name itself, if it can name an archive: relative, and inside its store under every reading of it.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT, saying what is wrong with it.
-    """
+    """The name itself, if it can name an archive: relative, and inside its store under every reading of it."""
     reason = wrong_name(name)
     if reason:
         shown = ascii(name if len(name) <= 100 else f"{name[:100]}...")
@@ -145,7 +132,6 @@ def wrong_name(name: str) -> str:
 
 
 def unknown_model(name: str, uri: str) -> MmeError:
-    """The store has no such archive. Kind UNKNOWN_MODEL."""
     return MmeError(
         Kind.UNKNOWN_MODEL, f"model '{name}' is not in the store {uri}: check the name, or put the archive there"
     )
@@ -166,7 +152,6 @@ class LocalStore:
 
     @property
     def uri(self) -> str:
-        """The folder's path."""
         return str(self._directory)
 
     def __repr__(self) -> str:
@@ -179,13 +164,12 @@ class LocalStore:
         *,
         hurried: bool = False,  # noqa: ARG002
     ) -> StoredObject:
-        """See `Store.stat`."""
         path = self._directory / validate_name(name)
         with self._files(name):
             return self._described(name, path.stat())
 
     def open(self, obj: StoredObject) -> BinaryIO:
-        """See `Store.open`. A file that is replaced by renaming another over it is read to its end as it was."""
+        """A file that is replaced by renaming another over it is read to its end as it was."""
         with self._files(obj.name):
             file = (self._directory / validate_name(obj.name)).open("rb")
         if self._described(obj.name, os.fstat(file.fileno())) != obj:
@@ -194,7 +178,6 @@ class LocalStore:
         return file
 
     def list(self) -> Iterator[StoredObject]:
-        """See `Store.list`."""
         paths = (Path(base, file) for base, _, files in os.walk(self._directory) for file in files)
         for name in sorted(path.relative_to(self._directory).as_posix() for path in paths):
             if name.endswith(ARCHIVE_SUFFIX) and not wrong_name(name):
@@ -238,10 +221,9 @@ NO_CREDENTIALS: Mapping[str, str] = {}  # but those that boto3 finds
 
 
 def read_credentials(path: Path) -> dict[str, Credentials]:
-    """Prefix → the credentials for what begins with it.
+    """Prefix → the credentials for what begins with it, as Triton's TRITON_CLOUD_CREDENTIAL_PATH has them.
 
-    Raises:
-        MmeError: INVALID_ARGUMENT when the file can't be read, or is not of that form.
+    {"s3": {"": {"key_id": "…", "secret_key": "…"}, "s3://bucket/prefix": {"profile": "…", "region": "…"}}}
     """
     try:
         document = json.loads(path.read_bytes())
@@ -261,7 +243,7 @@ def read_credentials(path: Path) -> dict[str, Credentials]:
 
 
 def credentials_for(url: str, known: Mapping[str, Credentials]) -> Credentials:
-    """Those for what is at a URL."""
+    """Those for what is at a URL: of the prefixes that it begins with the longest counts."""
     prefixes = [prefix for prefix in known if url.startswith(prefix)]
     return known[max(prefixes, key=len)] if prefixes else {}
 
