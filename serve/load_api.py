@@ -106,7 +106,7 @@ class LoadApi:
     # -- loads -----------------------------------------------------------------------------------------------------
 
     async def load(self, name: str, url: str = "", alias: str = "") -> None:
-        """Registry a model and load it.
+        """Register a model and load it; one that can't be loaded is not registered either.
 
         Args:
             name: the name to register.
@@ -114,8 +114,7 @@ class LoadApi:
             alias: another name that requests may use, or "".
 
         Raises:
-            MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded, and then it is not
-                registered either.
+            MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded.
         """
         self._refuse_loaded(name, alias)
         entry = self._registry.add(name, source_of(url) if url else self._registry.find(name))
@@ -132,13 +131,9 @@ class LoadApi:
                 )
 
     async def reload(self, name: str, override: Override | None = None) -> None:
-        """Load a model as it is now where it comes from. One in memory serves until the new one does.
+        """Load a model as it is now where it comes from, this once with an override. One in memory serves meanwhile.
 
-        One in memory that was loaded from the same files with the same configuration stays. A load under way will do.
-
-        Args:
-            name: the registered name.
-            override: what to load it with this once.
+        One that was loaded from the same files with the same configuration stays. A load under way will do.
 
         Raises:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
@@ -266,14 +261,11 @@ class LoadApi:
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unregister a model; return when its memory was given back.
 
-        Args:
-            name: the registered name.
-            dependents: whether the models go too that it consists of, unless others in memory do, or they were loaded
-                by name.
+        With its dependents those go too that it consists of, unless others in memory do, or they were loaded by name.
 
         Raises:
-            MmeError: UNKNOWN_MODEL when it is not registered; UNAVAILABLE when it still executes or loads after a long
-                time. Then its memory comes back when that ends.
+            MmeError: UNKNOWN_MODEL; UNAVAILABLE when it still executes or loads after a long time. Then its memory
+                comes back when that ends.
         """
         if self._registry.resume(name):
             self._by_name.discard(name)
@@ -352,10 +344,7 @@ class LoadApi:
             self._registry.forget(entry)
 
     async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
-        """Remove what was unpacked for a model that is not in memory; a load that begins meanwhile waits.
-
-        With an error it is what was unpacked last that goes, being good for nothing; else all.
-        """
+        """Remove what was unpacked for a model that is not in memory, with an error the last alone; loads wait."""
         source = origin(entry.source)
         if not isinstance(source, Archived) or entry.busy or self._cache.entries.get(entry.name) is not entry:
             return
@@ -385,7 +374,6 @@ def _refuse_too_soon(entry: Entry[Any]) -> None:
 
 
 def _is_useless(error: MmeError) -> bool:
-    """Whether what was unpacked is good for nothing; not if it lacks what is no part of it."""
     return error.kind in _USELESS and not isinstance(error, ElsewhereError)
 
 
@@ -409,7 +397,6 @@ class WaitGraph:
 
     @contextmanager
     def waiting(self, chain: tuple[str, ...], name: str) -> Iterator[None]:
-        """Inside, these wait for the model of that name to be loaded, or to be gone."""
         self._chains.setdefault(name, []).append(chain)
         try:
             yield

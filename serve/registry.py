@@ -76,7 +76,6 @@ class Registry:
         self._watch_use()
 
     def _leave_out(self, names: frozenset[str]) -> None:
-        """Registry these no more, until somebody loads them."""
         found = sorted(names & self._journal.rows.keys())
         if not found:
             return
@@ -90,7 +89,6 @@ class Registry:
         )
 
     def _restore(self) -> None:
-        """Registry what the worker before had registered."""
         rows, aliases = self._journal.rows, self._journal.aliases
         for row in list(rows.values()):
             try:
@@ -116,7 +114,6 @@ class Registry:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Other name → registered name."""
         return self._journal.aliases
 
     def check_alias(self, name: str, alias: str) -> None:
@@ -143,7 +140,6 @@ class Registry:
         return entry.name not in self._called and isinstance(origin(entry.source), Unpacked)
 
     def call(self, name: str, alias: str) -> None:
-        """Give a model another name, if that is one."""
         if alias and alias != name:
             self._journal.aliases[alias] = name
             self._called.setdefault(name, []).append(alias)
@@ -297,7 +293,6 @@ class Registry:
         await self._journal.close()
 
     def _watch_use(self) -> None:
-        """Last uses are written once in a while, if there were any."""
         used = [entry for entry in self._cache.entries.values() if entry.last_used > self._noted_use]
         for entry in used:
             self._journal.changed("models", entry.name)
@@ -327,7 +322,6 @@ class Registry:
 
 
 def _override_of(source: Source) -> tuple[str, str]:
-    """The configuration and the folder of what a client loaded a model with, "" for its own."""
     if not isinstance(source, Overridden):
         return "", ""
     return source.config, source.folder.path.name if source.folder is not None else ""

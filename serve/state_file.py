@@ -309,12 +309,10 @@ class Journal:
             self._file.changed()
 
     async def flush(self) -> None:
-        """Return when every change is written."""
         if self._file is not None:
             await self._file.flush()
 
     async def close(self) -> None:
-        """Write nothing more."""
         if self._file is not None:
             await self._file.close()
 

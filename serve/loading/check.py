@@ -76,7 +76,6 @@ class Examined:
     notes: list[Located] = field(default_factory=list)
 
     def attempt(self, file: str, field: str, action: Callable[[], object]) -> bool:
-        """Do what may show a problem; whether it did not."""
         try:
             action()
         except MmeError as error:

@@ -102,8 +102,7 @@ def make(environments: Environments, brought: Brought, directory: ModelDirectory
     """Make those that are not there yet.
 
     Raises:
-        MmeError: INVALID_MODEL when one can't be made, or not in the time that a load may take; OUT_OF_MEMORY when the
-            disk is full; CANCELLED.
+        MmeError: INVALID_MODEL when one can't be made in the time of a load; OUT_OF_MEMORY: the disk; CANCELLED.
     """
     patience = _patience(directory, token)
     missing = {file: asked for file, asked in brought.wanted.items() if file not in brought.met}

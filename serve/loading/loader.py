@@ -162,12 +162,10 @@ class Target:
             yield from member.parts()
 
     def models(self) -> Iterator[AnyModel]:
-        """Every version of it and of its members."""
         for part in self.parts():
             yield from part.versions.values()
 
     def takes(self) -> Footprint:
-        """What it takes with its members."""
         return sum((part.footprint for part in self.parts()), self.grown)
 
     def close(self) -> None:
@@ -251,7 +249,6 @@ class ModelLoader:
         self.scales.overrule()
 
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
-        """See `verify`."""
         for each in (*prepared.members, prepared):
             versions = each.directory.versions if each.is_delicate else ()
             with made_of_parts(prepared.directory.config), _blamed(each, prepared):

@@ -137,7 +137,6 @@ class HeapTrim:
             self._trim()
 
     def close(self) -> None:
-        """Trim no more: what is freed goes with the process."""
         self._ended.set()
 
     def _later(self) -> None:

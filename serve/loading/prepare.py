@@ -163,14 +163,12 @@ class PreparedTarget:
         return self.is_delicate or any(member.tried_first for member in self.members)
 
     def folders(self) -> Iterator[Path]:
-        """Where the files of its models lie."""
         yield self.directory.path
         yield from self.directory.versions.values()
         for member in self.members:
             yield from member.folders()
 
     def release(self) -> None:
-        """The files may go."""
         if self.hold is not None:
             self.hold.release()
 
@@ -259,7 +257,6 @@ class Preparer:
         self._shared: set[type[Handler]] = set()  # whose models share by now what they can
 
     def prepare(self, name: str, source: Source, token: CancelToken) -> PreparedTarget:
-        """See `Loader`."""
         override, sent = "", None
         if isinstance(source, Overridden):
             override, sent = source.config, source.folder
@@ -322,7 +319,6 @@ class Preparer:
         return replace(prepared, members=members, estimate=estimate)
 
     def equip(self, prepared: PreparedTarget, token: CancelToken) -> PreparedTarget:
-        """See `Loader`."""
         environments = self._environments
         assert environments is not None  # noqa: S101 - an engine has them
         return replace(

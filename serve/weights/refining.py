@@ -88,7 +88,6 @@ class Refiner:
             self.end()
 
     def close(self) -> None:
-        """End what is under way."""
         with self._lock:
             self._closed = True
             if self._process is not None:

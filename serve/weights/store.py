@@ -123,7 +123,6 @@ class Draft:
 
 
 def checksum_of(blob: str) -> int:
-    """The CRC-32 that the name of a blob tells."""
     return int(blob.partition("-")[0], 16)
 
 
@@ -345,7 +344,6 @@ class WeightStore:
         (self._forms / key).unlink(missing_ok=True)
 
     def refer(self, model_file: Path, reference: Reference) -> None:
-        """Remember what a file leads to."""
         self._write_json(self._ref(model_file), {"sources": reference.sources, "key": reference.key})
 
     # -- removing ------------------------------------------------------------------------------------------------

@@ -108,7 +108,6 @@ class _Watched:
 
     @property
     def should_be_packed(self) -> bool:
-        """Whether more memory would make it quicker, and it is hot."""
         return self._changes(Tier.MAPPED) and self.heat.is_hot and self.forms.worth_packing
 
     @property
