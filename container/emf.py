@@ -147,7 +147,7 @@ class EmfReporter:
     def _found(self) -> dict[str, tuple[int, int]]:
         """What this period's requests found, for every model that had any: hits and misses."""
         found = {}
-        counted = {name: (stats.hits, stats.misses) for name, stats in self._engine.target_stats.items()}
+        counted = {name: (stats.hits, stats.misses) for name, stats in self._engine.registry.stats.items()}
         for name, (hits, misses) in counted.items():
             before = self._counted.get(name, (0, 0))
             if hits < before[0] or misses < before[1]:  # it was forgotten meanwhile, and counts anew

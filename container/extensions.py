@@ -53,9 +53,9 @@ async def configured(engine: Engine, name: str, number: int | None) -> tuple[str
     Raises:
         MmeError: there is no such model or version, or why it can't be loaded.
     """
-    canonical = engine.canonical(name)
+    canonical = engine.registry.canonical(name)
     async with engine.leased(canonical, number) as model:
-        versions = [model.version] if number is not None else sorted(engine.versions(canonical))
+        versions = [model.version] if number is not None else sorted(engine.index.versions(canonical))
         return canonical, model.config, versions
 
 
@@ -81,7 +81,7 @@ def statistics(engine: Engine, name: str, number: int | None) -> list[dict[str, 
     Raises:
         MmeError: INVALID_ARGUMENT for a model or a version of which nothing was counted.
     """
-    wanted = engine.canonical(name) if name else ""
+    wanted = engine.registry.canonical(name) if name else ""
     rows = [
         stats.as_dict(model, str(version))
         for model, version, stats in _counted(engine)
@@ -99,7 +99,7 @@ def statistics(engine: Engine, name: str, number: int | None) -> list[dict[str, 
 
 def _counted(engine: Engine) -> Iterator[tuple[str, int, ModelStats]]:
     """What was counted of registered models and of those that they consist of; what was unloaded is told by metrics."""
-    held = {id(model.stats) for _, model in engine.resident_models()}
+    held = {id(model.stats) for _, model in engine.index.resident_models()}
     away = {entry.name for entry in engine.cache.entries.values() if entry.registered and entry.resident is None}
     for (name, version), stats in sorted(engine.stats.copy().items()):  # loads add to it, on their threads
         if id(stats) in held or name.partition(":")[0] in away:
@@ -108,12 +108,12 @@ def _counted(engine: Engine) -> Iterator[tuple[str, int, ModelStats]]:
 
 def ready_index(engine: Engine) -> list[dict[str, Any]]:
     """The rows of the repository index whose models are ready; for the others `Engine.find_all` is needed as well."""
-    return [row for row in engine.index() if row.get("state") == State.READY.value]
+    return [row for row in engine.index.rows() if row.get("state") == State.READY.value]
 
 
 async def find_all(engine: Engine) -> list[str]:
     """Return every name that store or repository offers; a thread waits for disk or network."""
-    return await asyncio.wrap_future(_FINDERS.submit(engine.find_all))
+    return await asyncio.wrap_future(_FINDERS.submit(engine.origins.find_all))
 
 
 async def load(engine: Engine, name: str, override: Override | None) -> None:
@@ -122,10 +122,10 @@ async def load(engine: Engine, name: str, override: Override | None) -> None:
     Raises:
         MmeError: clients have no say, or why it can't be loaded, as Triton tells it.
     """
-    engine.check_control()
+    engine.options.control.check()
     check_name(name)
     try:
-        await engine.reload(engine.canonical(name), override)
+        await engine.reload(engine.registry.canonical(name), override)
     except MmeError as error:
         raise load_error(name, error) from None
 
@@ -136,10 +136,10 @@ async def unload(engine: Engine, name: str, parameters: Mapping[str, Any]) -> No
     Raises:
         MmeError: clients have no say, a parameter is wrong, or it still executes after a long time.
     """
-    engine.check_control()
+    engine.options.control.check()
     dependents = unload_dependents(parameters)
     try:
-        await engine.unload(engine.canonical(name), dependents=dependents)
+        await engine.unload(engine.registry.canonical(name), dependents=dependents)
     except MmeError as error:
         if error.kind is not Kind.UNKNOWN_MODEL:  # Triton unloads what it does not know without a word
             raise
@@ -160,7 +160,7 @@ def trace_settings(
     Raises:
         MmeError: UNSUPPORTED where traces go nowhere; INVALID_ARGUMENT, here for a model that there is not as well.
     """
-    model = engine.canonical(name) if name else ""
+    model = engine.registry.canonical(name) if name else ""
     if model and model not in engine.cache.entries and model not in offered:
         raise invalid_argument(f"Request for unknown model : {name}")
     if wanted:

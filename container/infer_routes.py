@@ -126,8 +126,8 @@ class InferRoutes:
         self._regions = Regions() if regions is None else regions
         self._decoder = Decoder(max_body, self._regions)
         self._routes: dict[bytes, Route | None] = {}
-        self._body_takers = engine.body_takers
-        self._decoupled = engine.decoupled
+        self._body_takers = engine.registry.body_takers
+        self._decoupled = engine.registry.decoupled
         self._tasks: set[asyncio.Task[None]] = set()
         self._json = JsonReading()
         self._sessions = SessionCalls(engine, session_seconds, enabled=sessions)
@@ -229,7 +229,7 @@ class InferRoutes:
             return
         except MmeError as wrong:
             content_type = headers.get("content-type", "")
-            resident = self.engine.is_resident(name)
+            resident = self.engine.index.is_resident(name)
             names_inputs = resident and isinstance(wrong, NoInputsError)  # for which the configuration is needed
             if not names_inputs and (resident or route.flavor is Flavor.KSERVE):
                 # a local of that name would be the error's own, by its traceback: both, and the body, would stay
@@ -238,7 +238,7 @@ class InferRoutes:
             make = functools.partial(self._made_cold, call, route, body, read)
             self._aside(call, name, self.engine.submit_made(name, version, make))
             return
-        if route.flavor is Flavor.KSERVE and name in self._decoupled and self.engine.is_resident(name):
+        if route.flavor is Flavor.KSERVE and name in self._decoupled and self.engine.index.is_resident(name):
             raise _several()
         if not self.engine.submit(name, version, request):
             make = functools.partial(self._made_cold, call, route, body, request)
@@ -280,7 +280,7 @@ class InferRoutes:
         """What is submitted of what was decoded."""
         call.reply = reply
         if call.reply.classes:
-            call.class_names = self.engine.class_names
+            call.class_names = self.engine.index.class_names
         if route.flavor is not Flavor.KSERVE:
             accept = call.exchange.headers.get(_STREAM_ACCEPT if route.event_stream else _ACCEPT, self._default_accept)
             if accepts_binary(accept):
@@ -373,7 +373,7 @@ class InferRoutes:
 
     def _generate_body(self, call: Call, route: Route, name: str, body: bytes) -> None:
         version = path_version(route.version)
-        config = self.engine.config(name, version)
+        config = self.engine.index.config(name, version)
         if len(body) > LARGE and call.read is None and not self._takes_body(route, name):
             go_on = functools.partial(self._generate_body, call, route, name, body)
             types = {} if config is None else {spec.name: spec.data_type for spec in config.inputs}
@@ -384,7 +384,11 @@ class InferRoutes:
         if SESSION_ID in call.exchange.headers and route.flavor is not Flavor.KSERVE:
             self._in_session(call, route, name, body, make)
             return
-        if config is None or not self.engine.is_resident(name) or not self.engine.submit(name, version, make(config)):
+        if (
+            config is None
+            or not self.engine.index.is_resident(name)
+            or not self.engine.submit(name, version, make(config))
+        ):
             self._aside(call, name, self.engine.submit_made(name, version, make))
 
     def _made_generate(self, call: Call, route: Route, body: bytes, config: ModelConfig) -> InferenceRequest:
@@ -452,8 +456,8 @@ class InferRoutes:
                 "(TargetModel in boto3)",
             )
         if route.model and header and route.flavor is Flavor.SAGEMAKER:
-            self.engine.register.check_alias(name, header)
-        return self.engine.canonical(name)
+            self.engine.registry.check_alias(name, header)
+        return self.engine.registry.canonical(name)
 
     def _aside(self, call: Call, name: str, submission: Coroutine[None, None, LoadReport]) -> None:
         task = asyncio.get_running_loop().create_task(self._submit_aside(call, name, submission))

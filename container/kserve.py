@@ -79,7 +79,7 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
         return json_answer(config_json(found[1]))
 
     def ready(name: str, version: str = "") -> Steps:
-        if (yield engine.says_ready(engine.canonical(name), path_version(version))):
+        if (yield engine.index.says_ready(engine.registry.canonical(name), path_version(version))):
             return json_answer({"name": name, "ready": True})
         return json_answer({"error": f"Model version not ready: '{name}'"}, 400)
 
@@ -105,7 +105,7 @@ def _add_repository_routes(routes: Blueprint, service: Service, on_loop: OnLoop)
         if _only_ready():
             return json_answer(on_loop.call(ready_index, engine))
         offered = yield find_all(engine)
-        return json_answer(on_loop.call(engine.index, offered))
+        return json_answer(on_loop.call(engine.index.rows, offered))
 
     def load_model(name: str) -> Steps:
         override = load_override(  # here: files in base64 can be large

@@ -126,7 +126,7 @@ class _Now:
         return cls(
             engine,
             list(engine.stats.items()),
-            list(engine.target_stats.items()),
+            list(engine.registry.stats.items()),
             [(entry.name, entry.footprint, target) for entry, target in there if named.get(entry.name) is entry],
             [target for entry, target in there if named.get(entry.name) is not entry],
             cache.room.used(),
@@ -293,7 +293,7 @@ class _Scrape:
             self._bytes(f"mme_memory_{what}_bytes", footprint, uuids)
         text = "Bytes of requests and responses on the way, which no budget for models counts"
         self._out.one("mme_memory_in_flight_bytes", text, gauge, engine.on_the_way())
-        disk = engine.disk_room
+        disk = engine.origins.room
         if disk is not None:
             self._out.one("mme_disk_budget_bytes", "Bytes of disk for archives and weights", gauge, disk.budget)
             self._out.one("mme_disk_used_bytes", "Bytes of disk that archives and weights take", gauge, disk.used)

@@ -45,7 +45,7 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
         return json_answer(page(on_loop.call(_posted, engine), token))
 
     def load_model() -> Steps:
-        engine.check_control()
+        engine.options.control.check()
         document = json_body(required=True)
         _check_may_name_folders(service.settings)
         name, url = _text(document, "model_name"), _text(document, "url")
@@ -54,13 +54,13 @@ def blueprint(service: Service, on_loop: OnLoop, hot: View) -> Blueprint:
         return json_answer(_described(name, url))
 
     def get_model(name: str) -> Response:
-        return json_answer(_described(name, on_loop.call(engine.url, engine.canonical(name))))
+        return json_answer(_described(name, on_loop.call(engine.index.url, engine.registry.canonical(name))))
 
     def unload_model(name: str) -> Steps:
-        engine.check_control()
+        engine.options.control.check()
         if target := name_of(request.headers.get(TARGET_MODEL, "")):
-            on_loop.call(engine.register.check_alias, name, target)
-        yield engine.unload(engine.canonical(name))
+            on_loop.call(engine.registry.check_alias, name, target)
+        yield engine.unload(engine.registry.canonical(name))
         return json_answer({})
 
     def execution_parameters() -> Response:
@@ -102,8 +102,8 @@ def page(models: list[tuple[str, str]], token: str) -> dict[str, Any]:
 
 def _posted(engine: Engine) -> list[tuple[str, str]]:
     """(name, url) of every registered model as they were posted, by name."""
-    posted = engine.aliases()
-    return sorted((posted.get(name, name), url) for name, url in engine.registered())
+    posted = {name: alias for alias, name in engine.registry.aliases.items()}
+    return sorted((posted.get(name, name), url) for name, url in engine.index.registered())
 
 
 def _token_name(token: str) -> str:

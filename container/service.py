@@ -128,8 +128,8 @@ class Service:
         self._loading: asyncio.Task[None] | None = None
         self._has_begun = settings.mode is not Mode.REPOSITORY and not settings.model_control_mode.limits
         self._polling: asyncio.Task[None] | None = None
-        registered = [name for name, _ in self.engine.registered()]
-        self._poller = Poller(self.engine, self.engine.scan, settings.poll_seconds, registered)
+        registered = [name for name, _ in self.engine.index.registered()]
+        self._poller = Poller(self.engine, self.engine.origins.scan, settings.poll_seconds, registered)
 
     def _on_the_way(self) -> int:
         """Bytes of requests and answers in this process."""
@@ -169,8 +169,8 @@ class Service:
         explicit = self.settings.model_control_mode is Control.EXPLICIT
         if names == (ALL_MODELS,) or (self.settings.mode is Mode.REPOSITORY and not names and not explicit):
             names = await self._find_all()
-        unloaded = self.engine.register.unloaded  # from the worker before this one
-        names = tuple(name for name in names if self.engine.canonical(name) not in unloaded)
+        unloaded = self.engine.registry.unloaded  # from the worker before this one
+        names = tuple(name for name in names if self.engine.registry.canonical(name) not in unloaded)
         results = await asyncio.gather(*(self._load(name) for name in names))
         if all(results):
             self.routes.starting = False
@@ -179,7 +179,7 @@ class Service:
         """Every name that store or repository has, as soon as it can be read."""
         while True:
             try:
-                return tuple(await on_daemon("find", self.engine.find_all))
+                return tuple(await on_daemon("find", self.engine.origins.find_all))
             except MmeError as error:
                 _log.error("nothing is loaded at start until store or repository can be read: %s", error)
             await asyncio.sleep(self.settings.poll_seconds)
@@ -187,7 +187,7 @@ class Service:
     async def _look_for_models(self) -> None:
         """Whoever starts a server learns in its log what else the first client would be told."""
         try:
-            if await on_daemon("look", self.engine.has_no_model):
+            if await on_daemon("look", self.engine.origins.is_bare):
                 _log.warning("%s", await on_daemon("look", lambda: bare_source(self.settings)))
         except MmeError as error:
             _log.warning("no model can be loaded for now: %s", error)
@@ -201,9 +201,11 @@ class Service:
             self.routes.starting = False
 
     async def _load(self, name: str) -> bool:
-        known = self.engine.canonical(name)
+        known = self.engine.registry.canonical(name)
         try:
-            if self.engine.is_overridden(known):  # since the worker before: a load would be of its own files again
+            if self.engine.index.is_overridden(
+                known
+            ):  # since the worker before: a load would be of its own files again
                 async with self.engine.leased(known):
                     return True
             await self.engine.load(known)

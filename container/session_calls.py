@@ -113,7 +113,7 @@ class SessionCalls:
 
     def _heard(self, event: CacheEvent) -> None:
         """A model that was replaced is told to be unloaded when its successor has been serving for a while."""
-        gone = event.type is EventType.UNLOADED and not self._engine.is_resident(event.name)
+        gone = event.type is EventType.UNLOADED and not self._engine.index.is_resident(event.name)
         if gone or event.type is EventType.LOADED:
             self._sessions.end_begun(event.name)
 

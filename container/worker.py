@@ -147,7 +147,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         seconds = max(settings.drain_seconds, _TELLING_SECONDS) if self._graceful else 0.0
         http.drain(min(settings.drain_seconds / 2, _PARTING_SECONDS) if self._graceful else 0.0)
         ends = loop.time() + seconds
-        cut = loop.call_at(ends - _TELLING_SECONDS, service.engine.cut_short)
+        cut = loop.call_at(ends - _TELLING_SECONDS, service.engine.cache.cut_short)
         drained = await self._drained(http, grpc, seconds)
         cut.cancel()
         if not drained:

@@ -1,7 +1,8 @@
-"""The repository index: a row for each version of a model that is served, or was last, and one for each other model.
+"""Look-ups of models by name, and the repository index. On the event loop only.
 
-Rows carry the protocol's fields, `name`, `version`, `state` and `reason`, and beside them what only a multi-model
-cache has to tell; clients skip fields that they do not know. On the event loop only.
+The index has a row for each version of a model that is served, or was last, and one for each other model. Rows carry
+the protocol's fields, `name`, `version`, `state` and `reason`, and beside them what only a multi-model cache has to
+tell; clients skip fields that they do not know.
 """
 
 from __future__ import annotations
@@ -12,47 +13,119 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from serve.cache.entry import State
+from serve.sources.catalog import unknown
+from serve.sources.source import Overridden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from model_handlers.config.model_config import ModelConfig
     from serve.cache.entry import Entry
-    from serve.loading.loader import Target
+    from serve.loading.loader import AnyModel, Target
+    from serve.model.warmup import Labels
+    from serve.registry import Registry
+    from serve.sources.catalog import Origins
     from serve.statistics import TargetStats
 
 DOWN = "a process of it died too often; a load begins anew"
 _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time
 
 
-def index_rows(
-    entries: Iterable[Entry[Target]],
-    offered: Iterable[str],
-    counted: Mapping[str, TargetStats],
-    versions: Mapping[str, Sequence[int]],
-    refused: Mapping[str, str],
-) -> list[dict[str, Any]]:
-    """Every row, by name as Triton has them, and a model's by version.
+class ModelIndex:
+    """What is known of the models that the cache has, and of those that store or repository have."""
 
-    A model in memory has a row for each version, with `queued`, the requests that wait for an instance. `cache` is
-    about all versions together: see `_cached`.
+    def __init__(self, entries: Mapping[str, Entry[Target]], registry: Registry, origins: Origins) -> None:
+        self._entries = entries
+        self._registry = registry
+        self._origins = origins
 
-    Args:
-        entries: the models that the cache knows.
-        offered: names that store or repository has; those that the cache does not know have a row of their name.
-        counted: what the cache did for a model, also for one that it does not know any more.
-        versions: those that a model was served in last.
-        refused: why a name is none that can be served.
-    """
-    rows: list[dict[str, Any]] = []
-    known = set()
-    for entry in entries:
-        known.add(entry.name)
-        rows += _rows_of(entry, versions.get(entry.name, ()))
-    for name in offered:
-        if name not in known:
-            row: dict[str, Any] = {"name": name, **_unavailable(refused.get(name, ""))}
-            rows.append({**row, **({"cache": _counted(counted[name])} if name in counted else {})})
-    return sorted(rows, key=itemgetter("name"))
+    def rows(self, offered: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """The repository index, by name as Triton has it, and a model's rows by version.
+
+        A model in memory has a row for each version, with `queued`, the requests that wait for an instance. `cache` is
+        about all versions together. Names of `offered` that the cache does not know have a row of their name.
+        """
+        counted, versions = self._registry.stats, self._registry.versions
+        rows: list[dict[str, Any]] = []
+        for entry in self._entries.values():
+            rows += _rows_of(entry, versions.get(entry.name, ()))
+        for name in offered:
+            if name not in self._entries:
+                row: dict[str, Any] = {"name": name, **_unavailable(self._origins.refused.get(name, ""))}
+                rows.append({**row, **({"cache": _counted(counted[name])} if name in counted else {})})
+        return sorted(rows, key=itemgetter("name"))
+
+    def registered(self) -> list[tuple[str, str]]:
+        """(name, url) of every registered model, by name: those in memory, and those that were evicted."""
+        return sorted((entry.name, entry.source.url) for entry in self._entries.values() if entry.registered)
+
+    def url(self, name: str) -> str:
+        """Where a registered model came from.
+
+        Raises:
+            MmeError: UNKNOWN_MODEL.
+        """
+        entry = self._entries.get(name)
+        if entry is None or not entry.registered:
+            raise unknown(name)
+        url: str = entry.source.url
+        return url
+
+    def _resident(self, name: str) -> Target | None:
+        entry = self._entries.get(name)
+        return None if entry is None else entry.resident
+
+    def versions(self, name: str) -> list[int]:
+        """The served versions of a model, [] if it is not in memory."""
+        target = self._resident(name)
+        return [] if target is None else sorted(target.versions)
+
+    def class_names(self, name: str, version: str) -> tuple[bool, Labels]:
+        """Of a model in memory: whether it batches, and what the classes of its outputs are called."""
+        target = self._resident(name)  # it may have left, or been replaced, in the very moment of its last answer
+        if target is None:
+            return False, {}
+        model = target.versions.get(int(version), target.latest)
+        return model.config.max_batch_size > 0, target.labels
+
+    def config(self, name: str, version: int | None = None) -> ModelConfig | None:
+        """A model's configuration; None if it is not in memory, or the version is not."""
+        target = self._resident(name)
+        if target is None:
+            return None
+        model = target.latest if version is None else target.versions.get(version)
+        return None if model is None else model.config
+
+    def is_ready(self, name: str, version: int | None = None) -> bool:
+        """Whether a request would be answered: in memory, or evicted and back with the next request."""
+        entry = self._entries.get(name)
+        if entry is None or not entry.registered or entry.state is State.LOADING:
+            return False
+        return version is None or entry.resident is None or version in entry.resident.versions
+
+    async def says_ready(self, name: str, version: int | None = None) -> bool:
+        """The same, and if it is in memory and its code has a say in that, whether this says so."""
+        if not self.is_ready(name, version):
+            return False
+        target = self._resident(name)
+        return target is None or await target.version(version).readiness.told()
+
+    def resident_models(self) -> Iterator[tuple[str, AnyModel]]:
+        """Every version of every model in memory."""
+        for entry in self._entries.values():
+            if entry.resident is not None:
+                for model in entry.resident.models():
+                    yield model.name, model
+
+    def is_overridden(self, name: str) -> bool:
+        """Whether it is registered as a client loaded it, with another configuration or with other files."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.registered and isinstance(entry.source, Overridden)
+
+    def is_resident(self, name: str) -> bool:
+        """Whether the model is in memory to take requests: one that leaves takes none any more."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.state is State.READY
 
 
 def _unavailable(reason: str) -> dict[str, str]:

@@ -81,7 +81,7 @@ class ModelCalls:
             _check_circle(f"{self._target}:{call.model}", call.callers, f"call '{call.model}'")
             if self._engine.submit_to_member(self._target, call.model, call.version, request):
                 return
-            name = self._engine.canonical(call.model)
+            name = self._engine.registry.canonical(call.model)
             _check_circle(name, (*self._behind(), *call.callers), f"call '{call.model}'")
             if not self._engine.submit(name, call.version, request):
                 self._aside(self._submit_cold(name, call.version, request, answering))
@@ -98,16 +98,16 @@ class ModelCalls:
             answering.fail(_refusal(error, answering.call))
 
     async def _loaded(self, model: str, override: Override | None, callers: tuple[str, ...]) -> None:
-        name = self._engine.canonical(model)
+        name = self._engine.registry.canonical(model)
         _check_circle(name, (*self._behind(), self._target, *callers), f"load '{model}'")
-        self._engine.check_control()
+        self._engine.options.control.check()
         with self._waiting(callers, name):
             await self._engine.reload(name, override)
 
     async def _unloaded(self, model: str, dependents: bool, callers: tuple[str, ...]) -> None:  # noqa: FBT001
-        name = self._engine.canonical(model)
+        name = self._engine.registry.canonical(model)
         _check_circle(name, (*self._behind(), self._target, *callers), f"unload '{model}'")
-        self._engine.check_control()
+        self._engine.options.control.check()
         with self._waiting(callers, name):
             try:
                 await self._engine.unload(name, dependents=dependents)
@@ -116,14 +116,14 @@ class ModelCalls:
                     raise
 
     async def _says_ready(self, model: str, version: int | None) -> bool:
-        return await self._engine.says_ready(self._engine.canonical(model), version)
+        return await self._engine.index.says_ready(self._engine.registry.canonical(model), version)
 
     def _behind(self) -> tuple[str, ...]:
         return self._waits.behind(self._target) if self._loading else ()
 
     @contextlib.contextmanager
     def _waiting(self, callers: tuple[str, ...], name: str) -> Iterator[None]:
-        with self._engine.lent_turn(self._target), self._waits.waiting((self._target, *callers), name):
+        with self._engine.cache.lent_turn(self._target), self._waits.waiting((self._target, *callers), name):
             yield
 
     def _ask(self, work: Callable[[], Coroutine[Any, Any, bool | None]], done: Done) -> None:

@@ -90,13 +90,13 @@ class Documents:
         failed: Counter[str] = Counter()
         for (name, _), stats in self._engine.stats.copy().items():  # loads add to it, on their threads
             failed[name] += stats.fail.count
-        for name, target in self._engine.target_stats.items():
+        for name, target in self._engine.registry.stats.items():
             failed[name] += target.refused
         return failed
 
     def _disk(self) -> dict[str, int] | None:
         """The bytes of unpacked archives and what was made of them; None where there are none."""
-        room = self._engine.disk_room
+        room = self._engine.origins.room
         if room is None:
             return None
         return {"budget": room.budget, "used": room.used, "archives": room.archives, "evictions": room.evictions}

@@ -75,7 +75,7 @@ class Watcher:
         hits = misses = refused = cold = queued = resident = 0
         cache = self._engine.cache
         host, device = cache.room.reserved.host, cache.room.reserved.device
-        for target in self._engine.target_stats.values():
+        for target in self._engine.registry.stats.values():
             hits += target.hits
             misses += target.misses
             refused += target.refused
@@ -92,7 +92,7 @@ class Watcher:
                         break
         succeeded = total_ns = queue_ns = 0
         failed = refused  # whose model could not be loaded
-        targets = self._engine.target_stats
+        targets = self._engine.registry.stats
         for (name, _), stats in self._engine.stats.copy().items():  # loads add to it, on their threads
             if name in targets:  # its members' requests are steps of its own
                 succeeded += stats.success.count

@@ -64,7 +64,7 @@ class Codec:
         Raises:
             MmeError: INVALID_ARGUMENT for a version that is none.
         """
-        return self._engine.canonical(model), parse_version(version)
+        return self._engine.registry.canonical(model), parse_version(version)
 
     def remembered(
         self, data: bytes, on_complete: Completion, headers: Headers
@@ -115,7 +115,7 @@ class Codec:
         final: bool | None = None,  # noqa: FBT001 - see Encoder
     ) -> Callable[[], bytes]:
         """`encode`, to be called on any thread, and after the request is over too."""
-        names = self._engine.class_names(response.model_name, response.model_version) if wanted.classes else None
+        names = self._engine.index.class_names(response.model_name, response.model_version) if wanted.classes else None
         return functools.partial(self._encode, response, wanted.kept(), names, final)
 
     def _encode(

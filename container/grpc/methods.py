@@ -110,7 +110,9 @@ class Methods:
 
     async def _model_ready(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.ModelReadyRequest, data)
-        ready = await self._engine.says_ready(self._engine.canonical(request.name), parse_version(request.version))
+        ready = await self._engine.index.says_ready(
+            self._engine.registry.canonical(request.name), parse_version(request.version)
+        )
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
     # -- what there is ---------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class Methods:
     async def _index(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.RepositoryIndexRequest, data)
         _check_repository(request.repository_name)
-        rows = ready_index(self._engine) if request.ready else self._engine.index(await find_all(self._engine))
+        rows = ready_index(self._engine) if request.ready else self._engine.index.rows(await find_all(self._engine))
         return await asyncio.to_thread(_message, {"models": rows}, pb.RepositoryIndexResponse())
 
     async def _load(self, data: bytes, _context: Any) -> bytes:

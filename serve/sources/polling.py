@@ -40,15 +40,23 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
     )
 
 
+class Index(Protocol):
+    """What is known of the engine's models."""
+
+    def is_ready(self, name: str) -> bool: ...
+
+
 class Models(Protocol):
     """What is asked of the engine. On the event loop."""
 
+    @property
+    def index(self) -> Index: ...
+
     async def reload(self, name: str) -> None:
-        """Load a model, also if it is in memory."""
+        """Load a model, again if it is in memory."""
 
-    async def unload(self, name: str) -> None: ...
-
-    def is_ready(self, name: str) -> bool: ...
+    async def unload(self, name: str) -> None:
+        """Unregister a model."""
 
 
 class Poller:
@@ -91,7 +99,7 @@ class Poller:
         await self._remove_all(changed.removed)
         await asyncio.gather(*(self._load(name) for name in changed.present))
         # An ensemble that did not load is loaded by the engine when its last part is.
-        self._failing = {name for name in self._failing if not self._models.is_ready(name)}
+        self._failing = {name for name in self._failing if not self._models.index.is_ready(name)}
         return not self._failing
 
     async def _load(self, name: str) -> None:

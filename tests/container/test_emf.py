@@ -267,7 +267,7 @@ def test_a_forgotten_model_counts_anew(served):
     ask(running, "a", 3)
     period(running)
     running.http("DELETE", "/models/a.tar.gz")
-    running.on_loop.call(running.engine.target_stats.clear)
+    running.on_loop.call(running.engine.registry.stats.clear)
     ask(running, "a", 2)
 
     (_, whole), (_, of_a) = period(running)

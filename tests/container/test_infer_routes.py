@@ -670,9 +670,9 @@ def test_a_cold_model_is_loaded_for_what_was_read_ahead(start, repository, json_
     running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
     wrong = json.dumps({"inputs": json_inputs(X=X)}).encode()[:-1]
     assert running.http("POST", "/models/twice/invoke", {}, wrong).status == 400
-    assert running.engine.is_resident("twice")
+    assert running.engine.index.is_resident("twice")
     assert running.http("POST", "/v2/models/thrice/infer", {}, wrong).status == 400
-    assert not running.engine.is_resident("thrice")
+    assert not running.engine.index.is_resident("thrice")
     assert outputs_of(running.infer("thrice", {"inputs": json_inputs(X=X)})) == {"Y": [3.0, 6.0, 9.0, 12.0]}
     assert len(readers) == 3
 
@@ -835,7 +835,7 @@ def test_a_raw_request_counts_once(start, repository):
     running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
     for _ in range(3):
         assert running.http("POST", "/v2/models/echo-FP32/infer", {LENGTH: "0"}, bytes(4)).status == 200
-    stats = running.engine.target_stats["echo-FP32"]
+    stats = running.engine.registry.stats["echo-FP32"]
     assert (stats.hits, stats.loads) == (2, 1)
     assert stats.misses == 1
 

@@ -219,7 +219,7 @@ def test_questions_about_models_that_load_keep_no_others_waiting(own):
     """However many ask for the metadata and the configuration of models that are not in memory."""
 
     def misses(name):
-        stats = own.engine.target_stats.get(name)
+        stats = own.engine.registry.stats.get(name)
         return stats.misses if stats is not None else 0
 
     paths = ["/v2/models/thrice", "/v2/models/thrice/config"] * 6

@@ -21,6 +21,7 @@ from model_handlers.worker.parameters import Deadlines
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
 from serve.engine import Engine
+from serve.sources.catalog import Origins
 from tests.fake_nvml import FakeNvml
 from tests.waiting import eventually
 
@@ -74,7 +75,7 @@ def test_a_repository_is_loaded_as_a_whole(start, tmp_path, put, json_inputs, ca
     (tmp_path / "bad" / "1" / "model.onnx").write_bytes(b"no model")
     with caplog.at_level(logging.INFO):
         running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, ping_mode=PingMode.READY)
-    assert sorted(name for name, _ in running.engine.registered()) == ["thrice", "twice"]
+    assert sorted(name for name, _ in running.engine.index.registered()) == ["thrice", "twice"]
     assert infer(running, "/models/thrice/invoke", json_inputs) == [3, 6, 9, 12]
     assert running.http("GET", "/ping").status == 503
     assert running.http("GET", "/v2/health/ready").status == 400
@@ -95,7 +96,7 @@ def test_ping_in_ready_mode_waits_for_the_start_up_models(start, repository):
         mode=Mode.REPOSITORY, model_repository=repository, load_models=("twice", "thrice"), ping_mode=PingMode.READY
     )
     assert running.http("GET", "/ping").status == 200
-    assert sorted(name for name, _ in running.engine.registered()) == ["thrice", "twice"]
+    assert sorted(name for name, _ in running.engine.index.registered()) == ["thrice", "twice"]
 
 
 @pytest.mark.parametrize("mode", [Control.NONE, Control.EXPLICIT, Control.POLL])
@@ -189,7 +190,7 @@ def test_a_store_serves_archives_by_their_names(start, tmp_path, put, json_input
         with tarfile.open(store / f"{name}.tar.gz", "w:gz") as archive:
             archive.add(directory, arcname=name)
     running = start(mode=Mode.STORE, model_store=str(store), cache_dir=tmp_path / "cache", load_models=("a",))
-    assert [name for name, _ in running.engine.registered()] == ["a.tar.gz"]
+    assert [name for name, _ in running.engine.index.registered()] == ["a.tar.gz"]
     assert infer(running, "/models/b.tar.gz/invoke", json_inputs) == [3, 6, 9, 12]
     assert infer(running, "/v2/models/a/infer", json_inputs) == [2, 4, 6, 8]
     assert infer(running, "/models/c.tar.gz/invoke", json_inputs) == 404
@@ -228,7 +229,7 @@ def test_a_store_that_can_not_be_read_is_told_at_the_start(start, tmp_path, capl
     """With what to do."""
     (tmp_path / "store").mkdir()
     reason = MmeError(Kind.UNAVAILABLE, "S3 denies access to it: allow s3:ListBucket")
-    monkeypatch.setattr(Engine, "has_no_model", Mock(side_effect=reason))
+    monkeypatch.setattr(Origins, "is_bare", Mock(side_effect=reason))
     start(mode=Mode.STORE, model_store=str(tmp_path / "store"), cache_dir=tmp_path / "cache")
     eventually(lambda: "no model can be loaded for now: S3 denies access to it" in caplog.text)
 
@@ -260,7 +261,7 @@ def test_mode_none_serves_what_was_there_at_the_start(start, tmp_path, put, json
     for name in ("one", "two"):
         put["multiple"](tmp_path, name, 2.0)
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_control_mode=Control.NONE)
-    eventually(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
+    eventually(lambda: [name for name, _ in running.engine.index.registered()] == ["one", "two"])
     put["multiple"](tmp_path, "late", 2.0)
     assert status(running, json_inputs, "late") == 404
     for action in ("load", "unload"):
@@ -279,7 +280,7 @@ def test_mode_explicit_serves_what_was_asked_for(start, tmp_path, put, json_inpu
     explicit = Control.EXPLICIT
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, model_control_mode=explicit, load_models=named)
     expected = {(): [], ("one",): ["one"], ("*",): ["one", "two"]}[named]
-    eventually(lambda: [name for name, _ in running.engine.registered()] == expected)
+    eventually(lambda: [name for name, _ in running.engine.index.registered()] == expected)
     assert status(running, json_inputs, "two") == (200 if "two" in expected else 404)
     assert load(running, "two").status == 200
     assert status(running, json_inputs, "two") == 200
@@ -318,7 +319,7 @@ def test_mode_poll_serves_what_the_folder_holds(start, tmp_path, put, json_input
     assert load(running, "one").error == REFUSED
 
     (tmp_path / "r" / "one" / "config.pbtxt").write_text("max_batch_size: -1")
-    eventually(lambda: running.engine.target_stats["one"].load_failures == 1)
+    eventually(lambda: running.engine.registry.stats["one"].load_failures == 1)
     assert infer(running, "/models/one/invoke", json_inputs) == [5, 10, 15, 20]
 
     shutil.rmtree(tmp_path / "r" / "two" / "1")  # the folder goes a moment later, or never
@@ -346,7 +347,7 @@ def test_several_repositories(start, tmp_path, put, json_inputs):
         put["multiple"](tmp_path / folder, name, factor)
     folders = {"model_repository": tmp_path / "r1", "more_repositories": (tmp_path / "r2",)}
     running = start(mode=Mode.REPOSITORY, **folders)
-    eventually(lambda: [name for name, _ in running.engine.registered()] == ["one", "two"])
+    eventually(lambda: [name for name, _ in running.engine.index.registered()] == ["one", "two"])
     assert infer(running, "/models/two/invoke", json_inputs) == [3, 6, 9, 12]
     assert status(running, json_inputs, "both") == 400
     state, reason = states(running)["both"]
@@ -354,7 +355,7 @@ def test_several_repositories(start, tmp_path, put, json_inputs):
     assert f"{tmp_path / 'r1'} and {tmp_path / 'r2'}" in reason
 
     running = start(mode=Mode.REPOSITORY, model_namespacing=True, **folders)
-    eventually(lambda: len(running.engine.registered()) == 4)
+    eventually(lambda: len(running.engine.index.registered()) == 4)
     assert infer(running, "/models/r1/both/invoke", json_inputs) == [4, 8, 12, 16]
     assert infer(running, "/models/r2/both/invoke", json_inputs) == [5, 10, 15, 20]
     assert infer(running, "/models/r2/two/invoke", json_inputs) == [3, 6, 9, 12]

@@ -23,7 +23,7 @@ async def engine_of(folder, budget=PLENTY, on_the_way=lambda: 0, **options):
     check_integrity(engine.cache)
     assert engine.cache.room.used() == Footprint()
     assert engine.cache.room.reserved == Footprint()
-    assert list(engine.resident_models()) == []
+    assert list(engine.index.resident_models()) == []
 
 
 async def ask(engine, call, name="a", version=None):

@@ -9,7 +9,7 @@ from serve.cache.eviction import Plan
 
 def artifacts_of(engine):
     """What is unpacked on disk."""
-    return engine._origins.artifacts
+    return engine.origins.artifacts
 
 
 def weights_of(engine):
@@ -44,7 +44,7 @@ def admits_nothing(engine):
 
 def users_of(engine):
     """Who uses what is unpacked on disk, by path."""
-    return engine.disk_room._users
+    return engine.origins.room._users
 
 
 def look(engine):

@@ -166,11 +166,11 @@ async def test_an_ensemble_changes_and_goes_with_its_parts(toys, tmp_path, write
         await engine.reload("b")
         assert await answered(engine, toys, "e") == 10
         await engine.unload("e", dependents=True)
-        assert engine.registered() == []
+        assert engine.index.registered() == []
         await engine.reload("a")
         await engine.reload("e")
         await engine.unload("e")
-        assert [name for name, _ in engine.registered()] == ["a"]
+        assert [name for name, _ in engine.index.registered()] == ["a"]
 
 
 @pytest.mark.parametrize("names", ["abef", "abfe"])
@@ -215,8 +215,8 @@ async def test_an_ensemble_stays_as_a_client_loaded_it(toys, tmp_path, lay_out, 
         await engine.unload("f")
         await loading
         assert await answered(engine, toys, "e") == 5
-        assert engine.is_overridden("e")
-        assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
+        assert engine.index.is_overridden("e")
+        assert [name for name, _ in engine.index.registered()] == ["a", "b", "e"]
 
 
 async def test_the_models_of_an_ensemble_may_be_asked_by_themselves(toys, tmp_path, lay_out, write_repository_model):
@@ -225,7 +225,7 @@ async def test_the_models_of_an_ensemble_may_be_asked_by_themselves(toys, tmp_pa
     write_repository_model(tmp_path / "r" / "c", "max_batch_size: 8")
     async with on_request(tmp_path) as engine:
         await engine.reload("e")
-        assert [name for name, _ in engine.registered()] == ["a", "b", "e"]
+        assert [name for name, _ in engine.index.registered()] == ["a", "b", "e"]
         assert engine.cache.entries["e"].leases == 0
         for name in ("e", "a"):
             call = toys.Call(1)
@@ -236,7 +236,7 @@ async def test_the_models_of_an_ensemble_may_be_asked_by_themselves(toys, tmp_pa
         (group,) = engine.cache.entries["a"].resident.latest.config.instance_group
         assert group == InstanceGroup("a", InstanceKind.CPU)
         await engine.unload("e")
-        assert [name for name, _ in engine.registered()] == ["a", "b"]
+        assert [name for name, _ in engine.index.registered()] == ["a", "b"]
         with pytest.raises(MmeError, match="unknown model"):
             await engine.submit_cold("c", None, toys.Call(1).request)
 
@@ -300,7 +300,7 @@ async def test_parts_that_somebody_loaded_by_name_stay(tmp_path, lay_out):
 
     async def left(ensemble="e"):
         await engine.unload(ensemble, dependents=True)
-        return sorted(name for name, _ in engine.registered())
+        return sorted(name for name, _ in engine.index.registered())
 
     async with on_request(tmp_path) as engine:
         await engine.reload("a")
@@ -316,7 +316,7 @@ async def test_parts_that_somebody_loaded_by_name_stay(tmp_path, lay_out):
         assert await left() == ["a", "b"]
         await engine.unload("b")
         await engine.reload("f")
-        assert sorted(name for name, _ in engine.registered()) == ["a", "b", "e", "f"]
+        assert sorted(name for name, _ in engine.index.registered()) == ["a", "b", "e", "f"]
         assert await left("f") == ["a"]
 
 
@@ -325,7 +325,7 @@ async def test_an_ensemble_leaves_with_a_part_and_comes_back_with_it(toys, tmp_p
     lay_out(e=ENSEMBLE)
 
     def there():
-        return sorted(name for name, _ in engine.registered())
+        return sorted(name for name, _ in engine.index.registered())
 
     async with on_request(tmp_path) as engine:
         await engine.reload("e")
@@ -355,7 +355,7 @@ async def test_an_ensemble_that_did_not_load_for_want_of_a_part_comes_with_it(tm
             await engine.reload("e")
         (tmp_path / "a").rename(tmp_path / "r" / "a")
         await engine.reload("a")
-        assert engine.is_ready("e")
+        assert engine.index.is_ready("e")
 
 
 async def test_an_ensemble_that_comes_back_is_as_it_was_loaded(tmp_path, lay_out):
@@ -366,11 +366,11 @@ async def test_an_ensemble_that_comes_back_is_as_it_was_loaded(tmp_path, lay_out
             for name in loaded:
                 await engine.reload(name)
             await engine.unload("a")
-            assert [engine.is_ready(name) for name in "ef"] == [False, False]
+            assert [engine.index.is_ready(name) for name in "ef"] == [False, False]
             await engine.reload("a")
-            assert [engine.is_ready(name) for name in "ef"] == [True, True]
+            assert [engine.index.is_ready(name) for name in "ef"] == [True, True]
             await engine.unload("f", dependents=True)
-            assert engine.is_ready("e") is stays
+            assert engine.index.is_ready("e") is stays
 
 
 @pytest.mark.parametrize("meanwhile", ["unloaded and removed", "loaded"])
@@ -396,7 +396,7 @@ async def test_an_ensemble_does_not_leave_with_a_part_if_somebody_decided_otherw
         await unloading
         if meanwhile == "loaded":
             await loading
-        assert engine.is_ready("e") == (meanwhile == "loaded")
+        assert engine.index.is_ready("e") == (meanwhile == "loaded")
 
 
 @pytest.mark.parametrize("fault", ["missing", "no configuration", "no model"])
@@ -443,7 +443,7 @@ async def test_an_ensemble_that_did_not_load_for_a_part_is_loaded_with_it(
         await engine.unload("e")
         mend()
         await engine.reload("b")
-        assert not engine.is_ready("e")
+        assert not engine.index.is_ready("e")
 
 
 @pytest.mark.parametrize("part", ["a", "b"])
@@ -475,8 +475,8 @@ async def test_the_next_worker_knows_who_waits_for_its_parts(toys, tmp_path, lay
     async with on_request(tmp_path, life) as before:
         await before.reload("e")
         await before.unload("a")
-        assert not before.is_ready("e")
+        assert not before.index.is_ready("e")
     async with on_request(tmp_path, life) as engine:
-        assert not engine.is_ready("e")
+        assert not engine.index.is_ready("e")
         await engine.reload("a")
         assert await answered(engine, toys, "e") == 4

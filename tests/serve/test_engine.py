@@ -116,8 +116,8 @@ async def test_a_version_that_is_not_served_is_unknown_and_holds_no_lease(toys, 
                 raise AssertionError
         assert engine.cache.entries["a"].leases == 0
         assert [await answered(engine, toys, version=version) for version in (None, 1, 2)] == [3, 2, 3]
-        assert engine.versions("a") == [1, 2]
-        assert [engine.is_ready("a", version) for version in (None, 1, 2, 7)] == [True, True, True, False]
+        assert engine.index.versions("a") == [1, 2]
+        assert [engine.index.is_ready("a", version) for version in (None, 1, 2, 7)] == [True, True, True, False]
 
 
 async def test_a_request_that_is_refused_holds_no_lease(toys, tmp_path, repository):
@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_while_its_model_loads_leaks_nothing(toys, tm
         assert await answered(engine, toys) == 2
         assert call.answers == []
         assert engine.cache.entries["a"].leases == 0
-        assert engine.target_stats["a"].loads == 1
+        assert engine.registry.stats["a"].loads == 1
 
 
 async def test_patience_with_a_load_ends_and_the_load_goes_on(toys, tmp_path, repository, monkeypatch):
@@ -174,7 +174,7 @@ async def test_patience_with_a_load_ends_and_the_load_goes_on(toys, tmp_path, re
             for task in (first, second):
                 with pytest.raises(MmeError, match="its load goes on"):
                     await task
-        await until(lambda: engine.is_ready("a") and engine.is_ready("b"))
+        await until(lambda: engine.index.is_ready("a") and engine.index.is_ready("b"))
         assert await answered(engine, toys, "b") == 2
 
 
@@ -187,7 +187,7 @@ async def test_a_slow_load_is_in_nobodys_way(toys, tmp_path, repository):
             await until(lambda: loading(engine, "b"))
             for _ in range(20):
                 assert await answered(engine, toys, "a") == 2
-            assert not engine.is_ready("b")
+            assert not engine.index.is_ready("b")
             await engine.unload("a")
         assert await slow == 2
 
@@ -219,11 +219,11 @@ async def test_two_models_that_fit_one_at_a_time_take_turns(toys, tmp_path, heav
                 assert await answered(engine, toys, name) == 2
                 check_integrity(engine.cache)
                 assert engine.cache.room.used().fits(ROOM_FOR_ONE)
-                assert len(list(engine.resident_models())) <= 1
+                assert len(list(engine.index.resident_models())) <= 1
 
         await asyncio.gather(*(client(name) for name in "ab" for _ in range(4)))
-        assert sum(engine.target_stats[name].evictions.total() for name in "ab") >= 1
-        assert engine.registered() == [(name, str(heavy / name)) for name in "ab"]
+        assert sum(engine.registry.stats[name].evictions.total() for name in "ab") >= 1
+        assert engine.index.registered() == [(name, str(heavy / name)) for name in "ab"]
 
 
 async def test_an_evicted_model_stays_registered_and_comes_back(toys, tmp_path, heavy):
@@ -231,20 +231,20 @@ async def test_an_evicted_model_stays_registered_and_comes_back(toys, tmp_path, 
     async with engine_of(tmp_path, ROOM_FOR_ONE, repository=heavy) as engine:
         await answered(engine, toys, "a")
         await answered(engine, toys, "b")
-        assert engine.versions("a") == []
+        assert engine.index.versions("a") == []
         both = [(name, str(heavy / name)) for name in "ab"]
-        assert engine.registered() == both
-        assert engine.is_ready("a")
-        (row,) = [row for row in engine.index() if row["name"] == "a"]
+        assert engine.index.registered() == both
+        assert engine.index.is_ready("a")
+        (row,) = [row for row in engine.index.rows() if row["name"] == "a"]
         assert {"state": "UNAVAILABLE", "reason": "evicted for 'b'"}.items() <= row.items()
         with held_loads(engine):
             back = asyncio.create_task(answered(engine, toys, "a"))
             await until(lambda: loading(engine))
-            assert engine.registered() == both
-            assert engine.url("a") == both[0][1]
-            assert not engine.is_ready("a")
+            assert engine.index.registered() == both
+            assert engine.index.url("a") == both[0][1]
+            assert not engine.index.is_ready("a")
         assert await back == 2
-        assert engine.is_ready("a", 1)
+        assert engine.index.is_ready("a", 1)
 
 
 async def test_a_restart_does_not_forget_what_models_take(toys, tmp_path, store):
@@ -254,7 +254,7 @@ async def test_a_restart_does_not_forget_what_models_take(toys, tmp_path, store)
         await answered(engine, toys, name)
         measured = engine.cache.entries[name].footprint
     async with engine_of(tmp_path, store=str(store)) as engine:
-        prepared = loader_of(engine.cache).prepare(name, engine.register.find(name), NEVER)
+        prepared = loader_of(engine.cache).prepare(name, engine.registry.find(name), NEVER)
         assert prepared.estimate == measured
 
 
@@ -275,36 +275,40 @@ async def test_pins_name_archives_with_and_without_the_suffix(toys, tmp_path, st
 async def test_a_store_is_asked_with_and_without_the_suffix(toys, tmp_path, store):
     """`a` and `a.tar.gz` are one model, registered by the archive's name; the store's names are found."""
     async with engine_of(tmp_path, store=str(store)) as engine:
-        assert [engine.canonical(name) for name in ("a", "a.tar.gz")] == ["a.tar.gz"] * 2
-        assert await answered(engine, toys, engine.canonical("a")) == 2
-        assert engine.registered() == [("a.tar.gz", f"{engine._origins.artifacts.store.uri.rstrip('/')}/a.tar.gz")]
-        assert engine.find_all() == ["a.tar.gz", "b.tar.gz"]
+        assert [engine.registry.canonical(name) for name in ("a", "a.tar.gz")] == ["a.tar.gz"] * 2
+        assert await answered(engine, toys, engine.registry.canonical("a")) == 2
+        assert engine.index.registered() == [("a.tar.gz", f"{engine.origins.artifacts.store.uri.rstrip('/')}/a.tar.gz")]
+        assert engine.origins.find_all() == ["a.tar.gz", "b.tar.gz"]
 
 
 async def test_a_repository_is_asked_by_its_names(tmp_path, repository):
     """A repository's names have no suffix; an engine with neither store nor repository offers nothing."""
     async with engine_of(tmp_path, repository=repository) as engine:
-        assert engine.canonical("a") == "a"
-        assert engine.find_all() == ["a", "b", "c"]
+        assert engine.registry.canonical("a") == "a"
+        assert engine.origins.find_all() == ["a", "b", "c"]
     async with engine_of(tmp_path) as engine:
-        assert engine.find_all() == []
+        assert engine.origins.find_all() == []
 
 
 async def test_an_alias_means_the_model_it_was_loaded_with_until_that_goes(toys, tmp_path, unpacked):
     """SageMaker loads by a hash and invokes by target model: both names mean the model, no other one does."""
     async with engine_of(tmp_path, evicts=False) as engine:
         await engine.load("hash", unpacked["a"], "a.tar.gz")
-        assert [engine.canonical(name) for name in ("hash", "a.tar.gz", "b.tar.gz")] == ["hash", "hash", "b.tar.gz"]
-        engine.register.check_alias("hash", "a.tar.gz")
-        engine.register.check_alias("hash", "hash")
+        assert [engine.registry.canonical(name) for name in ("hash", "a.tar.gz", "b.tar.gz")] == [
+            "hash",
+            "hash",
+            "b.tar.gz",
+        ]
+        engine.registry.check_alias("hash", "a.tar.gz")
+        engine.registry.check_alias("hash", "hash")
         with pytest.raises(MmeError, match=r"'b\.tar\.gz', which is not the target model") as caught:
-            engine.register.check_alias("hash", "b.tar.gz")
+            engine.registry.check_alias("hash", "b.tar.gz")
         assert failure(caught) is Kind.INVALID_ARGUMENT
         await engine.unload("hash")
-        assert engine.canonical("a.tar.gz") == "a.tar.gz"
+        assert engine.registry.canonical("a.tar.gz") == "a.tar.gz"
         with pytest.raises(MmeError):
             await engine.load("hash", str(tmp_path), "a.tar.gz")  # no model there
-        assert engine.canonical("a.tar.gz") == "a.tar.gz"
+        assert engine.registry.canonical("a.tar.gz") == "a.tar.gz"
 
 
 @pytest.mark.parametrize(
@@ -331,7 +335,7 @@ async def test_a_url_that_can_be_no_model_is_refused_and_nothing_is_registered(t
             await engine.load("a", url, "alias")
         assert failure(caught) is Kind.INVALID_ARGUMENT
         assert engine.cache.entries == {}
-        assert engine.canonical("alias") == "alias"
+        assert engine.registry.canonical("alias") == "alias"
 
 
 async def test_a_url_that_leads_into_a_system_folder_by_a_link_is_refused(tmp_path):
@@ -352,15 +356,15 @@ async def test_names_that_nobody_has_are_refused_and_do_not_pile_up(toys, tmp_pa
     async with engine_of(tmp_path, **options) as engine:
         for name in BAD_NAMES:
             with pytest.raises(MmeError) as caught:
-                await ask(engine, toys.Call(1), engine.canonical(name))
+                await ask(engine, toys.Call(1), engine.registry.canonical(name))
             assert failure(caught) in {Kind.UNKNOWN_MODEL, Kind.INVALID_ARGUMENT}
-            assert (engine.cache.entries, engine.target_stats) == ({}, {})
+            assert (engine.cache.entries, engine.registry.stats) == ({}, {})
             with pytest.raises(MmeError):
-                await engine.load(engine.canonical(name))
+                await engine.load(engine.registry.canonical(name))
             with pytest.raises(MmeError):
-                await engine.reload(engine.canonical(name))
-        assert (engine.cache.entries, engine.target_stats) == ({}, {})
-        assert engine.index() == []
+                await engine.reload(engine.registry.canonical(name))
+        assert (engine.cache.entries, engine.registry.stats) == ({}, {})
+        assert engine.index.rows() == []
 
 
 async def test_a_client_that_asks_for_what_nobody_has_fills_no_log(toys, tmp_path, store, caplog):
@@ -389,8 +393,8 @@ async def test_names_that_a_store_says_nothing_of_do_not_pile_up(toys, tmp_path,
             for change in (engine.load, engine.reload):
                 with pytest.raises(MmeError):
                     await change(f"no-{number}.tar.gz")
-        assert list(engine.cache.entries) == list(engine.target_stats) == ["a.tar.gz"]
-        assert engine.body_takers == engine.decoupled == set()
+        assert list(engine.cache.entries) == list(engine.registry.stats) == ["a.tar.gz"]
+        assert engine.registry.body_takers == engine.registry.decoupled == set()
         (tmp_path / "away").rename(store)
         assert await answered(engine, toys, "a.tar.gz") == 2
 
@@ -406,7 +410,7 @@ async def test_loading_what_is_loaded_or_being_loaded_is_refused(toys, tmp_path,
         await asyncio.wait([first, second])
         assert first.exception() is None
         assert second.exception().kind is Kind.ALREADY_EXISTS
-        assert engine.registered() == [("a", unpacked["a"])]
+        assert engine.index.registered() == [("a", unpacked["a"])]
         with pytest.raises(MmeError, match="already loaded") as caught:
             await engine.load("a", unpacked["a"])
         assert failure(caught) is Kind.ALREADY_EXISTS
@@ -416,10 +420,10 @@ async def test_loading_what_is_loaded_or_being_loaded_is_refused(toys, tmp_path,
             with pytest.raises(MmeError) as caught:
                 await engine.load("b", unpacked["b"])
             assert failure(caught) is Kind.ALREADY_EXISTS
-            assert engine.registered() == [("a", unpacked["a"])]
+            assert engine.index.registered() == [("a", unpacked["a"])]
         await slow
-        assert engine.registered() == [("a", unpacked["a"]), ("b", unpacked["b"])]
-        assert [engine.url(name) for name in "ab"] == [unpacked["a"], unpacked["b"]]
+        assert engine.index.registered() == [("a", unpacked["a"]), ("b", unpacked["b"])]
+        assert [engine.index.url(name) for name in "ab"] == [unpacked["a"], unpacked["b"]]
 
 
 async def test_a_load_that_fails_registers_nothing(toys, tmp_path, unpacked):
@@ -431,7 +435,7 @@ async def test_a_load_that_fails_registers_nothing(toys, tmp_path, unpacked):
         with pytest.raises(MmeError, match="ONNX Runtime can't load model 'a'") as caught:
             await engine.load("a", unpacked["a"])
         assert failure(caught) is Kind.INVALID_MODEL
-        assert (engine.registered(), engine.cache.entries) == ([], {})
+        assert (engine.index.registered(), engine.cache.entries) == ([], {})
         with pytest.raises(MmeError) as caught:
             await engine.unload("a")
         assert failure(caught) is Kind.UNKNOWN_MODEL
@@ -446,13 +450,13 @@ async def test_a_request_whose_model_does_not_load_says_why_and_the_next_tries_a
         (repository / "a" / "1" / "model.onnx").write_bytes(b"broken")
         results = await asyncio.gather(*(ask(engine, toys.Call(1)) for _ in range(5)), return_exceptions=True)
         assert [error.kind for error in results] == [Kind.INVALID_MODEL] * 5
-        [row] = engine.index()
+        [row] = engine.index.rows()
         assert (row["name"], row["state"]) == ("a", "UNAVAILABLE")
         assert "ONNX Runtime can't load model 'a'" in row["reason"]
-        assert (engine.is_ready("a"), engine.registered()) == (False, [])
+        assert (engine.index.is_ready("a"), engine.index.registered()) == (False, [])
         shutil.copy(repository / "b" / "1" / "model.onnx", repository / "a" / "1" / "model.onnx")
         assert await answered(engine, toys) == 2
-        [row] = engine.index()
+        [row] = engine.index.rows()
         assert (row["name"], row["version"], row["state"]) == ("a", "1", "READY")
         assert "reason" not in row
 
@@ -468,7 +472,7 @@ async def test_requests_leave_a_model_alone_that_keeps_failing(toys, tmp_path, r
                 await ask(engine, toys.Call(1))
             assert failure(caught) is Kind.INVALID_MODEL
             sentences.append(caught.value.message)
-        stats = engine.target_stats["a"]
+        stats = engine.registry.stats["a"]
         assert (stats.load_failures, stats.refused, stats.misses) == (2, 6, 6)
         assert sentences[0] == sentences[1]
         assert sentences[2].startswith(sentences[0])
@@ -509,13 +513,13 @@ async def test_an_unloaded_model_is_unknown_to_a_platform_and_loads_again_from_a
                 await attempt
             assert failure(caught) is Kind.UNKNOWN_MODEL
         with pytest.raises(MmeError):
-            engine.url("a")
+            engine.index.url("a")
         await engine.load("a", unpacked["a"])
         assert await answered(engine, toys) == 2
     async with engine_of(tmp_path, repository=repository) as engine:
         await engine.load("a")
         await engine.unload("a")
-        assert engine.registered() == []
+        assert engine.index.registered() == []
         assert await answered(engine, toys) == 2
 
 
@@ -532,7 +536,7 @@ async def test_requests_in_flight_are_answered_before_their_model_goes(toys, tmp
         await ask(engine, call)
         unloading = asyncio.create_task(engine.unload("a"))
         await asyncio.sleep(0)
-        assert (engine.is_ready("a"), engine.registered()) == (False, [])
+        assert (engine.index.is_ready("a"), engine.index.registered()) == (False, [])
         for attempt in (engine.unload("a"), ask(engine, toys.Call(1))):
             with pytest.raises(MmeError) as caught:
                 await attempt
@@ -561,7 +565,7 @@ async def test_a_request_that_comes_during_an_unload_does_not_bring_the_model_ba
                 await engine.reload("a")
             await unloading
             assert call.kind is None
-            assert engine.is_ready("a") == loads_again
+            assert engine.index.is_ready("a") == loads_again
 
 
 async def test_a_load_that_comes_during_an_unload_comes_after_it(toys, tmp_path, unpacked, write_repository_model):
@@ -575,8 +579,8 @@ async def test_a_load_that_comes_during_an_unload_comes_after_it(toys, tmp_path,
         loading_again = asyncio.create_task(engine.load("a", unpacked["b"], "other"))
         await asyncio.gather(unloading, loading_again)
         assert call.kind is None
-        assert engine.registered() == [("a", unpacked["b"])]
-        assert engine.canonical("other") == "a"
+        assert engine.index.registered() == [("a", unpacked["b"])]
+        assert engine.registry.canonical("other") == "a"
         assert await answered(engine, toys) == 2
 
 
@@ -593,7 +597,7 @@ async def test_an_unload_during_a_load_ends_it(toys, tmp_path, unpacked):
         await asyncio.wait([first, waiting, unloading])
         assert unloading.exception() is None
         assert [task.exception().kind for task in (first, waiting)] == [Kind.UNAVAILABLE] * 2
-        assert (engine.cache.entries, engine.canonical("alias")) == ({}, "alias")
+        assert (engine.cache.entries, engine.registry.canonical("alias")) == ({}, "alias")
         await engine.load("a", unpacked["a"])
         assert await answered(engine, toys) == 2
 
@@ -616,7 +620,7 @@ async def test_a_reload_of_what_did_not_change_does_nothing(toys, tmp_path, repo
 
         async def loads(override=None):
             await engine.reload("a", override)
-            return engine.target_stats["a"].loads
+            return engine.registry.stats["a"].loads
 
         assert [await loads(), await loads()] == [1, 1]
         (repository / "a" / "config.pbtxt").write_text("max_batch_size: 4")
@@ -626,14 +630,14 @@ async def test_a_reload_of_what_did_not_change_does_nothing(toys, tmp_path, repo
             await loads()
         (tmp_path / "aside").rename(file)
         assert await loads() == 1
-        assert [row.get("reason") for row in engine.index() if row["name"] == "a"] == [None]
+        assert [row.get("reason") for row in engine.index.rows() if row["name"] == "a"] == [None]
         sent = Override('{"max_batch_size": 2}', {"file:1/model.onnx": file.read_bytes()})
         assert [await loads(sent), await loads(sent)] == [2, 2]
         configured = Override('{"max_batch_size": 2}')
         assert [await loads(configured), await loads(configured)] == [3, 3]
         assert [await loads(), await loads()] == [4, 4]
-        assert (await loads(Override('{"max_batch_size": 4}')), engine.is_overridden("a")) == (5, True)
-        assert (await loads(), engine.is_overridden("a")) == (6, False)  # what it goes by is another one
+        assert (await loads(Override('{"max_batch_size": 4}')), engine.index.is_overridden("a")) == (5, True)
+        assert (await loads(), engine.index.is_overridden("a")) == (6, False)  # what it goes by is another one
         os.utime(file)
         assert [await loads(), await loads()] == [7, 7]
         await engine.unload("a")
@@ -651,9 +655,9 @@ async def test_a_reload_under_traffic_costs_no_request(toys, tmp_path, unpacked)
         async def client():
             answers = 0
             while not done:
-                assert engine.is_resident("a")
+                assert engine.index.is_resident("a")
                 assert await answered(engine, toys) == 2
-                assert engine.registered() == [("a", unpacked["a"])]
+                assert engine.index.registered() == [("a", unpacked["a"])]
                 answers += 1
             return answers
 
@@ -666,8 +670,8 @@ async def test_a_reload_under_traffic_costs_no_request(toys, tmp_path, unpacked)
         await asyncio.gather(engine.reload("a"), engine.reload("a"))
         done = True
         assert min(await asyncio.gather(*clients)) > 0
-        assert engine.canonical("alias") == "a"
-        assert engine.target_stats["a"].loads >= 4
+        assert engine.registry.canonical("alias") == "a"
+        assert engine.registry.stats["a"].loads >= 4
 
 
 async def test_a_reload_that_fails_says_why_and_the_old_one_serves(toys, tmp_path, repository, write_onnx):
@@ -678,9 +682,9 @@ async def test_a_reload_that_fails_says_why_and_the_old_one_serves(toys, tmp_pat
         with pytest.raises(MmeError) as caught:
             await engine.reload("a")
         assert failure(caught) is Kind.INVALID_MODEL
-        assert [name for name, _ in engine.registered()] == ["a"]
+        assert [name for name, _ in engine.index.registered()] == ["a"]
         assert await answered(engine, toys) == 2
-        [row] = [row for row in engine.index() if row["name"] == "a"]
+        [row] = [row for row in engine.index.rows() if row["name"] == "a"]
         assert row["state"] == "READY"
         write_onnx(repository / "a" / "1" / "model.onnx", 7.0)
         await engine.reload("a")
@@ -709,14 +713,14 @@ async def test_a_reload_serves_other_versions_and_instances(toys, tmp_path, repo
         write_onnx(folder / "2" / "model.onnx", 9.0)
         (folder / "config.pbtxt").write_text("version_policy { all {} } instance_group { count: 3 kind: KIND_CPU }")
         await engine.reload("a")
-        assert engine.versions("a") == [1, 2, 3]
+        assert engine.index.versions("a") == [1, 2, 3]
         assert await answered(engine, toys) == 3
         assert await answered(engine, toys, version=2) == 9
         async with engine.leased("a") as model:
             assert len(lanes_of(model)) == 3
         shutil.rmtree(folder / "3")
         await engine.reload("a")
-        assert engine.versions("a") == [1, 2]
+        assert engine.index.versions("a") == [1, 2]
 
 
 # -- what hangs ---------------------------------------------------------------------------------------------------------
@@ -800,7 +804,7 @@ async def test_an_explicit_load_that_takes_too_long_registers_nothing(toys, tmp_
         with pytest.raises(MmeError, match="did not load within") as caught:
             await engine.load("a", unpacked["a"])
         assert failure(caught) is Kind.UNAVAILABLE
-        assert engine.registered() == []
+        assert engine.index.registered() == []
         stuck.go.set()
         await until(lambda: "a" not in engine.cache.entries)
         give_clients(engine, load_patience=350.0)
@@ -845,8 +849,8 @@ async def test_an_unload_waits_no_longer_than_it_may(toys, tmp_path, repository,
         with pytest.raises(MmeError, match="still executes or loads") as caught:
             await engine.unload("a")
         assert failure(caught) is Kind.UNAVAILABLE
-        assert not engine.is_ready("a")
-        assert [name for name, _ in engine.registered()] == ["b"]
+        assert not engine.index.is_ready("a")
+        assert [name for name, _ in engine.index.registered()] == ["b"]
         give_clients(engine, unload_patience=350.0)
         await engine.unload("b")
         assert engine.cache.room.used() != Footprint()
@@ -876,9 +880,9 @@ async def test_an_unloaded_archive_leaves_the_disk_and_an_evicted_one_does_not(t
         await engine.unload("a.tar.gz")
         assert len(copies(tmp_path)) == 1
         assert await answered(engine, toys, "b.tar.gz") == 2
-        assert engine.target_stats["b.tar.gz"].download.count == 1
+        assert engine.registry.stats["b.tar.gz"].download.count == 1
         assert await answered(engine, toys, "a.tar.gz") == 2
-        assert engine.target_stats["a.tar.gz"].download.count == 2
+        assert engine.registry.stats["a.tar.gz"].download.count == 2
 
 
 async def test_a_load_waits_until_the_files_of_the_unload_before_it_are_gone(toys, tmp_path, store):
@@ -902,7 +906,7 @@ async def test_a_load_waits_until_the_files_of_the_unload_before_it_are_gone(toy
         go.set()
         await unloading
         assert await request == 2
-        assert engine.target_stats["a.tar.gz"].download.count == 2
+        assert engine.registry.stats["a.tar.gz"].download.count == 2
 
 
 async def test_requests_during_the_unload_of_an_archive_are_answered(toys, tmp_path, store):
@@ -923,7 +927,7 @@ async def test_requests_during_the_unload_of_an_archive_are_answered(toys, tmp_p
             while not all(task.done() for task in clients):
                 with contextlib.suppress(MmeError):
                     await engine.unload("a.tar.gz")
-                await until(lambda: engine.is_ready("a.tar.gz") or all(task.done() for task in clients))
+                await until(lambda: engine.index.is_ready("a.tar.gz") or all(task.done() for task in clients))
 
         clients = [asyncio.create_task(client()) for _ in range(4)]
         await asyncio.gather(*clients, unloader())
@@ -966,22 +970,22 @@ async def test_a_broken_successor_does_not_condemn_what_was_good(toys, tmp_path,
         (store / "a.tar.gz").write_bytes(good)
         os.utime(store / "a.tar.gz", ns=(status.st_atime_ns, status.st_mtime_ns))
         assert await answered(engine, toys, "a.tar.gz") == 2
-        assert engine.target_stats["a.tar.gz"].download.count == 1
+        assert engine.registry.stats["a.tar.gz"].download.count == 1
 
 
 async def test_a_disk_that_models_in_memory_fill_has_them_leave(toys, tmp_path, store):
     """With room on disk for one archive, each next model has the one before leave memory and disk; all are answered."""
     async with engine_of(tmp_path, store=str(store)) as engine:
         await answered(engine, toys, "a.tar.gz")
-        size = engine.disk_room.used
+        size = engine.origins.room.used
     async with engine_of(tmp_path, store=str(store), disk_budget=size * 3 // 2) as engine:
         for name in ("b.tar.gz", "a.tar.gz", "b.tar.gz"):
             assert await answered(engine, toys, name) == 2
             assert len(copies(tmp_path)) == 1
-            assert engine.disk_room.used <= engine.disk_room.budget
-        assert engine.target_stats["b.tar.gz"].evictions == {"disk": 1}
-        assert engine.target_stats["a.tar.gz"].evictions == {"disk": 1}
-        assert {name for name, _ in engine.registered()} == {"a.tar.gz", "b.tar.gz"}
+            assert engine.origins.room.used <= engine.origins.room.budget
+        assert engine.registry.stats["b.tar.gz"].evictions == {"disk": 1}
+        assert engine.registry.stats["a.tar.gz"].evictions == {"disk": 1}
+        assert {name for name, _ in engine.index.registered()} == {"a.tar.gz", "b.tar.gz"}
     async with engine_of(tmp_path, store=str(store), disk_budget=size * 3 // 2, eviction=Rules(pins=("*",))) as engine:
         assert await answered(engine, toys, "b.tar.gz") == 2
         with pytest.raises(MmeError, match="finds no room on disk") as caught:
@@ -1021,7 +1025,7 @@ async def test_a_broken_archive_is_refused_and_leaves_nothing(toys, tmp_path, st
             await ask(engine, toys.Call(1), "bad.tar.gz")
         assert failure(caught) is Kind.INVALID_MODEL
         assert copies(tmp_path) == []
-        assert engine.registered() == []
+        assert engine.index.registered() == []
         assert await answered(engine, toys, "a.tar.gz") == 2
 
 

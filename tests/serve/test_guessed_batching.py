@@ -95,7 +95,7 @@ async def test_a_batch_proves_itself_after_three(tmp_path):
     """Until then each request is an execution of its own; then four of them are one. What is shown stays as it is."""
     async with serving(tmp_path, dense) as served:
         await served.loaded("dense")
-        shown = served.engine.config("dense")
+        shown = served.engine.index.config("dense")
         stats = served.stats("dense")
         for number in range(3):
             assert stats.batching == "unproven"
@@ -104,7 +104,7 @@ async def test_a_batch_proves_itself_after_three(tmp_path):
         assert (stats.execution_count, stats.inference_count, stats.batching) == (12, 12, "proven")
         await served.together("dense", *inputs(4, 9))
         assert (stats.execution_count, stats.inference_count) == (13, 16)
-        assert served.engine.config("dense") == shown
+        assert served.engine.index.config("dense") == shown
         assert (shown.max_batch_size, shown.dynamic_batching.preferred_batch_size) == (4, (4,))
 
 

@@ -33,14 +33,14 @@ async def test_what_was_posted_answers_without_another_post(toys, tmp_path, unpa
         await before.load("b", unpacked["b"])
         await before.load("c", unpacked["c"], "other")
         await before.unload("c")
-        listed = before.registered()
+        listed = before.index.registered()
         async with worker(tmp_path, evicts=False) as after:
-            assert after.registered() == listed == [("b", unpacked["b"]), ("hash-a", unpacked["a"])]
-            assert after.is_ready("b")
-            assert (after.canonical("a.tar.gz"), after.canonical("other")) == ("hash-a", "other")
-            assert after.url("hash-a") == unpacked["a"]
+            assert after.index.registered() == listed == [("b", unpacked["b"]), ("hash-a", unpacked["a"])]
+            assert after.index.is_ready("b")
+            assert (after.registry.canonical("a.tar.gz"), after.registry.canonical("other")) == ("hash-a", "other")
+            assert after.index.url("hash-a") == unpacked["a"]
             assert [entry.state for entry in after.cache.entries.values()] == [State.UNAVAILABLE] * 2
-            assert {row["reason"] for row in after.index()} == {"not loaded since the worker was replaced"}
+            assert {row["reason"] for row in after.index.rows()} == {"not loaded since the worker was replaced"}
             assert await answered(after, toys, "hash-a") == 2
             assert await answered(after, toys, "b") == 2
             with pytest.raises(MmeError) as caught:
@@ -49,7 +49,7 @@ async def test_what_was_posted_answers_without_another_post(toys, tmp_path, unpa
             await after.unload("b")
             await after.load("b", unpacked["c"])
             async with worker(tmp_path, evicts=False) as third:
-                assert third.registered() == [("b", unpacked["c"]), ("hash-a", unpacked["a"])]
+                assert third.index.registered() == [("b", unpacked["c"]), ("hash-a", unpacked["a"])]
 
 
 async def test_another_master_starts_with_nothing(toys, tmp_path, unpacked):
@@ -59,7 +59,7 @@ async def test_another_master_starts_with_nothing(toys, tmp_path, unpacked):
         await before.load("a", unpacked["a"])
     for life in (life_of(os.getpid()), ""):
         async with worker(tmp_path, life=life, evicts=False) as engine:
-            assert engine.registered() == []
+            assert engine.index.registered() == []
             await engine.load("b", unpacked["b"])
 
 
@@ -70,15 +70,15 @@ async def test_models_of_a_store_are_registered_again_too(toys, tmp_path, store)
         await before.reload("b.tar.gz")
         await asyncio.sleep(0)
         before.cache.entries["a.tar.gz"].last_used = time.monotonic() + 1000
-        await journal_of(before.register).flush()
-        journal_of(before.register).changed("models", "a.tar.gz")
-        await journal_of(before.register).flush()
+        await journal_of(before.registry).flush()
+        journal_of(before.registry).changed("models", "a.tar.gz")
+        await journal_of(before.registry).flush()
         async with worker(tmp_path, store=str(store)) as after:
-            assert [name for name, _ in after.registered()] == ["a.tar.gz", "b.tar.gz"]
+            assert [name for name, _ in after.index.registered()] == ["a.tar.gz", "b.tar.gz"]
             (copy,) = artifacts_of(after).copies("a.tar.gz")
             assert copy.stat().st_mtime == pytest.approx(time.time() + 1000, abs=60)
             assert await answered(after, toys, "b.tar.gz") == 2
-            assert after.target_stats["b.tar.gz"].download.count == 0
+            assert after.registry.stats["b.tar.gz"].download.count == 0
 
 
 async def test_what_was_unloaded_by_hand_is_known(toys, tmp_path, repository):
@@ -90,10 +90,10 @@ async def test_what_was_unloaded_by_hand_is_known(toys, tmp_path, repository):
         await before.unload("b")
         await before.load("b")
         async with worker(tmp_path, repository=repository) as after:
-            assert after.register.unloaded == {"a"}
-            assert [name for name, _ in after.registered()] == ["b", "c"]
+            assert after.registry.unloaded == {"a"}
+            assert [name for name, _ in after.index.registered()] == ["b", "c"]
             assert await answered(after, toys, "a") == 2
-            assert after.register.unloaded == frozenset()
+            assert after.registry.unloaded == frozenset()
 
 
 async def test_a_model_whose_folder_is_gone_is_not_registered(toys, tmp_path, unpacked, caplog):
@@ -103,9 +103,9 @@ async def test_a_model_whose_folder_is_gone_is_not_registered(toys, tmp_path, un
         await before.load("b", unpacked["b"])
         shutil.rmtree(unpacked["a"])
         async with worker(tmp_path, evicts=False) as after:
-            assert after.registered() == [("b", unpacked["b"])]
+            assert after.index.registered() == [("b", unpacked["b"])]
             assert "model 'a' is not registered any more" in caplog.text
-            assert after.canonical("alias") == "alias"
+            assert after.registry.canonical("alias") == "alias"
             assert await answered(after, toys, "b") == 2
 
 
@@ -119,9 +119,9 @@ async def test_a_model_that_left_the_store_is_not_in_the_journal(toys, tmp_path,
         with pytest.raises(MmeError) as caught:
             await answered(before, toys, "a.tar.gz")
         assert caught.value.kind is Kind.UNKNOWN_MODEL
-        await journal_of(before.register).flush()
+        await journal_of(before.registry).flush()
         async with worker(tmp_path, store=str(store)) as after:
-            assert [name for name, _ in after.registered()] == ["b.tar.gz"]
+            assert [name for name, _ in after.index.registered()] == ["b.tar.gz"]
 
 
 async def test_a_load_that_fails_is_not_in_the_journal(toys, tmp_path, unpacked):
@@ -134,7 +134,7 @@ async def test_a_load_that_fails_is_not_in_the_journal(toys, tmp_path, unpacked)
         with pytest.raises(MmeError):
             await before.load("none", str(tmp_path))
         async with worker(tmp_path, evicts=False) as after:
-            assert after.registered() == []
+            assert after.index.registered() == []
 
 
 async def test_last_uses_are_written_once_in_a_while(toys, tmp_path, repository, monkeypatch):
@@ -142,7 +142,7 @@ async def test_last_uses_are_written_once_in_a_while(toys, tmp_path, repository,
     monkeypatch.setattr("serve.registry._USE_SECONDS", 0.01)
     monkeypatch.setattr("serve.state_file._JOURNAL_SECONDS", 0.0)
     async with worker(tmp_path, repository=repository) as engine:
-        register, journal, writes = engine.register, journal_of(engine.register), []
+        register, journal, writes = engine.registry, journal_of(engine.registry), []
 
         async def look():
             await until(next_look(register))

@@ -67,7 +67,7 @@ def served(start, tmp_path, lay):
         running.engine.cache.room.budget = Footprint(budget, (device_budget,))  # as if there were GPUs
         for name in loaded[1:]:
             assert running.http("POST", f"/v2/repository/models/{quote(name, safe='')}/load").status == 200
-        assert [name for name, _ in running.on_loop.call(running.engine.registered)] == sorted(loaded)
+        assert [name for name, _ in running.on_loop.call(running.engine.index.registered)] == sorted(loaded)
         return running
 
     return run

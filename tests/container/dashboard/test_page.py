@@ -246,6 +246,6 @@ def test_the_disk_is_in_the_data_where_archives_are_unpacked(served, served_from
     running = served_from_store("a", disk_budget=10**7)
     assert data(running)["disk"] == {"budget": 10**7, "used": 0, "archives": 0, "evictions": 0}
     assert ask(running, "a").status == 200
-    disk = running.on_loop.call(lambda: running.engine.disk_room)
+    disk = running.on_loop.call(lambda: running.engine.origins.room)
     assert disk.archives > 0
     assert data(served({"m": 10}, "m"))["disk"] is None

@@ -66,7 +66,7 @@ async def test_what_is_told_is_what_is_counted(told, toys):
     await answered(engine, toys, "b")
     await engine.close()
 
-    stats = engine.target_stats
+    stats = engine.registry.stats
     for deed, of_model, in_all in (
         (EventType.WAITED, "wait", engine.times.wait),
         (EventType.LOADED, "load", engine.times.load),

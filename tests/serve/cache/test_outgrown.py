@@ -91,7 +91,7 @@ async def test_others_leave_while_it_grows(tmp_path, no_memory_to_spare):
         assert not asking.done()  # the first of them left in the middle of the load
         await asking
         assert host_bytes(engine, "grows") > 120 * MB
-        assert engine.target_stats["a"].evictions["growth"] == 1
+        assert engine.registry.stats["a"].evictions["growth"] == 1
         assert engine.cache.entries["b"].state is State.READY
 
 

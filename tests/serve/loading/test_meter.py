@@ -95,7 +95,7 @@ async def test_growth_is_charged_to_the_models_that_executed(tmp_path):
             await until(measure(engine))
         a, b, c = (engine.cache.entries[name].resident.grown.host for name in "abc")
         assert a + b > 50 * MB
-        told = {row["name"]: row["cache"].get("grown_bytes") for row in engine.index()}
+        told = {row["name"]: row["cache"].get("grown_bytes") for row in engine.index.rows()}
         assert told == {"a": a, "b": b, "c": None}
         assert engine.grown().host - a - b < MB
         assert round(a / b) == 4
@@ -114,7 +114,7 @@ async def test_others_leave_for_what_is_not_given_back(tmp_path):
         kept = np.ones(100 * MB, np.uint8)  # as a framework keeps what it took
         assert await counted(engine, "m") > 70 * MB
         assert engine.cache.entries["p"].state is not State.READY
-        assert engine.target_stats["p"].evictions["growth"] == 1
+        assert engine.registry.stats["p"].evictions["growth"] == 1
         assert engine.cache.entries["m"].state is State.READY
         del kept
         await until(measure(engine))

@@ -59,7 +59,7 @@ async def test_what_a_model_takes_while_it_serves_is_counted_and_others_leave_fo
         await ask(engine, "c", keep=150)
         await until(lambda: host_bytes(engine, "c") > 150 * MB)
         await until(lambda: engine.cache.entries["a"].state is not State.READY)  # by the next look, where c executes
-        assert engine.target_stats["a"].evictions["growth"] == 1
+        assert engine.registry.stats["a"].evictions["growth"] == 1
         assert engine.cache.entries["c"].state is State.READY
         check_integrity(engine.cache)
 

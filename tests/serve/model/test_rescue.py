@@ -79,7 +79,7 @@ def is_ready(engine, name):
 
 def evictions(engine):
     """Why each model was evicted, and how often."""
-    return {name: dict(stats.evictions) for name, stats in engine.target_stats.items() if stats.evictions}
+    return {name: dict(stats.evictions) for name, stats in engine.registry.stats.items() if stats.evictions}
 
 
 async def asked(engine, toys, number, name="a"):

@@ -192,7 +192,7 @@ async def test_a_configuration_holds_for_one_load(engine, toys):
     assert (config.max_batch_size, config.instance_group[0].count) == (16, 3)
     assert await answered(engine, toys) == 2
     await engine.cache.relieve("other", Footprint(1), "execution")
-    assert not engine.is_resident("a")
+    assert not engine.index.is_resident("a")
     assert (await config_of(engine)).max_batch_size == 16
     await engine.reload("a")
     assert (await config_of(engine)).max_batch_size != 16

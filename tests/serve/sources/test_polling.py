@@ -71,6 +71,10 @@ class Folder:
         if name in self.broken:
             raise self.fault or MmeError(Kind.UNKNOWN_MODEL, "there is none")
 
+    @property
+    def index(self):
+        return self
+
     def is_ready(self, name):
         """See `Models`."""
         return name in self.served
