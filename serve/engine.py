@@ -34,7 +34,6 @@ from serve.loading import verify
 from serve.loading.loader import ModelLoader
 from serve.loading.measuring import HeapTrim
 from serve.loading.meter import Meter
-from serve.loading.prepare import PreparedTarget
 from serve.loading.upkeep import Upkeep
 from serve.loading.verify import BatchVerdicts, Proofs
 from serve.model.dispatch import LoopPoller
@@ -167,7 +166,7 @@ class Engine:
         file = StateFile(self.options.cache_directory / "batching.json", verify.BATCHING_FORM)
         return BatchVerdicts(file, self._writes, self.options.batch_guess)
 
-    def _cache(self, loader: ModelLoader) -> ModelCache[PreparedTarget, Target]:
+    def _cache(self, loader: ModelLoader) -> ModelCache:
         options = self.options
         return ModelCache(
             loader,
@@ -202,7 +201,7 @@ class Engine:
 
     def _has_grown(self, target: Target) -> None:
         prepared = self.cache.entries[target.name].prepared
-        assert isinstance(prepared, PreparedTarget)  # noqa: S101 - it was loaded from that
+        assert prepared is not None  # noqa: S101 - it was loaded from that
         parts = {member.directory.path.name: member for member in prepared.members}
         for each, part in [(prepared, target), *((parts[name], part) for name, part in target.members.items())]:
             grown = target.grown if part is target else Footprint()
@@ -273,7 +272,7 @@ class Engine:
         self._submit_leased(entry, version, request)
         return report
 
-    def _submit_leased(self, entry: Entry[Target], version: int | None, request: InferenceRequest) -> None:
+    def _submit_leased(self, entry: Entry, version: int | None, request: InferenceRequest) -> None:
         try:
             request.lease = entry
             target = entry.leased()
@@ -362,7 +361,7 @@ class Engine:
 
     # -- room for others ------------------------------------------------------------------------------------------
 
-    async def _relieve(self, entry: Entry[Target]) -> tuple[str, ...]:
+    async def _relieve(self, entry: Entry) -> tuple[str, ...]:
         return await self.cache.relieve(entry.name, entry.footprint, "execution")
 
     def _let_go(self, archive: str) -> bool:

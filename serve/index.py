@@ -34,7 +34,7 @@ _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is alw
 class ModelIndex:
     """What is known of the models that the cache has, and of those that store or repository have."""
 
-    def __init__(self, entries: Mapping[str, Entry[Target]], registry: Registry, origins: Origins) -> None:
+    def __init__(self, entries: Mapping[str, Entry], registry: Registry, origins: Origins) -> None:
         self._entries = entries
         self._registry = registry
         self._origins = origins
@@ -132,7 +132,7 @@ def _unavailable(reason: str) -> dict[str, str]:
     return {"state": State.UNAVAILABLE.value, "reason": reason} if reason else {}
 
 
-def _rows_of(entry: Entry[Target], before: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _rows_of(entry: Entry, before: Sequence[int]) -> Iterator[dict[str, Any]]:
     cached = _cached(entry)
     if entry.state is State.READY and entry.resident is not None:
         for version, model in sorted(entry.resident.versions.items()):
@@ -150,7 +150,7 @@ def _rows_of(entry: Entry[Target], before: Sequence[int]) -> Iterator[dict[str, 
             yield {"name": entry.name, "state": entry.state.value, **reason, "cache": cached}
 
 
-def _cached(entry: Entry[Target]) -> dict[str, Any]:
+def _cached(entry: Entry) -> dict[str, Any]:
     """Bytes, counters, and times in RFC 3339: of the last use, if there was one, and of the beginning of a load.
 
     Of the host's bytes `grown_bytes` are those that executions took, if they took any.

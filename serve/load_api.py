@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from serve.cache.entry import Entry
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions
-    from serve.loading.loader import Target
-    from serve.loading.prepare import PreparedTarget
     from serve.registry import Registry
     from serve.request import LoadReport
     from serve.sources.catalog import Origins
@@ -49,7 +47,7 @@ class LoadApi:
     def __init__(
         self,
         options: EngineOptions,
-        cache: ModelCache[PreparedTarget, Target],
+        cache: ModelCache,
         register: Registry,
         origins: Origins,
         *,
@@ -70,7 +68,7 @@ class LoadApi:
     def __repr__(self) -> str:
         return f"<LoadApi to {self._cache!r}, {len(self._tasks)} ends under way>"
 
-    async def acquire(self, name: str, version: int | None = None) -> tuple[Entry[Target], LoadReport]:
+    async def acquire(self, name: str, version: int | None = None) -> tuple[Entry, LoadReport]:
         """The entry of a request's name, leased: in memory, loaded first if need be; and what that cost.
 
         Raises:
@@ -84,7 +82,7 @@ class LoadApi:
                 entry.stats.refused += 1
             raise
 
-    async def _acquire(self, name: str, entry: Entry[Target]) -> tuple[Entry[Target], LoadReport]:
+    async def _acquire(self, name: str, entry: Entry) -> tuple[Entry, LoadReport]:
         _refuse_too_soon(entry)
         began = time.perf_counter_ns()
         try:
@@ -217,7 +215,7 @@ class LoadApi:
         )
         return made
 
-    async def _load_or_give_up(self, entry: Entry[Target], loading: Coroutine[Any, Any, LoadReport]) -> LoadReport:
+    async def _load_or_give_up(self, entry: Entry, loading: Coroutine[Any, Any, LoadReport]) -> LoadReport:
         """Load a model for its client alone: if it does not load in time, it is unloaded. One that serves goes on."""
         goes_on = entry.state is State.READY
         then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
@@ -291,7 +289,7 @@ class LoadApi:
             self._registry.suspend(whole, self._dependents.held_by(whole))
         return wholes
 
-    async def _unload_in_time(self, entry: Entry[Target]) -> None:
+    async def _unload_in_time(self, entry: Entry) -> None:
         seconds = self._options.unload_patience
         try:
             async with asyncio.timeout(seconds):
@@ -304,7 +302,7 @@ class LoadApi:
                 "and its memory comes back when that ends",
             ) from None
 
-    async def _unload(self, entry: Entry[Target]) -> None:
+    async def _unload(self, entry: Entry) -> None:
         self._registry.disable(entry.name)  # a request that comes while it leaves must not bring it back
         await self._cache.unload(entry)
         entry = self._cache.entries.get(entry.name, entry)
@@ -319,7 +317,7 @@ class LoadApi:
 
     # -- what is left of models -----------------------------------------------------------------------------------
 
-    async def _unregister_failed(self, entry: Entry[Target], error: MmeError) -> None:
+    async def _unregister_failed(self, entry: Entry, error: MmeError) -> None:
         """Unregister; but the index goes on saying why of what store or repository has."""
         entry.evicted, entry.source = False, origin(entry.source)
         self._registry.disable(entry.name)
@@ -328,7 +326,7 @@ class LoadApi:
         elif _is_useless(error):
             await self._discard(entry, error)
 
-    async def _remove(self, entry: Entry[Target]) -> None:
+    async def _remove(self, entry: Entry) -> None:
         """Unregister a model, and remove what was unpacked for it; not if it is being loaded again meanwhile.
 
         The index goes on telling that a repository's was unloaded.
@@ -343,7 +341,7 @@ class LoadApi:
         if not in_repository or not self._origins.offers(entry.name):
             self._registry.forget(entry)
 
-    async def _discard(self, entry: Entry[Target], error: MmeError | None = None) -> None:
+    async def _discard(self, entry: Entry, error: MmeError | None = None) -> None:
         """Remove what was unpacked for a model that is not in memory, with an error the last alone; loads wait."""
         source = origin(entry.source)
         if not isinstance(source, Archived) or entry.busy or self._cache.entries.get(entry.name) is not entry:
@@ -359,7 +357,7 @@ class LoadApi:
             entry.closing = None
 
 
-def _refuse_too_soon(entry: Entry[Any]) -> None:
+def _refuse_too_soon(entry: Entry) -> None:
     """Tell what its last loads failed of, if that was a moment ago: see `serve/cache/load.py`."""
     failure = entry.failure
     if failure is None or entry.state is not State.UNAVAILABLE or entry.task is not None:
@@ -377,7 +375,7 @@ def _is_useless(error: MmeError) -> bool:
     return error.kind in _USELESS and not isinstance(error, ElsewhereError)
 
 
-def _may_be_unknown(entry: Entry[Any], error: MmeError) -> bool:
+def _may_be_unknown(entry: Entry, error: MmeError) -> bool:
     """Whether a name was never seen to be that of a model: clients may name any, while the store can't be asked."""
     return isinstance(error, UntoldError) and not entry.registered and not entry.stats.loads
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError, invalid_argument
 from serve.cache.events import EventType
@@ -49,7 +49,7 @@ class Registry:
 
     def __init__(
         self,
-        cache: ModelCache[Any, Any],
+        cache: ModelCache,
         origins: Origins,
         *,
         journal: Journal,
@@ -136,7 +136,7 @@ class Registry:
             f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
         )
 
-    def _is_uncalled(self, entry: Entry[Any]) -> bool:
+    def _is_uncalled(self, entry: Entry) -> bool:
         return entry.name not in self._called and isinstance(origin(entry.source), Unpacked)
 
     def call(self, name: str, alias: str) -> None:
@@ -147,7 +147,7 @@ class Registry:
 
     # -- entries -------------------------------------------------------------------------------------------------
 
-    def entry(self, name: str, version: int | None = None) -> Entry[Any]:
+    def entry(self, name: str, version: int | None = None) -> Entry:
         """The entry of a name that requests may use, made of what store or repository has under it if need be.
 
         Raises:
@@ -164,11 +164,11 @@ class Registry:
             return entry
         return self.add(name, self.find(name))
 
-    def _last_versions(self, entry: Entry[Any]) -> list[int]:
+    def _last_versions(self, entry: Entry) -> list[int]:
         failed = entry.failure.version if entry.failure is not None else None
         return [*self.versions.get(entry.name, ()), *([] if failed is None else [failed])]
 
-    def add(self, name: str, source: Source) -> Entry[Any]:
+    def add(self, name: str, source: Source) -> Entry:
         """The entry of a name, which from now on comes from that source."""
         self.enable(name)
         entry = self._cache.entries.get(name)
@@ -197,7 +197,7 @@ class Registry:
         if self._served is not None:
             self._served.discard(name)
 
-    def forget(self, entry: Entry[Any]) -> None:
+    def forget(self, entry: Entry) -> None:
         """Names without a model must not pile up, however many are asked for."""
         self._cache.forget(entry)
         self.versions.pop(entry.name, None)
@@ -253,7 +253,7 @@ class Registry:
         """Names that were unloaded by name, though store or repository have them."""
         return frozenset(self._journal.unloaded)
 
-    def note(self, entry: Entry[Any]) -> None:
+    def note(self, entry: Entry) -> None:
         """It may have been registered, or not be any more."""
         journal, name = self._journal, entry.name
         if entry.registered:
@@ -275,7 +275,7 @@ class Registry:
         self._journal.changed("models", name)
         self._journal.changed("unloaded", name)
 
-    async def write(self, entry: Entry[Any]) -> None:
+    async def write(self, entry: Entry) -> None:
         """The same; return when it is on disk."""
         self.note(entry)
         await self._journal.flush()
@@ -330,7 +330,7 @@ def _override_of(source: Source) -> tuple[str, str]:
 class Dependents:
     """Which of the models that names mean consist of which others."""
 
-    def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
         self._wholes: dict[str, dict[str, None]] = {}  # of each member those that were loaded with it, still or not
 
@@ -341,7 +341,7 @@ class Dependents:
         if event.type is EventType.LOADED:
             self.loaded(self._entries[event.name])
 
-    def loaded(self, whole: Entry[Any]) -> None:
+    def loaded(self, whole: Entry) -> None:
         if isinstance(origin(whole.source), InRepository | InBucket):
             for member in whole.leased().members:
                 self._wholes.setdefault(member, {})[whole.name] = None
@@ -368,7 +368,7 @@ class Dependents:
         """The registered models that a model in memory consists of, and no other one in memory does."""
         return [part.name for part in self._parts(name) if part.registered and self.wholes_of(part.name) == [name]]
 
-    def _parts(self, name: str) -> Iterator[Entry[Any]]:
+    def _parts(self, name: str) -> Iterator[Entry]:
         whole = self._entries.get(name)
         if whole is None or whole.resident is None:
             return
@@ -381,7 +381,7 @@ class Dependents:
                     yield part
 
 
-def _member(part: Entry[Any]) -> str:
+def _member(part: Entry) -> str:
     """What an ensemble calls a model of its own."""
     there = origin(part.source)
     if isinstance(there, InRepository):
@@ -389,7 +389,7 @@ def _member(part: Entry[Any]) -> str:
     return there.name if isinstance(there, InBucket) else ""
 
 
-def _holds(whole: Entry[Any], part: Entry[Any]) -> bool:
+def _holds(whole: Entry, part: Entry) -> bool:
     if whole.resident is None or whole is part:
         return False
     here, there = origin(whole.source), origin(part.source)

@@ -278,7 +278,7 @@ class Journal:
         entries: every model that the cache knows, which tell when they were used last; read on a thread.
     """
 
-    def __init__(self, directory: Path, life: str, entries: Mapping[str, Entry[Any]], pool: Executor) -> None:
+    def __init__(self, directory: Path, life: str, entries: Mapping[str, Entry], pool: Executor) -> None:
         self.rows: dict[str, Row] = {}
         self.aliases: dict[str, str] = {}
         self.unloaded: set[str] = set()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from model_handlers.base import Footprint
     from serve.cache.entry import Entry
     from serve.engine import Engine
-    from serve.loading.loader import Target
 
 BARS = 60  # models with a bar of their own in a budget
 ROWS = 50  # models with a row of their own
@@ -101,7 +100,7 @@ class Documents:
             return None
         return {"budget": room.budget, "used": room.used, "archives": room.archives, "evictions": room.evictions}
 
-    def _memory(self, kind: str, budget: int, entries: Iterable[Entry[Target]], now: float) -> dict[str, Any]:
+    def _memory(self, kind: str, budget: int, entries: Iterable[Entry], now: float) -> dict[str, Any]:
         """One budget and who takes how much of it, the largest first."""
         holding = [(size, entry) for entry in entries if (size := _sizes(entry.footprint).get(kind, 0))]
         bars = heapq.nlargest(BARS, holding, key=lambda each: (each[0], each[1].name))
@@ -140,18 +139,18 @@ def _repositories(settings: Settings) -> str:
     return f"the {'repository' if len(folders) == 1 else 'repositories'} {', '.join(folders)}"
 
 
-def _matches(entry: Entry[Target], wanted: str) -> bool:
+def _matches(entry: Entry, wanted: str) -> bool:
     return not wanted or wanted.casefold() in entry.name.casefold()
 
 
-def _has_failed(entry: Entry[Target]) -> bool:
+def _has_failed(entry: Entry) -> bool:
     """Whether requests for it are refused until somebody mends it: it did not load, or its process keeps dying."""
     if entry.resident is not None:
         return entry.resident.is_down()
     return entry.failure is not None and entry.state is State.UNAVAILABLE
 
 
-def _shown(matching: list[Entry[Target]]) -> list[Entry[Target]]:
+def _shown(matching: list[Entry]) -> list[Entry]:
     """Whoever has a row: of those that have failed the most wanted, by name; then the rest by rank."""
     failed = heapq.nlargest(_FAILED_ROWS, filter(_has_failed, matching), key=lambda entry: entry.stats.misses)
     failed.sort(key=lambda entry: entry.name)
@@ -160,25 +159,25 @@ def _shown(matching: list[Entry[Target]]) -> list[Entry[Target]]:
     return failed + heapq.nlargest(ROWS - len(failed), others, key=_rank)
 
 
-def _rank(entry: Entry[Target]) -> tuple[bool, int, bool, float, str]:
+def _rank(entry: Entry) -> tuple[bool, int, bool, float, str]:
     """In memory before the rest, there by size, which does not jump about; of the rest those used last."""
     size = entry.footprint.host + entry.footprint.device
     return entry.resident is not None, size, entry.task is not None, entry.last_used, entry.name
 
 
-def _idle(entry: Entry[Target], now: float) -> float | None:
+def _idle(entry: Entry, now: float) -> float | None:
     """Seconds since its last use, None if there was none."""
     if entry.leases:
         return 0.0
     return max(now - entry.last_used, 0.0) if entry.last_used else None
 
 
-def _bar(entry: Entry[Target], now: float) -> dict[str, Any]:
+def _bar(entry: Entry, now: float) -> dict[str, Any]:
     state = "FAILED" if _has_failed(entry) else entry.state.value
     return {"name": entry.name, "state": state, "idle": _idle(entry, now)}
 
 
-def _row(entry: Entry[Target], now: float) -> dict[str, Any]:
+def _row(entry: Entry, now: float) -> dict[str, Any]:
     resident = entry.resident
     queued = sum(model.queued for model in resident.models()) if resident is not None else 0
     return {
@@ -194,7 +193,7 @@ def _row(entry: Entry[Target], now: float) -> dict[str, Any]:
     }
 
 
-def _reason(entry: Entry[Target]) -> str:
+def _reason(entry: Entry) -> str:
     """Why it is not in memory, or what is wrong though it is."""
     if entry.resident is None:
         return entry.reason
@@ -206,7 +205,7 @@ def _reason(entry: Entry[Target]) -> str:
     return "does not batch: requests are executed one by one; write max_batch_size: 0 to say so" if refuted else ""
 
 
-def _rest(matching: list[Entry[Target]], shown: list[Entry[Target]]) -> dict[str, int]:
+def _rest(matching: list[Entry], shown: list[Entry]) -> dict[str, int]:
     """Those without a row, summed."""
     listed = {entry.name for entry in shown}
     others = [entry.footprint for entry in matching if entry.name not in listed] if len(matching) > len(shown) else []
@@ -217,7 +216,7 @@ def _rest(matching: list[Entry[Target]], shown: list[Entry[Target]]) -> dict[str
     }
 
 
-def _load(entry: Entry[Target], now: float) -> dict[str, Any]:
+def _load(entry: Entry, now: float) -> dict[str, Any]:
     return {
         "name": entry.name,
         "seconds": now - entry.loading_since,

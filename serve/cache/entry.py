@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
@@ -17,7 +17,8 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serve.cache.load import Prepared
+    from serve.loading.loader import Target
+    from serve.loading.prepare import PreparedTarget
     from serve.request import LoadReport
     from serve.statistics import TargetStats
 
@@ -58,25 +59,6 @@ def transition(state: State, event: Event) -> State:
         raise ValueError(f"a model that is {state.value} can't be told '{event.value}'") from None
 
 
-class Resident(Protocol):
-    """What is kept in memory: started on the loop, closed on a thread."""
-
-    def is_memory_only(self) -> bool:
-        """Whether it need not be closed where the process ends."""
-
-    def start(self) -> None:
-        """Begin to execute; called on the event loop when the model is committed."""
-
-    def is_down(self) -> bool:
-        """Whether it will execute nothing for a while, though it is in memory; called on the event loop."""
-
-    def refuse_waiting(self) -> None:
-        """Tell every queued request that the model goes; called on the event loop."""
-
-    def close(self) -> None:
-        """Give the memory back; called on a thread, when no lease is left."""
-
-
 class Failure(NamedTuple):
     """What is remembered of a failed load: not its error, whose traceback holds all that was made for the model.
 
@@ -89,10 +71,7 @@ class Failure(NamedTuple):
     until: float
 
 
-T = TypeVar("T", bound=Resident)
-
-
-class Entry(Generic[T]):
+class Entry:
     """A model the cache knows, in memory or not. An entry is the lease that requests hold.
 
     Attributes:
@@ -112,7 +91,7 @@ class Entry(Generic[T]):
         evicted: whether it left memory for another, and comes back with its next request.
     """
 
-    def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[Entry[T]], None]) -> None:
+    def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[Entry], None]) -> None:
         self._lease_ended = lease_ended
         self._drained: asyncio.Future[None] | None = None
         self.name = name
@@ -121,8 +100,8 @@ class Entry(Generic[T]):
         self.reason = ""
         self.failure: Failure | None = None
         self.failures = 0
-        self.resident: T | None = None
-        self.prepared: Prepared | None = None
+        self.resident: Target | None = None
+        self.prepared: PreparedTarget | None = None
         self.footprint = Footprint()
         self.leases = 0
         self.pins = 0
@@ -138,8 +117,8 @@ class Entry(Generic[T]):
         self.cut_short = False
         self.evicted = False
         self.force = False
-        self.successor: Entry[T] | None = None
-        self.predecessor: Entry[T] | None = None
+        self.successor: Entry | None = None
+        self.predecessor: Entry | None = None
         self.task: asyncio.Task[LoadReport] | None = None
         self.orphan: asyncio.Task[None] | None = None
         self.waiters: list[asyncio.Future[LoadReport]] = []
@@ -167,7 +146,7 @@ class Entry(Generic[T]):
             return False
         return self.resident is None or self.resident.is_memory_only()
 
-    def is_same_content(self, prepared: Prepared) -> bool:
+    def is_same_content(self, prepared: PreparedTarget) -> bool:
         """Whether its predecessor serves, was loaded from just that, and is not to be replaced all the same."""
         before = self.predecessor
         if self.force or before is None or before.state is not State.READY or before.prepared is None:
@@ -188,7 +167,7 @@ class Entry(Generic[T]):
         self.state, self.reason, self.failure = transition(self.state, Event.UNLOADED), reason, None
         self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
 
-    def leased(self) -> T:
+    def leased(self) -> Target:
         """What the holder of a lease may use."""
         if self.resident is None:
             raise MmeError(Kind.INTERNAL, f"model '{self.name}' is used without a lease")

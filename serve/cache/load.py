@@ -19,13 +19,12 @@ import logging
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.load_watch import OutgrownError
-from serve.cache.entry import Resident, T
 from serve.request import LoadReport
 from serve.threads import Progress
 
@@ -37,8 +36,11 @@ if TYPE_CHECKING:
     from serve.cache.eviction import Rules
     from serve.cache.residents import Residents
     from serve.cache.room import Room
+    from serve.loading.loader import ModelLoader, Target
+    from serve.loading.prepare import PreparedTarget
 
-    GiveWay = Callable[[Entry[Any]], None]
+    GiveWay = Callable[[Entry], None]
+    Loaded = tuple[Target, Footprint]
     Relieve = Callable[[str, tuple[int, ...]], Coroutine[Any, Any, tuple[str, ...]]]
 
 _log = logging.getLogger("mme.cache")
@@ -52,59 +54,6 @@ _MOST_STALLED = 56  # fetches that go on without a turn
 _ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
 _MOST_PAUSE = 30.0  # seconds; the model may have been mended
 _MOST_DOUBLINGS = 5
-
-T_co = TypeVar("T_co", bound=Resident, covariant=True)
-
-
-class Prepared(Protocol):
-    """An artifact on disk, ready to be loaded.
-
-    Attributes:
-        content: what it is loaded from, and as what: equal as long as none of that changes.
-        download_ns: what fetching took, 0 when it was on disk.
-        equipped, tried_first: whether `Loader.equip` has nothing to do; whether `Loader.try_files` may have to.
-        alone: whether no other such model may be loaded meanwhile, since it is measured by what all take.
-    """
-
-    @property
-    def estimate(self) -> Footprint: ...
-    @property
-    def content(self) -> object: ...
-    @property
-    def download_ns(self) -> int: ...
-    @property
-    def pinned(self) -> bool: ...
-    @property
-    def equipped(self) -> bool: ...
-    @property
-    def tried_first(self) -> bool: ...
-    @property
-    def alone(self) -> bool: ...
-
-    def release(self) -> None:
-        """Its files are not needed any more: it was not loaded, or what was loaded is closed. On the event loop."""
-
-
-P = TypeVar("P", bound=Prepared)
-
-
-class Loader(Protocol[P, T_co]):
-    """Turns a name into something resident. Runs on load threads, which ask `token`."""
-
-    def prepare(self, name: str, source: Any, token: CancelToken) -> P:
-        """Fetch and open the model's artifact; no memory to speak of is taken."""
-
-    def equip(self, prepared: P, token: CancelToken) -> P:
-        """Make the environments of the model, where it is not equipped; that may take minutes."""
-
-    def try_files(self, prepared: P, token: CancelToken) -> None:
-        """Have its files loaded, where this is not known to go well, by processes that may die of them."""
-
-    def load(self, prepared: P, token: CancelToken, more: Callable[[int], int]) -> tuple[T_co, Footprint]:
-        """Load it; return what was loaded and what it takes, measured. For `more` see `Allowance`."""
-
-    def overrule(self) -> None:
-        """A load that may never end, or waits for another, keeps no other from being measured. On the event loop."""
 
 
 def retry_pause(failures: int, seconds: float) -> float:
@@ -247,7 +196,7 @@ class _Reservation:
         self._room.give_back(self.size)
 
 
-class Loading(Generic[P, T]):
+class Loading:
     """Loads models into a room, within `patience` seconds each; see `ModelCache`.
 
     `give_way` has the model begin to leave whose place the one it is given is to take. `relieve` evicts others that
@@ -256,7 +205,7 @@ class Loading(Generic[P, T]):
 
     def __init__(
         self,
-        loader: Loader[P, T],
+        loader: ModelLoader,
         room: Room,
         residents: Residents,
         rules: Rules,
@@ -280,12 +229,12 @@ class Loading(Generic[P, T]):
         self._load_turns = Turns(turns)
         self._trial_turns = asyncio.Semaphore(turns)
         self._alone = Turns(1)
-        self._overruled: set[Entry[T]] = set()  # whose measurement no load waits for, though it goes on
+        self._overruled: set[Entry] = set()  # whose measurement no load waits for, though it goes on
         self._patience = patience
         self._give_way = give_way
         self._relieve = relieve
 
-    async def run(self, entry: Entry[T]) -> LoadReport | None:
+    async def run(self, entry: Entry) -> LoadReport | None:
         """Load a model; it is in its entry when this returns. None: it would change nothing, and was not loaded."""
         if entry.orphan is not None:
             if not entry.orphan.done():
@@ -315,7 +264,7 @@ class Loading(Generic[P, T]):
         return LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(evicted))
 
     @contextlib.contextmanager
-    def lent_turn(self, entry: Entry[T]) -> Iterator[None]:
+    def lent_turn(self, entry: Entry) -> Iterator[None]:
         """While a load that has its turn waits for another one, which then may have one, too."""
         with self._load_turns.lent(entry), self._alone.lent(entry) as is_measured:
             if is_measured and entry not in self._overruled:
@@ -327,7 +276,7 @@ class Loading(Generic[P, T]):
         """End the wait of model `name` for its turn to be equipped, if it waits, with an error."""
         self._equip_turns.refuse(name, error)
 
-    async def close(self, entry: Entry[T], resident: T) -> None:
+    async def close(self, entry: Entry, resident: Target) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._closers, resident.close)
         except Exception:  # noqa: BLE001 - whatever a framework has against it, loads that wait for its room go on
@@ -335,19 +284,19 @@ class Loading(Generic[P, T]):
 
     # -- before memory is taken ------------------------------------------------------------------------------------
 
-    async def _fetch(self, entry: Entry[T]) -> P:
+    async def _fetch(self, entry: Entry) -> PreparedTarget:
         prepare = functools.partial(self._loader.prepare, entry.name, entry.source)
         progress = _token(entry)
         watch = asyncio.get_running_loop().create_task(self._lend_stalled(entry, progress))
         try:
-            prepared: P = await self._on_thread(
+            prepared: PreparedTarget = await self._on_thread(
                 entry, lambda fetching: fetching.add_done_callback(_release), prepare, progress
             )
         finally:
             watch.cancel()
         return prepared
 
-    async def _lend_stalled(self, entry: Entry[T], progress: Progress) -> None:
+    async def _lend_stalled(self, entry: Entry, progress: Progress) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             if progress.idle < _STALL_SECONDS or self._stalled >= _MOST_STALLED:
@@ -360,17 +309,17 @@ class Loading(Generic[P, T]):
             finally:
                 self._stalled -= 1
 
-    async def _equip(self, entry: Entry[T], prepared: P) -> P:
+    async def _equip(self, entry: Entry, prepared: PreparedTarget) -> PreparedTarget:
         """What the model brings has a deadline of its own, and is there for the next load if this one is given up."""
         equip = functools.partial(self._loader.equip, prepared)
         async with self._equip_turns.acquire(entry.name):
             _check_wanted(entry)
-            equipped: P = await self._on_thread(entry, _ignore, equip)
+            equipped: PreparedTarget = await self._on_thread(entry, _ignore, equip)
         return equipped
 
     # -- within a reservation --------------------------------------------------------------------------------------
 
-    async def _load_attempts(self, entry: Entry[T], prepared: P, left: float, evicted: list[str]) -> None:
+    async def _load_attempts(self, entry: Entry, prepared: PreparedTarget, left: float, evicted: list[str]) -> None:
         """Reserve, load, measure. A model that takes more than was reserved, and finds the rest taken, begins again."""
         need = prepared.estimate
         for _ in range(_ATTEMPTS):
@@ -389,7 +338,7 @@ class Loading(Generic[P, T]):
         )
 
     async def _load_relieved(
-        self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
+        self, entry: Entry, prepared: PreparedTarget, need: Footprint, left: float, evicted: list[str]
     ) -> Footprint | None:
         """Reserve and load; where a device has no room after all, once more when others have left it.
 
@@ -406,7 +355,7 @@ class Loading(Generic[P, T]):
         return await self._load_reserved(entry, prepared, need, left, evicted)
 
     async def _load_reserved(
-        self, entry: Entry[T], prepared: P, need: Footprint, left: float, evicted: list[str]
+        self, entry: Entry, prepared: PreparedTarget, need: Footprint, left: float, evicted: list[str]
     ) -> Footprint | None:
         """Reserve, and load within that; commit, or give all back. What it takes, where too little was reserved."""
         own, files = Footprint(need.host, need.devices), self._residents.unpaid(need.shared)
@@ -441,9 +390,9 @@ class Loading(Generic[P, T]):
                 reservation.end()
 
     async def _load(
-        self, entry: Entry[T], prepared: P, reservation: _Reservation, left: float, evicted: list[str]
-    ) -> tuple[T, Footprint]:
-        def given_up(loading: asyncio.Future[tuple[T, Footprint]]) -> None:
+        self, entry: Entry, prepared: PreparedTarget, reservation: _Reservation, left: float, evicted: list[str]
+    ) -> Loaded:
+        def given_up(loading: asyncio.Future[Loaded]) -> None:
             reservation.orphaned = True
             orphan = self._await_orphan(entry, prepared, loading, reservation)
             entry.orphan = asyncio.get_running_loop().create_task(orphan, name=f"orphan {entry.name}")
@@ -454,12 +403,12 @@ class Loading(Generic[P, T]):
             began = _now()
             load = functools.partial(self._loader.load, prepared, more=self._asking(entry, reservation, evicted))
             with _of_devices(reservation.size):
-                loaded: tuple[T, Footprint] = await self._in_time(entry, left, self._on_thread(entry, given_up, load))
+                loaded: Loaded = await self._in_time(entry, left, self._on_thread(entry, given_up, load))
             entry.reload_ns = _now() - began
         return loaded
 
     @contextlib.asynccontextmanager
-    async def _turn(self, entry: Entry[T], prepared: P) -> AsyncIterator[None]:
+    async def _turn(self, entry: Entry, prepared: PreparedTarget) -> AsyncIterator[None]:
         if not prepared.alone:
             async with self._load_turns.acquire(entry):
                 yield
@@ -470,14 +419,14 @@ class Loading(Generic[P, T]):
             finally:
                 self._overruled.discard(entry)
 
-    async def _try_files(self, entry: Entry[T], prepared: P, left: float) -> None:
+    async def _try_files(self, entry: Entry, prepared: PreparedTarget, left: float) -> None:
         """Within the reservation, since it takes the memory that is reserved, but in the way of no load."""
         trial = functools.partial(self._loader.try_files, prepared)
         async with self._trial_turns:
             _check_wanted(entry)
             await self._in_time(entry, left, self._on_thread(entry, _ignore, trial))
 
-    def _asking(self, entry: Entry[T], reservation: _Reservation, evicted: list[str]) -> Callable[[int], int]:
+    def _asking(self, entry: Entry, reservation: _Reservation, evicted: list[str]) -> Callable[[int], int]:
         """What a load asks on its thread for as many bytes of the host as it has to have: see `Allowance`."""
         loop = asyncio.get_running_loop()
 
@@ -498,7 +447,7 @@ class Loading(Generic[P, T]):
 
         return more
 
-    async def _grow(self, entry: Entry[T], reservation: _Reservation, host: int, evicted: list[str]) -> int:
+    async def _grow(self, entry: Entry, reservation: _Reservation, host: int, evicted: list[str]) -> int:
         """Reserve so many bytes for a load that goes on; where they are free, some more. How many that are."""
         whole = Footprint(host + reservation.apart)
         headroom = max(_HEADROOM, host // _HEADROOM_PART)
@@ -522,7 +471,7 @@ class Loading(Generic[P, T]):
 
     # -- on a thread -----------------------------------------------------------------------------------------------
 
-    async def _in_time(self, entry: Entry[T], seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _in_time(self, entry: Entry, seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
         try:
             async with asyncio.timeout(seconds) as timer:
                 return await work
@@ -537,7 +486,7 @@ class Loading(Generic[P, T]):
 
     async def _on_thread(
         self,
-        entry: Entry[T],
+        entry: Entry,
         given_up: Callable[[asyncio.Future[Any]], None],
         function: Callable[[CancelToken], Any],
         progress: Progress | None = None,
@@ -555,7 +504,11 @@ class Loading(Generic[P, T]):
             del work  # whose error knows this frame, and the thread's
 
     async def _await_orphan(
-        self, entry: Entry[T], prepared: P, loading: asyncio.Future[tuple[T, Footprint]], reservation: _Reservation
+        self,
+        entry: Entry,
+        prepared: PreparedTarget,
+        loading: asyncio.Future[Loaded],
+        reservation: _Reservation,
     ) -> None:
         """What a load that was given up took is given back when it ends."""
         _log.warning("a load was given up and has not ended", extra={"target_model": entry.name})
@@ -573,16 +526,16 @@ class Loading(Generic[P, T]):
             self._room.settle()
 
 
-def _token(entry: Entry[Any]) -> Progress:
+def _token(entry: Entry) -> Progress:
     return Progress(f"model '{entry.name}'", lambda: entry.abandoned)
 
 
-def _check_wanted(entry: Entry[Any]) -> None:
+def _check_wanted(entry: Entry) -> None:
     if entry.abandoned:
         raise unloaded(entry)
 
 
-def unloaded(entry: Entry[Any]) -> MmeError:
+def unloaded(entry: Entry) -> MmeError:
     """What requests are told that wait for a model which is unloaded, or goes with the server."""
     if entry.cut_short:
         reason = f"the load of model '{entry.name}' was cut short: this server is shutting down"

@@ -29,14 +29,14 @@ import functools
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
 from serve.cache import eviction
-from serve.cache.entry import Entry, Event, Failure, State, T, transition
+from serve.cache.entry import Entry, Event, Failure, State, transition
 from serve.cache.events import CacheEvent, CacheEvents, EventType
-from serve.cache.load import Loading, P, retry_pause, unloaded
+from serve.cache.load import Loading, retry_pause, unloaded
 from serve.cache.residents import Residents, SharedBytes
 from serve.cache.room import Room, megabytes
 from serve.request import LoadReport
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from contextlib import AbstractContextManager
 
-    from serve.cache.load import Loader
+    from serve.loading.loader import ModelLoader, Target
     from serve.statistics import TargetStats
 
 _log = logging.getLogger("mme.cache")
@@ -55,7 +55,7 @@ _PASSING = {Kind.UNAVAILABLE, Kind.CANCELLED, Kind.UNKNOWN_MODEL}
 _BROKEN = {Kind.INVALID_MODEL, Kind.EXECUTION_FAILED, Kind.INTERNAL}
 
 
-class ModelCache(Generic[P, T]):
+class ModelCache:
     """Models in memory, within a budget of bytes for all together.
 
     Args:
@@ -69,7 +69,7 @@ class ModelCache(Generic[P, T]):
 
     def __init__(
         self,
-        loader: Loader[P, T],
+        loader: ModelLoader,
         budget: Footprint,
         pool: Executor,
         *,
@@ -81,10 +81,10 @@ class ModelCache(Generic[P, T]):
         memory_patience: float = 60.0,
         drain_patience: float = 25.0,
     ) -> None:
-        self.entries: dict[str, Entry[T]] = {}
+        self.entries: dict[str, Entry] = {}
         self.events = CacheEvents()
         self._rules = rules
-        self._retiring: dict[str, set[Entry[T]]] = {}  # by their names, which mean others
+        self._retiring: dict[str, set[Entry]] = {}  # by their names, which mean others
         self.residents = Residents(self.entries, rules, budget)
         self.room = Room(
             budget,
@@ -94,7 +94,7 @@ class ModelCache(Generic[P, T]):
             evicts=evicts,
             patience=memory_patience,
         )
-        self._ready: dict[str, Entry[T]] = {}  # the READY ones, for one look-up a request
+        self._ready: dict[str, Entry] = {}  # the READY ones, for one look-up a request
         self._loading = Loading(
             loader,
             self.room,
@@ -115,7 +115,7 @@ class ModelCache(Generic[P, T]):
         return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
 
     @property
-    def shared(self) -> SharedBytes[Entry[T]]:
+    def shared(self) -> SharedBytes[Entry]:
         """Files that several models map."""
         return self.residents.shared
 
@@ -123,23 +123,23 @@ class ModelCache(Generic[P, T]):
     def resident_count(self) -> int:
         return len(self._ready)
 
-    def add(self, name: str, source: Any, stats: TargetStats) -> Entry[T]:
+    def add(self, name: str, source: Any, stats: TargetStats) -> Entry:
         entry = self.entries[name] = Entry(name, source, stats, self._lease_ended)
         return entry
 
-    def all_entries(self) -> Iterator[Entry[T]]:
+    def all_entries(self) -> Iterator[Entry]:
         """Every entry that may be in memory: those that names mean, and those whose names mean others by now."""
         yield from self.entries.values()
         yield from self._all_retiring()
 
-    def _all_retiring(self) -> Iterator[Entry[T]]:
+    def _all_retiring(self) -> Iterator[Entry]:
         return itertools.chain.from_iterable(self._retiring.values())
 
-    def _lease_ended(self, entry: Entry[T]) -> None:
+    def _lease_ended(self, entry: Entry) -> None:
         if self.room.is_waited_for:
             self.room.lease_ended(self.residents.evictable(entry))
 
-    def lease(self, name: str) -> Entry[T] | None:
+    def lease(self, name: str) -> Entry | None:
         """The model if it is in memory, leased; else None. The one look-up of a request for a resident model."""
         entry = self._ready.get(name)
         if entry is not None:
@@ -147,12 +147,12 @@ class ModelCache(Generic[P, T]):
             entry.stats.hits += 1
         return entry
 
-    def serves(self, name: str, resident: T) -> bool:
+    def serves(self, name: str, resident: Target) -> bool:
         """Whether this is what requests for that name are answered by, and is to stay."""
         entry = self._ready.get(name)
         return entry is not None and entry.resident is resident
 
-    async def acquire(self, entry: Entry[T]) -> LoadReport:
+    async def acquire(self, entry: Entry) -> LoadReport:
         """Lease a model, loading it first if need be; what the load cost. The caller must release the lease.
 
         All callers that come while it loads wait for the same load, and get the same error.
@@ -174,11 +174,11 @@ class ModelCache(Generic[P, T]):
         finally:
             del waiter  # whose error knows this frame
 
-    async def load(self, entry: Entry[T]) -> LoadReport:
+    async def load(self, entry: Entry) -> LoadReport:
         """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
         return await asyncio.shield(self._start_load(entry))
 
-    async def reload(self, entry: Entry[T], source: Any, *, force: bool = False) -> LoadReport:
+    async def reload(self, entry: Entry, source: Any, *, force: bool = False) -> LoadReport:
         """Load a model from a source, also if it is in memory; it serves until it is replaced. See `load`.
 
         A load from that source that is under way will do; one from another is waited for. One in memory that was loaded
@@ -194,14 +194,14 @@ class ModelCache(Generic[P, T]):
             entry.source = source if loading is entry else entry.source
         return await self.load(loading)
 
-    def _successor(self, entry: Entry[T], source: Any, *, force: bool) -> Entry[T]:
-        successor: Entry[T] = Entry(entry.name, source, entry.stats, self._lease_ended)
+    def _successor(self, entry: Entry, source: Any, *, force: bool) -> Entry:
+        successor = Entry(entry.name, source, entry.stats, self._lease_ended)
         successor.force = force
         successor.predecessor, entry.successor = entry, successor
         successor.orphan = entry.orphan
         return successor
 
-    def _start_load(self, entry: Entry[T]) -> asyncio.Task[LoadReport]:
+    def _start_load(self, entry: Entry) -> asyncio.Task[LoadReport]:
         if self._closed:
             raise MmeError(Kind.UNAVAILABLE, f"model '{entry.name}' can't be loaded: this server is shutting down")
         if entry.task is None:
@@ -211,7 +211,7 @@ class ModelCache(Generic[P, T]):
             entry.task.add_done_callback(functools.partial(self._load_ended, entry))
         return entry.task
 
-    def _load_ended(self, entry: Entry[T], task: asyncio.Task[LoadReport]) -> None:
+    def _load_ended(self, entry: Entry, task: asyncio.Task[LoadReport]) -> None:
         if entry.task is task:  # it was cancelled before it began, so that nothing of it ever ran
             self._failed(entry, _as_ours(entry, asyncio.CancelledError()))
         _observe(task)
@@ -224,7 +224,7 @@ class ModelCache(Generic[P, T]):
             return contextlib.nullcontext()
         return self._loading.lent_turn(loading)
 
-    async def unload(self, entry: Entry[T]) -> None:
+    async def unload(self, entry: Entry) -> None:
         """Take a model out of memory after the requests that use it; return when its memory was given back.
 
         A load under way is abandoned, and requests that wait for it are told.
@@ -257,7 +257,7 @@ class ModelCache(Generic[P, T]):
     async def _relieve_devices(self, name: str, need: tuple[int, ...]) -> tuple[str, ...]:
         return await self.relieve(name, Footprint(0, need), "load")
 
-    def forget(self, entry: Entry[T]) -> None:
+    def forget(self, entry: Entry) -> None:
         if self.entries.get(entry.name) is entry and not entry.busy:
             del self.entries[entry.name]
 
@@ -286,7 +286,7 @@ class ModelCache(Generic[P, T]):
 
     # -- one load ------------------------------------------------------------------------------------------------
 
-    async def _load(self, entry: Entry[T]) -> LoadReport:
+    async def _load(self, entry: Entry) -> LoadReport:
         try:
             if entry.closing is not None:
                 await asyncio.wait([entry.closing])  # however that ends
@@ -308,7 +308,7 @@ class ModelCache(Generic[P, T]):
         finally:
             del failure  # which knows this frame now, and those of all who wait for it
 
-    def _stays(self, entry: Entry[T]) -> LoadReport:
+    def _stays(self, entry: Entry) -> LoadReport:
         """Nothing changed since the one was loaded whose place this entry was to take: that one goes on."""
         before = entry.predecessor
         assert before is not None  # noqa: S101 - see `Entry.is_same_content`
@@ -318,7 +318,7 @@ class ModelCache(Generic[P, T]):
         self.room.settle()
         return LoadReport()
 
-    def _loaded(self, entry: Entry[T], report: LoadReport) -> None:
+    def _loaded(self, entry: Entry, report: LoadReport) -> None:
         """All that wait have a lease before the model can be evicted again."""
         self._take_place(entry)
         entry.task = None
@@ -335,7 +335,7 @@ class ModelCache(Generic[P, T]):
         self._report(entry, report)
         self.room.settle()
 
-    def _take_place(self, entry: Entry[T]) -> None:
+    def _take_place(self, entry: Entry) -> None:
         """From here on the name means this entry; the one that it meant closes, if it is in memory."""
         before = entry.predecessor
         if before is None:
@@ -348,11 +348,11 @@ class ModelCache(Generic[P, T]):
         if before.closing is not None:
             self._retiring.setdefault(before.name, set()).add(before)
 
-    def remeasured(self, entry: Entry[T], footprint: Footprint) -> None:
+    def remeasured(self, entry: Entry, footprint: Footprint) -> None:
         self.residents.remeasured(entry, footprint)
         self.room.settle()
 
-    def _failed(self, entry: Entry[T], error: MmeError) -> None:
+    def _failed(self, entry: Entry, error: MmeError) -> None:
         entry.task = None
         failure = self._failure(entry, error)
         if entry.predecessor is not None:
@@ -373,7 +373,7 @@ class ModelCache(Generic[P, T]):
                 waiter.set_exception(error)
         self.room.settle()
 
-    def _failure(self, entry: Entry[T], error: MmeError) -> Failure:
+    def _failure(self, entry: Entry, error: MmeError) -> Failure:
         """What is remembered of it. After what may be otherwise the next time, through others' doing, is no pause."""
         pause = 0.0
         passes = error.kind in _PASSING or isinstance(error, ElsewhereError)
@@ -382,7 +382,7 @@ class ModelCache(Generic[P, T]):
             pause = retry_pause(entry.failures, time.monotonic() - entry.loading_since)
         return Failure(error.message, error.version, error.kind, time.monotonic() + pause if pause else 0.0)
 
-    def _report(self, entry: Entry[T], report: LoadReport) -> None:
+    def _report(self, entry: Entry, report: LoadReport) -> None:
         entry.stats.loads += 1
         entry.stats.load.add(report.load)
         if report.download:
@@ -423,7 +423,7 @@ class ModelCache(Generic[P, T]):
             )
             self._start_closing(entry, f"evicted for '{beneficiary}'")
 
-    def _start_closing(self, entry: Entry[T], reason: str, *, hurries: bool = True) -> None:
+    def _start_closing(self, entry: Entry, reason: str, *, hurries: bool = True) -> None:
         """From here on it is leased no more. Without hurry it waits for all requests that it has, however long."""
         self.residents.leaves(entry)
         if self._ready.get(entry.name) is entry:
@@ -432,13 +432,13 @@ class ModelCache(Generic[P, T]):
             self._close(entry, reason, hurries=hurries), name=f"close {entry.name}"
         )
 
-    async def _refuse_in_time(self, entry: Entry[T]) -> None:
+    async def _refuse_in_time(self, entry: Entry) -> None:
         """Tell requests that are still queued after a while that the model goes."""
         done, _ = await asyncio.wait([entry.drained()], timeout=self._drain_patience)
         if not done and entry.resident is not None:
             entry.resident.refuse_waiting()
 
-    async def _close(self, entry: Entry[T], reason: str, *, hurries: bool) -> None:
+    async def _close(self, entry: Entry, reason: str, *, hurries: bool) -> None:
         began = _now()
         resident = entry.resident
         if resident is None:
@@ -460,7 +460,7 @@ class ModelCache(Generic[P, T]):
         self.room.settle()
 
 
-def _as_ours(entry: Entry[Any], error: BaseException) -> MmeError:
+def _as_ours(entry: Entry, error: BaseException) -> MmeError:
     if entry.abandoned:
         return unloaded(entry)
     if isinstance(error, MmeError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from model_handlers.base import Footprint
 from serve.cache import eviction
@@ -168,13 +168,13 @@ class Residents:
         budget: bytes for all models together.
     """
 
-    def __init__(self, entries: Mapping[str, Entry[Any]], rules: eviction.Rules, budget: Footprint) -> None:
-        self.own: dict[Entry[Any], Footprint] = {}
+    def __init__(self, entries: Mapping[str, Entry], rules: eviction.Rules, budget: Footprint) -> None:
+        self.own: dict[Entry, Footprint] = {}
         self.taken = Footprint()
         self.staying = eviction.Tally()
         self.pinned = eviction.Tally()
-        self.shared: SharedBytes[Entry[Any]] = SharedBytes()
-        self.order: Order[Entry[Any]] = Order(self._place)
+        self.shared: SharedBytes[Entry] = SharedBytes()
+        self.order: Order[Entry] = Order(self._place)
         self._payers: dict[str, Payer] = {}  # of files that no model maps yet
         self._entries = entries
         self._rules = rules
@@ -202,7 +202,7 @@ class Residents:
             return None
         return self.candidate(entry)
 
-    def candidate(self, entry: Entry[Any], *, and_from_disk: bool = False) -> eviction.Candidate:
+    def candidate(self, entry: Entry, *, and_from_disk: bool = False) -> eviction.Candidate:
         """What a plan has to know of a model in memory."""
         files = self.shared.files(entry)
         return eviction.Candidate(
@@ -220,7 +220,7 @@ class Residents:
             self.shared.part(entry) if files else 0,
         )
 
-    def evictable(self, entry: Entry[Any]) -> Footprint:
+    def evictable(self, entry: Entry) -> Footprint:
         """What comes back at most if it leaves now; nothing if it may not."""
         own = self.own.get(entry)
         if own is None or entry.state is State.UNLOADING or not self._may_go(entry, time.monotonic()):
@@ -252,15 +252,15 @@ class Residents:
 
     # -- models come and go ----------------------------------------------------------------------------------------
 
-    def charge(self, entry: Entry[Any], footprint: Footprint) -> None:
+    def charge(self, entry: Entry, footprint: Footprint) -> None:
         for file in footprint.shared.keys() & self._payers.keys():
             self._payers.pop(file).relieve([file])
         self._own(entry, footprint, self.shared.map(entry, footprint.shared))
 
-    def arrived(self, entry: Entry[Any]) -> None:
+    def arrived(self, entry: Entry) -> None:
         self.order.put(entry)
 
-    def remeasured(self, entry: Entry[Any], footprint: Footprint) -> None:
+    def remeasured(self, entry: Entry, footprint: Footprint) -> None:
         """It takes this instead. Charges for files stay as they are, where those are the same."""
         beside = self._beside(entry)
         if self.shared.maps(entry, footprint.shared):
@@ -271,13 +271,13 @@ class Residents:
             self.charge(entry, footprint)
         self._reorder({entry, *beside})
 
-    def leaves(self, entry: Entry[Any]) -> None:
+    def leaves(self, entry: Entry) -> None:
         """It is on its way out: what it takes comes back without an eviction."""
         self.order.remove(entry)
         self._disown(entry)
         entry.state = transition(entry.state, Event.UNLOAD)
 
-    def left(self, entry: Entry[Any]) -> None:
+    def left(self, entry: Entry) -> None:
         """It is out of memory; for files that it was charged for and others map still, these are charged."""
         beside = self._beside(entry)
         self._discharge(entry)
@@ -299,57 +299,57 @@ class Residents:
         self._ages.append(age)
         self._aged_at.append(time.monotonic())
 
-    def _discharge(self, entry: Entry[Any]) -> None:
+    def _discharge(self, entry: Entry) -> None:
         self._disown(entry)
         self._set(entry, Footprint())
         del self.own[entry]
         for heir, size in self.shared.unmap(entry).items():
             self._set(heir, heir.footprint + Footprint(size))
 
-    def _own(self, entry: Entry[Any], footprint: Footprint, charge: int) -> None:
+    def _own(self, entry: Entry, footprint: Footprint, charge: int) -> None:
         own = self.own[entry] = Footprint(footprint.host, footprint.devices)
         for tally in self._tallies(entry):
             tally.add(own, self.shared.files(entry))
         self._set(entry, Footprint(own.host + charge, own.devices))
 
-    def _disown(self, entry: Entry[Any]) -> None:
+    def _disown(self, entry: Entry) -> None:
         for tally in self._tallies(entry):
             tally.remove(self.own[entry], self.shared.files(entry))
 
-    def _tallies(self, entry: Entry[Any]) -> tuple[eviction.Tally, ...]:
+    def _tallies(self, entry: Entry) -> tuple[eviction.Tally, ...]:
         if entry.state is State.UNLOADING:
             return ()
         return (self.staying, self.pinned) if entry.pinned else (self.staying,)
 
-    def _set(self, entry: Entry[Any], charge: Footprint) -> None:
+    def _set(self, entry: Entry, charge: Footprint) -> None:
         self.taken += charge - entry.footprint
         entry.footprint = charge
 
     # -- their order -----------------------------------------------------------------------------------------------
 
-    def _beside(self, entry: Entry[Any]) -> set[Entry[Any]]:
+    def _beside(self, entry: Entry) -> set[Entry]:
         """The models that map files that it maps, where a larger part of these makes them worth less."""
         return self.shared.beside(entry) if self._rules.policy is eviction.Policy.GDSF else set()
 
-    def _reorder(self, entries: set[Entry[Any]]) -> None:
+    def _reorder(self, entries: set[Entry]) -> None:
         for entry in entries:
             if entry.state is State.READY:
                 self.order.put(entry)
 
-    def _place(self, entry: Entry[Any]) -> tuple[float, float]:
+    def _place(self, entry: Entry) -> tuple[float, float]:
         policy = self._rules.policy
         if policy is eviction.Policy.GDSF:
             return eviction.worth(self.candidate(entry), self._budget), entry.last_used
         return (entry.uses if policy is eviction.Policy.LFU else 0), entry.last_used
 
-    def _age_at_last_use(self, entry: Entry[Any]) -> float:
+    def _age_at_last_use(self, entry: Entry) -> float:
         reached = bisect_left(self._aged_at, entry.last_used) - 1
         return self._ages[reached] if reached >= 0 else entry.age
 
-    def _may_go(self, entry: Entry[Any], now: float) -> bool:
+    def _may_go(self, entry: Entry, now: float) -> bool:
         return entry.leases + entry.pins == 0 and self._keep_until(entry) <= now
 
-    def _keep_until(self, entry: Entry[Any]) -> float:
+    def _keep_until(self, entry: Entry) -> float:
         if entry.pinned:
             return eviction.FOR_EVER
         if entry.successor is not None:  # it serves until that one does

@@ -64,7 +64,7 @@ AnyModel = Model | EnsembleModel
 
 
 class Target:
-    """The loaded versions of one target model.
+    """The loaded versions of one target model: started on the event loop, closed on a thread, when no lease is left.
 
     Attributes:
         members: the other models of its archive, by the names that it calls them by.
@@ -246,6 +246,7 @@ class ModelLoader:
         self._under_way = under_way or UnderWay()
 
     def overrule(self) -> None:
+        """A load that may never end, or waits for another, keeps no other from being measured. On the event loop."""
         self.scales.overrule()
 
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
@@ -263,7 +264,10 @@ class ModelLoader:
         token: CancelToken = NEVER,
         more: Callable[[int], int] | None = None,
     ) -> tuple[Target, Footprint]:
-        """Load every selected version on its devices, members first, warm it up, measure, and remember."""
+        """Load every selected version on its devices, members first, warm it up, measure, and remember.
+
+        For `more`, which has bytes of the host reserved while the load goes on, see `Allowance`.
+        """
         members: dict[str, Target] = {}
         allowance = Allowance(more, token.check) if more is not None else None
         try:

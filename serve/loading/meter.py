@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from serve.cache.model_cache import ModelCache
     from serve.loading.loader import Target
-    from serve.loading.prepare import PreparedTarget
 
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0
@@ -91,7 +90,7 @@ class Meter:
 
     def __init__(
         self,
-        cache: ModelCache[PreparedTarget, Target],
+        cache: ModelCache,
         loop: asyncio.AbstractEventLoop,
         passing: Callable[[], int],
         counted: Callable[[Target], None],

@@ -112,19 +112,18 @@ _OF_FILES = {Kind.INVALID_MODEL, Kind.UNSUPPORTED, Kind.INTERNAL}
 
 @dataclass(frozen=True, slots=True)
 class PreparedTarget:
-    """A model's files, found and understood, and where each of its lanes is to run. See `serve.cache.load.Prepared`.
+    """A model's files, found and understood, and where each of its lanes is to run.
 
     Attributes:
-        target: the name of the target model, which a member only begins with.
-        content: see there.
+        target: the name of the target model, also of a member.
         brought: the environments of its versions.
-        forms: that it is loaded from; None where that is the model's files.
+        forms: what it is loaded from; None where that is the model's files.
         members: the other models of the archive.
         hold: keeps the files on disk, where they were downloaded.
+        content: what it is loaded from, and as what: equal as long as none of that changes.
     """
 
     target: str
-
     directory: ModelDirectory
     handler: type[Handler] | None  # None for an ensemble
     lanes: list[tuple[str, Device]]

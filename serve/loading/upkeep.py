@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from model_handlers.base import Footprint, Handler
     from serve.cache.model_cache import ModelCache
     from serve.loading.loader import Target
-    from serve.loading.prepare import PreparedTarget
 
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0  # while the budget is passed, or may be before the next look
@@ -107,7 +106,7 @@ class Upkeep:
 
     def __init__(
         self,
-        cache: ModelCache[PreparedTarget, Target],
+        cache: ModelCache,
         loop: asyncio.AbstractEventLoop,
         lower_priority: Callable[[], None],
         counted: Callable[[Target], None],

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from serve.cache.model_cache import ModelCache
     from serve.loading.loader import Target
     from serve.loading.measuring import Scales
-    from serve.loading.prepare import PreparedTarget
     from serve.model.instance import RetiredHandlers
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
@@ -125,7 +124,7 @@ class Tiering:
     def __init__(
         self,
         store: WeightStore,
-        cache: ModelCache[PreparedTarget, Target],
+        cache: ModelCache,
         scales: Scales,
         threads: ThreadBudget | None,
         loop: asyncio.AbstractEventLoop,
