@@ -1,9 +1,9 @@
-"""What a framework must offer to be served: five small methods.
+"""What a framework must offer to be served.
 
 A handler class serves one backend. `autocomplete` completes a configuration from the model file without loading it;
-`load` makes an instance that holds the model on one device; the instance executes batches until it is closed.
-Handlers know tensors, files and devices. They never queue, never choose a device, and raise `MmeError` alone:
-each maps its framework's exceptions where it calls the framework.
+`load` makes an instance that holds the model on one device; the instance executes batches until it is closed. Handlers
+know tensors, files and devices. They never queue, never choose a device, and raise `MmeError` alone: each maps its
+framework's exceptions where it calls the framework.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Footprint:
 
     @property
     def device(self) -> int:
-        """On all devices together: what people are told, and nothing to decide by."""
+        """On all devices together: to be shown, and nothing to decide by."""
         return sum(self.devices)
 
     def whole(self) -> Footprint:
-        """What this takes where nobody else maps any of the files."""
+        """What this takes where no other model maps any of the files."""
         return Footprint(self.host + sum(self.shared.values()), self.devices)
 
     def beyond(self, other: Footprint) -> Footprint:
@@ -92,11 +92,11 @@ class Footprint:
         return Footprint(min(self.host, other.host), _each(min, self.devices, other.devices))
 
     def most(self, other: Footprint) -> Footprint:
-        """Of each memory what the one of them takes that takes more."""
+        """The larger of the two of each memory."""
         return Footprint(max(self.host, other.host), _each(max, self.devices, other.devices))
 
     def fits(self, room: Footprint) -> bool:
-        """Whether this much goes into `room`, in each memory that it takes any of: the others may be overdrawn."""
+        """Return whether this goes into `room`, in each memory that it takes any of: the others may be overdrawn."""
         if self.host > 0 and self.host > room.host:
             return False
         there = room.devices
@@ -106,7 +106,6 @@ class Footprint:
         return True
 
     def scaled(self, factor: float) -> Footprint:
-        """This footprint times a factor."""
         return Footprint(int(self.host * factor), tuple(int(size * factor) for size in self.devices))
 
     def on(self, numbers: Collection[int]) -> Footprint:
@@ -133,7 +132,6 @@ def by_device(sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _each(work: Callable[[int, int], R], these: tuple[int, ...], those: tuple[int, ...]) -> tuple[R, ...]:
-    """Device by device. Most machines have none, or one."""
     if not these and not those:
         return ()
     if len(these) == len(those):
@@ -158,12 +156,11 @@ class Handler(ABC):
     Attributes:
         config: the configuration, completed from the model file.
         outside: what its model may ask of the server, None for nothing. Set before it is loaded.
-        backend: the name that selects the class in config.pbtxt.
-        platform: the older name, or "".
+        backend: the name that selects the class in config.pbtxt; `platform` the older name, or "".
         default_filename: the model file in a version directory when the configuration names none.
         estimate_factor: bytes in memory per byte on disk, for a model never seen before.
-        inline: whether a short execution may run on the event loop: it must release the GIL while it computes,
-            never block on anything but the CPU, and never run code of the model's author.
+        inline: whether a short execution may run on the event loop: it must release the GIL while it computes, never
+            block on anything but the CPU, and never run code of the model's author.
         custom_operations: whether it loads the libraries of operations that a configuration names.
         warms: whether it may be executed with made-up data before it serves; whatever is inline may.
         sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
@@ -173,8 +170,8 @@ class Handler(ABC):
         preload: `module:function`, called once for all processes that execute such models: it imports the framework.
         tried_first: whether a file that was never loaded here is tried in a process of its own before it is loaded into
             the serving one: what reads it may die of a damaged one. See `try_load`, and `worker/start.py`.
-        shared_on_gpu: whether models of the backend on one GPU share a process, so that they share what the framework
-            keeps there; it has to give back what a model took when that is closed.
+        shared_on_gpu: whether models of the backend on one GPU share a process, and what the framework keeps there; it
+            has to give back what a model took when that is closed.
         apart: whether its model lives outside the serving process: then `memory` tells what that takes.
         memory_only: whether `close` gives back memory and nothing else: it is not called where the process ends.
         ahead: whether `begin` may be called before the batch begun last is finished.
@@ -215,12 +212,12 @@ class Handler(ABC):
 
     @classmethod
     def gpu_capable(cls) -> bool:
-        """Whether the installed framework was built for GPUs."""
+        """Return whether the installed framework was built for GPUs."""
         return False
 
     @classmethod
     def shares_gpu_process(cls, config: ModelConfig, model_file: Path) -> bool:  # noqa: ARG003 - for those whose models may want to be alone
-        """Whether this model shares the process of its backend's models on a GPU: not where it changes that process.
+        """Return whether this model shares the process of its backend's models on a GPU.
 
         Raises:
             MmeError: INVALID_MODEL for a parameter, or a file, that is not what it should be.
@@ -247,11 +244,7 @@ class Handler(ABC):
 
     @classmethod  # noqa: B027 - most share nothing
     def share(cls, host: int) -> None:
-        """Have its models in this process take from one place what executions take, where its framework can do that.
-
-        Args:
-            host: bytes of the host that all models together may take, which bounds that place.
-        """
+        """Have its models in this process take from one place, of `host` bytes at most, what executions take."""
 
     @classmethod  # noqa: B027 - most share nothing
     def trim(cls) -> None:
@@ -300,7 +293,7 @@ class Handler(ABC):
 
         Args:
             inputs: one array a declared input, batch dimension first where the model batches.
-            outputs: names of the outputs that anybody in the batch asked for.
+            outputs: names of the outputs that are wanted of the batch.
 
         Returns:
             one array an entry of `outputs`, in that order.
@@ -323,13 +316,9 @@ class Handler(ABC):
         raise NotImplementedError
 
     def begin(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Any:
-        """Have a batch executed elsewhere, behind the one begun before it, if that has not ended: see `ahead`.
+        """Have a batch executed elsewhere, behind the one begun before; return what `finish` is given. See `ahead`.
 
-        Returns:
-            what `finish` is to be given; batches are finished in the order in which they were begun.
-
-        Raises:
-            MmeError: as `execute`.
+        Batches are finished in the order in which they were begun.
         """
         raise NotImplementedError
 
@@ -338,21 +327,15 @@ class Handler(ABC):
         raise NotImplementedError
 
     def together(self) -> int:
-        """How many requests `send_requests` should be given at once by now, of those that are executed one by one."""
+        """How many requests `send_requests` should be given at once, of those that are executed one by one."""
         return 1
 
     def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:  # noqa: ARG002 - its interface
         """Have a batch begun elsewhere, where that takes microseconds: for the event loop, which can't wait.
 
-        Until its answers are taken nothing else is asked of the handler.
-
-        Args:
-            requests: the batch.
-            watch: told the descriptors, before anything is sent: one of them becomes readable when there are answers
-                or something is wrong. It may raise OSError.
-
-        Returns:
-            False where nothing was sent: have `execute_requests` do it.
+        Until its answers are taken nothing else is asked of the handler. `watch` is told the descriptors before
+        anything is sent, and may raise OSError: one of them becomes readable when there are answers or something is
+        wrong. False where nothing was sent: have `execute_requests` do it.
         """
         return False
 
@@ -373,7 +356,7 @@ class Handler(ABC):
         raise NotImplementedError
 
     def due(self) -> float:
-        """When it has to have sent another response of its own accord, by `time.monotonic()`; 0 where it owes none."""
+        """When it has to have sent another response unasked, by `time.monotonic()`; 0 where it owes none."""
         return 0.0
 
     def end_overdue(self) -> None:  # noqa: B027 - most owe nothing
@@ -382,23 +365,19 @@ class Handler(ABC):
     def ask_ready(self, done: Callable[[bool], None]) -> None:
         """Ask the model, where `tells_ready`, whether it is ready for requests. Returns at once.
 
-        Args:
-            done: told on any thread, once or, by a model that hangs, never. Until then nobody asks again.
+        `done` is told on any thread, once or, by a model that hangs, never. Until then it is not asked again.
         """
         done(True)
 
     def is_down(self) -> bool:
-        """Whether it refuses what it is asked for a while, since what executes it ended too often. On any thread."""
+        """Return whether it refuses requests for a while, since what executes it ended too often. On any thread."""
         return False
 
     def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - for those that keep anything
-        """Give back memory that executions took and none of late needed; called now and then, on any thread.
+        """Give back memory that executions took and no recent one needed; called now and then, on any thread.
 
-        Args:
-            idle: whether nothing was executed since the last time.
-
-        Returns:
-            whether an idle one has given back all that it can.
+        `idle` says that nothing was executed since the last time; return whether an idle one has given back all that it
+        can.
         """
         return True
 

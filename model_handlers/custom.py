@@ -121,7 +121,7 @@ def _author_class(module: ModuleType, config: ModelConfig, *, sees_requests: boo
 
 
 def _check_methods(author_class: type[Handler], model: str) -> None:
-    """Refuse a class that lacks what it is called by, before anybody calls it."""
+    """Refuse a class that lacks what it is called by, before it is called."""
     own = {name for base in author_class.__mro__ if not issubclass(Handler, base) for name in vars(base)}
     methods = ("autocomplete", "load", "execute_requests" if author_class.sees_requests else "execute", "close")
     missing = [name for name in methods if name not in own]

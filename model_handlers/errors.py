@@ -23,7 +23,7 @@ class Kind(Enum):
     UNKNOWN_VERSION = "unknown version"  # the model is here, the version is not
     ALREADY_EXISTS = "already exists"  # a model of that name is loaded or being loaded
     UNSUPPORTED = "unsupported"  # a feature or method that is not offered
-    RESTRICTED = "restricted"  # a part of the API for those alone who know a secret, which the client did not bring
+    RESTRICTED = "restricted"  # a part of the API for clients that bring a secret, which this one did not
     FORBIDDEN = "forbidden"  # what the server's settings do not allow; asking again changes nothing
     QUEUE_FULL = "queue full"  # the model's queue has reached max_queue_size
     QUEUE_TIMEOUT = "queue timeout"  # the request waited longer than its queue policy allows
@@ -32,7 +32,7 @@ class Kind(Enum):
     OUT_OF_MEMORY = "out of memory"  # memory (host, device or disk) does not suffice, and nothing else
     CANCELLED = "cancelled"  # the client left before the answer
     EXECUTION_FAILED = "execution failed"  # the framework raised while it ran the model
-    # What a model may say of a request in its own words, and nobody else: none of it is about models.
+    # What a model may say of a request in its own words, and nothing else: none of it is about models.
     NOT_FOUND = "not found"  # something that the request asks for
     CONFLICT = "conflict"  # something that the request would make is there already
     UNKNOWN = "unknown"  # what it is, the model does not say
@@ -47,8 +47,8 @@ class MmeError(Exception):
 
     Attributes:
         kind: what went wrong; the only thing that code may branch on.
-        said: the status that a model's own code calls it, handed through to clients that are answered by one; 0 for
-            none, which is nearly always.
+        said: the status that a model's own code calls it, handed through to clients; 0 for none, which is nearly
+            always.
         version: of a load, the version of the model that could not be loaded, if it is known.
         parts: of a load, the models that the ensemble consists of that could not be loaded; none of any other model.
         logged: whether the log has it already, as it has every load that failed.
@@ -64,7 +64,6 @@ class MmeError(Exception):
 
     @property
     def message(self) -> str:
-        """The sentence, as the client reads it."""
         return str(self.args[0])
 
     def __repr__(self) -> str:
@@ -108,12 +107,10 @@ class GivenBackError(NotBegunError):
 
 
 def invalid_argument(message: str) -> MmeError:
-    """The request is wrong."""
     return MmeError(Kind.INVALID_ARGUMENT, message)
 
 
 def invalid_model(message: str) -> MmeError:
-    """The archive, its configuration or its model file is wrong."""
     return MmeError(Kind.INVALID_MODEL, message)
 
 
@@ -140,7 +137,6 @@ class Framework:
     memory_words: tuple[str, ...] = ()
 
     def is_full(self, error: Exception) -> bool:
-        """Whether an exception says that memory does not suffice."""
         return isinstance(error, MemoryError) or any(word in str(error) for word in self.memory_words)
 
     def error(self, error: Exception, model: str, words: str, *, loading: bool, is_full: bool = False) -> MmeError:

@@ -1,15 +1,15 @@
 """Numbers that the code of models counts for operators: families by name, metrics of a family by their labels.
 
 There is one set of them in each process. As in Triton, where all models live in one process, equal names and labels
-mean one metric, whoever counts: in the serving process the counts of all models' processes come together. There
-counters and histograms add up; a gauge stands where somebody set it last, raised by all who raised it since.
+mean one metric: in the serving process the counts of all models' processes come together. There counters and
+histograms add up; a gauge stands where it was set last, raised by all that raised it since.
 
 A process of a model tells from time to time what has changed, see `changes`:
 
     [n, [[7, "new", name, description, kind, labels, buckets], [7, "add", 2.0], [9, "set", 1.5], [4, "observe", …]]]
 
 Metrics go by numbers that the process gave them. What it tells crosses on two ways, with its batches' answers and
-between them, so that tellings are numbered as well. `worker.counted` is where they arrive.
+between them, so that tellings are numbered as well. `worker.channel.Counted` is where they arrive.
 
 How long a metric lives: counters and histograms as long as the server, so that neither an eviction nor a death makes
 them fall; a gauge, which says how things are, until the last process that told about it has ended, and what a process
@@ -83,11 +83,7 @@ def check_family(name: Any, description: Any) -> None:
 
 
 def check_labels(family: str, kind: MetricKind, labels: Mapping[str, str]) -> None:
-    """Refuse labels of a metric that are none.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """Refuse labels of a metric that are none. Raises as `check_family`."""
     if len(labels) > _MOST_LABELS:
         raise invalid_argument(f"metric '{family}' has {len(labels)} labels, at most {_MOST_LABELS} are allowed")
     for name, value in labels.items():
@@ -106,11 +102,7 @@ def check_labels(family: str, kind: MetricKind, labels: Mapping[str, str]) -> No
 
 
 def check_buckets(family: str, kind: MetricKind, buckets: Sequence[float]) -> None:
-    """Refuse upper bounds of a histogram that are none, and those of another kind of metric.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """Refuse upper bounds of a histogram that are none, or of another kind of metric. Raises as `check_family`."""
     if (kind is MetricKind.HISTOGRAM) != bool(buckets):
         raise invalid_argument(f"metric '{family}': histograms need buckets, others have none")
     if len(buckets) > _MOST_BUCKETS:
@@ -120,7 +112,7 @@ def check_buckets(family: str, kind: MetricKind, buckets: Sequence[float]) -> No
 
 
 def _is_text(value: Any) -> bool:
-    """Whether everybody can be told of it: halves of characters have no form anywhere."""
+    """Whether it can be told: halves of characters have no form anywhere."""
     try:
         return isinstance(value, str) and len(value) <= _LONGEST and bool(value.encode() or True)
     except UnicodeEncodeError:
@@ -134,8 +126,6 @@ class Metric:
     """The numbers of one set of labels.
 
     Attributes:
-        family: what it belongs to.
-        labels: by name.
         buckets: a histogram's upper bounds, ascending; () for others.
         counts: observations up to each bound and over the one before it; the last is of those over all.
         value: where a counter or gauge stands; the sum of a histogram's observations.
@@ -153,7 +143,7 @@ class Metric:
         self._number = 0  # what the other side calls it, 0 while it does not know it
         self._set = False  # a gauge, since the last change was told
         self._added = 0.0
-        self._shares: dict[object, float] = {}  # by whom a gauge was raised since it was last set, and by how much
+        self._shares: dict[object, float] = {}  # owner → by how much it raised a gauge since that was last set
         self._told = [0] * len(self.counts)
 
     def add(self, value: float, owner: object = None) -> None:
@@ -166,7 +156,6 @@ class Metric:
             self._metrics.changed(self)
 
     def set(self, value: float) -> None:
-        """Set a gauge."""
         with self._metrics.lock:
             self.value = value
             self._set = True
@@ -180,7 +169,6 @@ class Metric:
             self.value -= self._shares.pop(owner, 0.0)
 
     def observe(self, value: float) -> None:
-        """Count a value into a histogram."""
         with self._metrics.lock:
             self.counts[bisect_left(self.buckets, value)] += 1
             self.value += value
@@ -215,12 +203,7 @@ class Metric:
 
 @dataclass(slots=True)
 class Family:
-    """Metrics of one name.
-
-    Attributes:
-        name, description, kind: as whoever made it first says.
-        metrics: by their labels, sorted.
-    """
+    """Metrics of one name, by their labels, sorted; the first to make it says what it is."""
 
     name: str
     description: str
@@ -236,7 +219,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a metric stood at when somebody looked; fields as `Metric`'s."""
+    """What a metric stood at when it was looked at; fields as `Metric`'s."""
 
     labels: dict[str, str]
     value: float
@@ -287,13 +270,7 @@ class Metrics:
     def metric(
         self, family: Family, labels: Mapping[str, str], buckets: Sequence[float] = (), owner: object = None
     ) -> Metric:
-        """The metric of these labels: the same one each time.
-
-        Args:
-            family: what it belongs to.
-            labels: values by names.
-            buckets: a histogram's upper bounds.
-            owner: whose end is the end of a gauge, see `release`; None for nobody.
+        """The metric of these labels: the same one each time. A gauge ends with its `owner`, see `release`.
 
         Raises:
             MmeError: INVALID_ARGUMENT for labels or buckets that are none, and for other buckets than it has.
@@ -321,14 +298,14 @@ class Metrics:
             )
 
     def release(self, owner: object) -> None:
-        """Whoever told about gauges has ended: those go that nobody else tells about."""
+        """An owner of gauges has ended: those go that have no other."""
         with self.lock:
             gone = self._gauges.pop(owner, ())
             for metric in gone:
                 metric.release(owner)
                 if not metric.owners:
                     del metric.family.metrics[_key(metric.labels)]
-                    self._dirty.pop(metric, None)  # nobody asks for changes where metrics of others come together
+                    self._dirty.pop(metric, None)  # changes are not asked for where metrics of others come together
                     self._count -= 1
 
     # -- what has changed ----------------------------------------------------------------------------------------
@@ -376,7 +353,6 @@ def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _sent(value: float) -> float | str:
-    """JSON has no form for what is not finite."""
     return value if math.isfinite(value) else str(value)
 
 

@@ -19,13 +19,12 @@ T = TypeVar("T")
 
 
 class Ambient(Generic[T]):
-    """One such value, None where nothing is given. `name` is for who debugs it."""
+    """A value that a load is given on its thread, for all that it calls; None where nothing is given."""
 
     def __init__(self, name: str) -> None:
         self._value: ContextVar[T | None] = ContextVar(name, default=None)
 
     def get(self) -> T | None:
-        """The value here and now."""
         return self._value.get()
 
     @contextmanager
@@ -53,14 +52,12 @@ class ModelCall:
     """A request that a model makes of another one.
 
     Attributes:
-        model: who is called; version: which of its versions, None for the one that the server chooses.
+        version: which of its versions, None for the one that the server chooses.
         inputs: (name, data type, array of the full shape) of each tensor.
         outputs: names of the wanted outputs, () for all.
         decoupled: whether any number of responses is welcome.
         callers: the models that wait for the answer, the caller last.
-        id, parameters, timeout_us, correlation_id, flags: as in `requests.ModelRequest`.
         waiting: the responders of the requests that the caller has open, on whose behalf it calls.
-        trace: as in `requests.ModelRequest`.
     """
 
     model: str
@@ -108,18 +105,17 @@ class Outside(Protocol):
 
 
 class Caller:
-    """Half of a `Responder` of whoever called a model: it may stop waiting, which the called one may learn."""
+    """Half of a `Responder` of the caller of a model: it may stop waiting, which the called one may learn."""
 
     def __init__(self) -> None:
         self._cancelled = False
         self._tell: list[Callable[[], None]] = []
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits any more."""
         return self._cancelled
 
     def when_cancelled(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when nobody does; at once if that is so."""
+        """Have `tell` called when nothing waits any more; at once if that is so."""
         self._tell.append(tell)
         if self._cancelled:
             tell()
@@ -132,7 +128,7 @@ class Caller:
             tell()
 
     def _ended(self) -> None:
-        """The last response came: whom it would be told to is not held any longer."""
+        """The last response came: what it would be told to is not held any longer."""
         self._tell = []
 
 

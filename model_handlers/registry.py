@@ -97,7 +97,7 @@ BACKENDS = (
 )
 
 
-# What backends are called by those who know the framework alone; for messages.
+# What backends are called by the framework's name alone; for messages.
 _ALIASES = {
     "onnx": "onnxruntime",
     "torch": "pytorch",
@@ -149,13 +149,11 @@ def find_backend(name: str, platform: str, model: str, version_directory: Path |
 
 
 def _is_module(version_directory: Path | None) -> bool:
-    """Whether a platform of Triton's Python backend has to make a model of what lies there: a module of PyTorch's."""
     code = None if version_directory is None else version_directory / "model.py"
     return code is not None and code.is_file() and b"TritonPythonModel" not in code.read_bytes()
 
 
 def _instead(platform: str) -> str:
-    """What to write for a platform that there is not."""
     backend = _ALIASES.get(platform.lower(), platform)
     if any(backend == b.name for b in BACKENDS):
         return f'; that is a backend: write backend: "{backend}" instead'
@@ -165,7 +163,6 @@ def _instead(platform: str) -> str:
 
 
 def _meant(name: str) -> str:
-    """What to write where the backend that there is not is a platform."""
     if any(name in b.platforms for b in BACKENDS):
         return f" '{name}' is a platform: write platform: \"{name}\" instead."
     alias = _ALIASES.get(name.lower(), "")
@@ -173,7 +170,6 @@ def _meant(name: str) -> str:
 
 
 def _brought(name: str, version_directory: Path) -> Backend | None:
-    """The backend whose handler lies beside the model."""
     file = version_directory / HANDLER_FILE
     if not file.is_file():
         return None
@@ -192,7 +188,6 @@ def _registered(name: str) -> Backend | None:
 
 
 def _entry_points() -> dict[str, tuple[str, str]]:
-    """Each registered backend: its `module:class`, its package. A checkout that is not installed has its setup.cfg."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - a tenth of what a fork server imports, which asks never
 
     found = {each.name: (each.value, each.dist.name if each.dist else each.value) for each in entry_points(group=GROUP)}
@@ -222,7 +217,6 @@ def handler_for(backend: Backend) -> type[Handler]:
 
 
 def served_backends() -> tuple[str, ...]:
-    """The names of the backends of the table, and of those that packages register."""
     return tuple(dict.fromkeys((*(b.name for b in BACKENDS), *sorted(_entry_points()))))
 
 
@@ -274,7 +268,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def syntax_tree(file: Path) -> ast.Module:
-    """What a file says; nobody is warned of it.
+    """What a Python file says, without warnings.
 
     Raises:
         OSError: it can't be read.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FLAG_SEQUENCE_START = 1
 FLAG_SEQUENCE_END = 2
 FLAGS_TOLD = FLAG_SEQUENCE_START | FLAG_SEQUENCE_END  # what models are told, and may say
-FLAG_SEQUENCE_KEPT = 4  # the server's own: somebody else sees to the end of the sequence, however long it is idle
+FLAG_SEQUENCE_KEPT = 4  # the server's own: the sequence is ended elsewhere, however long it is idle
 
 
 class ModelRequest:
@@ -25,13 +25,12 @@ class ModelRequest:
     Attributes:
         inputs: input name → array of the full shape, batch dimension included.
         outputs: names of the outputs that the client asked for, in the model's order; never empty.
-        id: the client's request id, or "".
         parameters: what the client sent beside tensors: strings, numbers and booleans.
         timeout_us: the client's own queue timeout in microseconds, 0 for none.
         correlation_id: the sequence that it belongs to, 0 or "" for none.
         flags: FLAG_SEQUENCE_START and FLAG_SEQUENCE_END together.
         callers: the models that wait for its answer, the outermost first: those that called one another up to it.
-        responder: takes what the model answers of its own accord; None where nobody would take it.
+        responder: takes what the model answers unasked; None where it would not be taken.
         trace: the trace that it belongs to, as a JSON object of headers that hand it on; "" for none.
     """
 
@@ -94,13 +93,13 @@ PUT_BACK = PutBack({})
 
 
 class Responder(Protocol):
-    """Takes the responses to one request that come of the model's own accord: any number of them, from any thread."""
+    """Takes the responses to one request that its model sends unasked: any number of them, from any thread."""
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         """One response, or none but the news that it was the last. Others may follow an error of a decoupled model."""
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for responses any more."""
+        """Whether responses are not waited for any more."""
 
     def when_cancelled(self, tell: Callable[[], None]) -> None:
         """Have `tell` called, once and on any thread, when that happens; at once if it has."""

@@ -34,7 +34,7 @@ _log = logging.getLogger("mme.devices")
 
 
 def device_memory_used() -> tuple[int, ...]:
-    """Bytes in use on each GPU by its number, by anybody."""
+    """Bytes in use on each GPU by its number, by any process."""
     return by_device({gpu.index: gpu.used for gpu in gpus()}) if gpu_uuids() else ()
 
 
@@ -62,8 +62,8 @@ def place(
 ) -> list[tuple[str, Device]]:
     """The lanes that instance groups ask for, `count` on each device: their names, `<group>_<index>`, and devices.
 
-    Without a GPU, KIND_GPU groups run on the CPU, which is logged once for all of them, unless `require_gpu` forbids.
-    A KIND_MODEL group has `count` in all, which the model itself places: they are told the first GPU.
+    Without a GPU, KIND_GPU groups run on the CPU, which is logged once for all of them, unless `require_gpu` forbids. A
+    KIND_MODEL group has `count` in all, which the model itself places: they are told the first GPU.
 
     Raises:
         MmeError: INVALID_MODEL for a GPU that is not there, UNAVAILABLE when a GPU is required and there is none.
@@ -149,7 +149,7 @@ class Gpu:
 
     Attributes:
         index: CUDA's number for it.
-        uuid: its name for everybody, `GPU-…` or `MIG-…`.
+        uuid: its name everywhere, `GPU-…` or `MIG-…`.
         capability: its compute capability, such as `9.0`; "" where the driver does not say.
     """
 
@@ -162,7 +162,6 @@ class Gpu:
 
     @property
     def used(self) -> int:
-        """By anybody."""
         return self.total - self.free
 
 
@@ -171,8 +170,6 @@ class Reading:
     """What a GPU is doing. None where its driver does not say: MIG devices have no power of their own.
 
     Attributes:
-        uuid: the GPU's.
-        total, used: bytes of memory.
         utilization: the share of the last moment in which it computed, 0 to 1.
         power, power_limit: watts.
         energy: joules since the driver was loaded.
@@ -188,15 +185,10 @@ class Reading:
 
 
 def visible(uuids: Sequence[str], wanted: str | None) -> list[str]:
-    """Which of the machine's GPUs CUDA shows, in its order.
+    """Which of the machine's GPUs CUDA shows, in its order: UUIDs of GPUs, and of MIG devices, which are named in full.
 
-    Args:
-        uuids: of all GPUs, in the order of the bus.
-        wanted: CUDA_VISIBLE_DEVICES, None where it is not set.
-
-    Returns:
-        UUIDs: of GPUs of the machine, and of MIG devices, which are named in full. As with CUDA the first entry that
-        means no GPU hides those behind it, and one that comes twice hides all.
+    `uuids` are those of all GPUs in the order of the bus, `wanted` is CUDA_VISIBLE_DEVICES, None where it is not set.
+    As with CUDA the first entry that means no GPU hides those behind it, and one that comes twice hides all.
     """
     if wanted is None:
         return list(uuids)
@@ -342,7 +334,6 @@ def _by_place(nvml: Any, found: list[Any]) -> list[Any]:
 
 
 def _is_cut(nvml: Any, gpu: Any) -> bool:
-    """Whether it is cut into MIG devices."""
     try:
         return bool(nvml.nvmlDeviceGetMigMode(gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
     except nvml.NVMLError:  # most GPUs can't be
@@ -359,7 +350,6 @@ def _mig_device(nvml: Any, gpu: Any) -> Any:
 
 @contextmanager
 def _nvml() -> Iterator[Any]:
-    """NVML while it is needed; None where there is no driver."""
     import pynvml  # noqa: PLC0415 - dlopens the driver's library; a CPU machine should not pay for it at start
 
     try:
@@ -374,7 +364,6 @@ def _nvml() -> Iterator[Any]:
 
 
 def _text(value: Any) -> str:
-    """Older bindings return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -410,7 +399,6 @@ _FOR_GOOD = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 71
 
 @functools.cache
 def driver() -> Any:
-    """The driver's library; None where there is none."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -439,7 +427,6 @@ def _trouble(library: Any, index: int) -> str:
 
 
 def _of_context(library: Any, device: ctypes.c_int) -> int:
-    """What the driver says of the context that all in this process have on a GPU, 0 if nothing is wrong."""
     context = ctypes.c_void_p()
     error: int = library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     if error:

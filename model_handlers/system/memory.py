@@ -41,7 +41,6 @@ def folders(membership: str, mount: Path = _MOUNT, controller: str = "memory") -
 
 
 def own_folders(controller: str = "memory") -> list[Path]:
-    """Those of this process."""
     try:
         return folders(_MEMBERSHIP.read_text(), _MOUNT, controller)
     except OSError:  # a system without any
@@ -54,10 +53,7 @@ def group_limit() -> int | None:
 
 
 def group_free() -> int | None:
-    """What they may take beyond what they take now; None without a limit.
-
-    Files that were read and nobody maps are as good as free.
-    """
+    """What they may take beyond what they take now, unmapped files included; None without a limit."""
     return min((size for folder in own_folders() if (size := _free_of(folder)) is not None), default=None)
 
 
@@ -130,7 +126,7 @@ def return_large_blocks() -> None:
 
 
 def trim() -> None:
-    """Hand freed heap pages back to the system, so that what a model gave back is seen by everybody."""
+    """Hand freed heap pages back to the system."""
     give_back = _malloc_trim()
     if give_back is not None:
         give_back(0)
@@ -155,14 +151,14 @@ def host_memory() -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that are free for this process, those of files that nobody maps among them."""
+    """Bytes of memory that are free for this process, those of files that are mapped nowhere among them."""
     available: int = _psutil().virtual_memory().available
     free = group_free()
     return available if free is None else min(available, free)
 
 
 def machine_memory() -> tuple[int, int]:
-    """Bytes of memory that the machine has, and that are in use by anybody."""
+    """Bytes of memory that the machine has, and that are in use by any process."""
     memory = _psutil().virtual_memory()
     return memory.total, memory.total - memory.available
 
@@ -183,7 +179,7 @@ def private_memory(process: int | str = "self") -> int:
 
 
 def touched_memory(statm: bytes) -> tuple[int, int]:
-    """Bytes that a process has touched, and those of them that are of no file, whoever shares them."""
+    """Bytes that a process has touched, and those of them that are of no file, shared or not."""
     _, resident, of_files, _ = statm.split(None, 3)
     return int(resident) * mmap.PAGESIZE, (int(resident) - int(of_files)) * mmap.PAGESIZE
 

@@ -123,7 +123,7 @@ def _descendants() -> set[int]:
     found, parents = set(), [os.getpid()]
     for process, parent in processes():
         children.setdefault(parent, []).append(process)
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
             if family_of(process) == os.getpid():
                 found.add(process)
     while parents:
@@ -135,7 +135,7 @@ def _descendants() -> set[int]:
 
 @functools.cache
 def may_raise_priority() -> bool:
-    """Whether this process may give a thread the usual priority again."""
+    """Return whether this process may give a thread the usual priority again."""
     if resource.getrlimit(resource.RLIMIT_NICE)[0] >= _RANGE:
         return True
     try:
@@ -151,12 +151,11 @@ _FILE_LOCKS = 10  # the resource module does not name it
 
 def found_family() -> None:
     """What the calling process starts from now on is of its family."""
-    with contextlib.suppress(OSError, ValueError):  # somebody allows fewer than that
+    with contextlib.suppress(OSError, ValueError):  # fewer than that are allowed
         resource.setrlimit(_FILE_LOCKS, (os.getpid(), resource.getrlimit(_FILE_LOCKS)[1]))
 
 
 def processes() -> Iterator[tuple[int, int]]:
-    """Each process of the system and its parent."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it ended meanwhile
@@ -166,7 +165,7 @@ def processes() -> Iterator[tuple[int, int]]:
 def children() -> list[int]:
     """The processes whose parent is the calling one, those that it inherited too; ended ones until they are buried.
 
-    None that is there all the time is missed, provided that nobody else buries any meanwhile.
+    None that is there all the time is missed, provided that no other thread buries any meanwhile.
     """
     try:
         lists = [(task / "children").read_bytes() for task in Path("/proc/self/task").iterdir()]
@@ -176,7 +175,7 @@ def children() -> list[int]:
 
 
 def has_started_any() -> bool:
-    """Whether the calling process has children, or had any and waited for their end."""
+    """Return whether the calling process has children, or had any and waited for their end."""
     return bool(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss or children())
 
 
@@ -184,6 +183,6 @@ def family_of(process: int = 0) -> int:
     """The number of the process that founded the family of one, by default of the calling one; -1 where none did.
 
     Raises:
-        OSError: it has ended, or is somebody else's.
+        OSError: it has ended, or is another user's.
     """
     return resource.prlimit(process, _FILE_LOCKS)[0]

@@ -48,7 +48,7 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def no_room_for(thread: str) -> MmeError:
-    """As many threads and processes are there as may be. Kind UNAVAILABLE."""
+    """The error of such a thread. Kind UNAVAILABLE."""
     return MmeError(Kind.UNAVAILABLE, f"thread '{thread}' can't be started: {_NO_TASKS}")
 
 
@@ -94,11 +94,7 @@ def processors() -> int:
 
 
 class Threads:
-    """Threads that a model may compute on.
-
-    Attributes:
-        count: how many, the one that executes it among them.
-    """
+    """Threads that a model may compute on: `count`, the one that executes it among them."""
 
     def __init__(self, count: int, budget: ThreadBudget | None = None, taken: int = 0) -> None:
         self.count = count
@@ -113,12 +109,7 @@ class Threads:
 
 
 class ThreadBudget:
-    """Threads of frameworks in one process, beside those that execute models. On any thread.
-
-    Attributes:
-        limit: how many there may be.
-        taken: how many there are.
-    """
+    """Threads of frameworks in one process, beside those that execute models: `taken` of `limit`. On any thread."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -129,7 +120,6 @@ class ThreadBudget:
         return f"<ThreadBudget: {self.taken} of {self.limit} threads>"
 
     def take(self, wanted: int, model: str, parameter: str) -> Threads:
-        """See `take_threads`."""
         with self._lock:
             free = max(self.limit - self.taken, 0)
             count = wanted if parameter else min(wanted, 1 + free // 2)
@@ -145,7 +135,6 @@ class ThreadBudget:
         return Threads(count, self, more)
 
     def give_back(self, count: int) -> None:
-        """So many have ended."""
         with self._lock:
             self.taken -= count
 
@@ -157,10 +146,7 @@ within = _budget.given  # models that are loaded inside take their threads from 
 def take_threads(wanted: int, model: str, parameter: str = "") -> Threads:
     """Threads for a model that is loaded here; to be given back when it is closed.
 
-    Args:
-        wanted: how many it computes on; fewer where they are not free, unless its configuration asks for them.
-        model: its name.
-        parameter: that of its configuration which asks; "" where none does.
+    It computes on `wanted`, fewer where they are not free, unless `parameter` of its configuration asks for them.
 
     Raises:
         MmeError: UNAVAILABLE where those that its configuration asks for are not free.
