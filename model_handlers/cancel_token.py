@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_POLL_SECONDS = 0.05
+_CHECK_SECONDS = 0.05
 
 
 class CancelToken:
@@ -46,7 +46,7 @@ class CancelToken:
 
     def wait(self, ready: Callable[[float], T | None]) -> T:
         """Call `ready`, which waits for at most so many seconds, until it returns something; `check` in between."""
-        while (result := ready(_POLL_SECONDS)) is None:
+        while (result := ready(_CHECK_SECONDS)) is None:
             self.check()
         return result
 
@@ -57,7 +57,7 @@ class CancelToken:
             left = ends - time.monotonic()
             if left <= 0:
                 return True
-            time.sleep(min(left, _POLL_SECONDS))
+            time.sleep(min(left, _CHECK_SECONDS))
         return False
 
 

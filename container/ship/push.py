@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from container.ship.aws import Aws, aws_errors, split_uri
 from container.ship.progress import progress
 from model_handlers.errors import invalid_argument
-from model_handlers.system.digests import file_digest
+from model_handlers.system.disk import file_digest
 from serve.sources.store import ARCHIVE_SUFFIX, validate_name
 
 if TYPE_CHECKING:

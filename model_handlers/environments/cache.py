@@ -38,9 +38,17 @@ import numpy as np
 from model_handlers.environments.environment import NICENESS, Environment, check_interpreter
 from model_handlers.environments.wanted import Requirements, Wanted
 from model_handlers.errors import ElsewhereError, MmeError, invalid_model
-from model_handlers.system.digests import DIGITS, Digests, text_digest
-from model_handlers.system.disk import disk_errors, fsync_directory, own_directory, sync_disk_of
-from model_handlers.system.file_lock import locked, locked_now
+from model_handlers.system.disk import (
+    DIGITS,
+    Digests,
+    disk_errors,
+    fsync_directory,
+    locked,
+    locked_now,
+    own_directory,
+    sync_disk_of,
+    text_digest,
+)
 from model_handlers.untar import InflatedStream, Unpacking, parts_of, shown
 from model_handlers.worker import fork_client
 from model_handlers.worker.fork_server import Program

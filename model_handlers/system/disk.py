@@ -1,15 +1,20 @@
-"""What is asked of disks wherever files are written: folders of our own, lasting names, errors that say what to do.
+"""What is asked of disks wherever files are written: folders of our own, lasting names, one writer at a time, digests.
 
-Synchronous; runs on load threads.
+Synchronous; runs on load threads. A file lock is the kernel's, so it dies with its holder; it keeps apart the threads
+of this process as well as processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
+import hashlib
 import os
 import stat
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +25,9 @@ from model_handlers.system.threads import advised
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
+
+    from model_handlers.cancel_token import CancelToken
+
 
 # What is another when a file is: device, inode, size, time of the last change in nanoseconds.
 FileIdentity = tuple[int, ...]
@@ -108,3 +116,89 @@ def is_disk_full(error: BaseException) -> bool:
     """Whether an error of `disk_errors` says that the disk is full."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in _DISK_FULL
+
+
+_CREATED = os.O_RDWR | os.O_CREAT
+
+
+def take(path: Path, flags: int = os.O_RDONLY) -> int | None:
+    """A descriptor that holds the lock of what lies at `path` until it is closed; None where another holds it."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            return fd
+    except (BlockingIOError, FileNotFoundError):  # held, or removed by its holder after it was opened
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+@contextlib.contextmanager
+def locked(path: Path, token: CancelToken) -> Iterator[None]:
+    """Hold the lock of the file `path`, which is there as long as the lock is held or waited for."""
+
+    def taken(seconds: float) -> int | None:
+        if (fd := take(path, _CREATED)) is None:
+            time.sleep(seconds)
+        return fd
+
+    with _held(path, token.wait(taken)):
+        yield
+
+
+@contextlib.contextmanager
+def locked_now(path: Path) -> Iterator[bool]:
+    """Hold the lock of such a file if nothing else does; whether it is held."""
+    fd = take(path, _CREATED)
+    if fd is None:
+        yield False
+        return
+    with _held(path, fd):
+        yield True
+
+
+@contextlib.contextmanager
+def _held(path: Path, fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        path.unlink()  # while it is held: what waits for this file finds it gone, and opens the next
+        os.close(fd)
+
+
+DIGITS = 32  # of a digest, where it names a folder
+_CHUNK = 1 << 20
+
+
+def text_digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def file_digest(path: Path, kind: str = "sha256") -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).digest()
+
+
+class Digests:
+    """SHA-256s of files, worked out once for as long as a file stays the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[FileIdentity, str]] = {}  # single operations of a dict need no lock
+
+    def of(self, path: Path, token: CancelToken) -> str:
+        """The SHA-256 of a file, in hexadecimal."""
+        with path.open("rb") as file:
+            state = state_of(os.fstat(file.fileno()))
+            known = self._known.get(path)
+            if known is not None and known[0] == state:
+                return known[1]
+            digest = hashlib.sha256()
+            while chunk := file.read(_CHUNK):
+                token.check()
+                digest.update(chunk)
+        self._known[path] = state, digest.hexdigest()
+        return digest.hexdigest()

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 
 from model_handlers.errors import MmeError, invalid_model
-from model_handlers.system.digests import file_digest, text_digest
-from model_handlers.system.disk import disk_errors, state_of
+from model_handlers.system.disk import disk_errors, file_digest, state_of, text_digest
 from model_handlers.worker.start import try_file
 from serve.control import BatchGuess
 from serve.model.batch_proof import Batching, BatchProof

@@ -22,7 +22,7 @@ from isal import isal_zlib
 
 from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.system import file_lock
+from model_handlers.system import disk
 from model_handlers.system.disk import disk_errors, fsync_directory, replacing, sync_disk_of
 from model_handlers.untar import GZIP_WINDOW, InflatedStream, Unpacking, parts_of, shown
 
@@ -267,7 +267,7 @@ def remove_staging(directory: Path) -> None:
     """Remove what runs that ended in the middle left; what a live process unpacks stays."""
     for path in directory.glob(f"{_STAGING_PREFIX}*"):
         with suppress(OSError):  # another process removes it too
-            fd = file_lock.take(path, os.O_DIRECTORY)
+            fd = disk.take(path, os.O_DIRECTORY)
             if fd is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(fd)
@@ -315,7 +315,7 @@ def _staging(parent: Path) -> tuple[Path, int]:
     while True:
         staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=parent))
         try:
-            fd = file_lock.take(staging, os.O_DIRECTORY)
+            fd = disk.take(staging, os.O_DIRECTORY)
         except FileNotFoundError:
             continue
         except OSError:

@@ -23,8 +23,7 @@ from cachetools import LRUCache, TTLCache
 
 from model_handlers.cancel_token import NEVER
 from model_handlers.errors import DamagedError, Kind, MmeError
-from model_handlers.system.digests import text_digest
-from model_handlers.system.disk import directory_size, disk_errors, is_disk_full, own_directory
+from model_handlers.system.disk import directory_size, disk_errors, is_disk_full, own_directory, text_digest
 from serve.sources.archive import extract, remove_staging, staging_directory
 from serve.sources.disk_budget import DiskRoom
 from serve.sources.store import ARCHIVE_SUFFIX, ReplacedError, UnreachableError, validate_name, wrong_name

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
-from model_handlers.system.digests import file_digest, text_digest
-from model_handlers.system.disk import directory_size, disk_errors
+from model_handlers.system.disk import directory_size, disk_errors, file_digest, text_digest
 from serve.sources.source import InRepository, Overridden, origin
 from serve.state_file import goes_on, life_of
 

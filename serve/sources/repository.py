@@ -19,8 +19,7 @@ from model_handlers.config.validate import PLATFORM, check_named
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
 from model_handlers.scripts.default_script import BACKEND, SUBMIT_DIRECTORY
-from model_handlers.system.digests import file_digest
-from model_handlers.system.disk import directory_size, disk_errors
+from model_handlers.system.disk import directory_size, disk_errors, file_digest
 from serve.sources.layout import (
     CONFIG_NAME,
     advice,

@@ -42,8 +42,7 @@ from isal import isal_zlib
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import SourceFile, Span, Trial
-from model_handlers.system.digests import text_digest
-from model_handlers.system.disk import fsync_directory, identity_of, own_directory
+from model_handlers.system.disk import fsync_directory, identity_of, own_directory, text_digest
 from serve.sources.archive import remove_staging, staging_directory
 from serve.sources.disk_budget import crc_of
 

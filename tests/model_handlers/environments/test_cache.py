@@ -16,7 +16,7 @@ from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import ElsewhereError, Kind, MmeError
-from model_handlers.system.file_lock import locked
+from model_handlers.system.disk import locked
 from tests.environments import pack, venv
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
