@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from model_handlers.cancel_token import CancelToken
+    from model_handlers.system.threads import CancelToken
 
 _READ_SIZE = 256 << 10  # compressed bytes asked of the source at a time
 _BLOCK_SIZE = 1 << 20  # inflated bytes handed over at a time: a bomb is met one block at a time

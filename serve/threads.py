@@ -20,9 +20,8 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
-from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import MmeError
-from model_handlers.system.threads import start_thread
+from model_handlers.system.threads import CancelToken, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -56,9 +56,9 @@ from model_handlers.worker.fork_server import Program
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from model_handlers.cancel_token import CancelToken
     from model_handlers.environments.environment import Patience
     from model_handlers.environments.wanted import Given
+    from model_handlers.system.threads import CancelToken
     from model_handlers.untar import Parts
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import invalid_model
+from model_handlers.system.threads import CancelToken
 from model_handlers.worker.fork_server import Program
 from model_handlers.worker.parameters import LOAD_TIMEOUT
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from model_handlers.cancel_token import CancelToken
+    from model_handlers.system.threads import CancelToken
 
 
 # What is another when a file is: device, inode, size, time of the last change in nanoseconds.

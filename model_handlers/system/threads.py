@@ -16,10 +16,15 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Ambient
 from model_handlers.system import memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 _NO_TASKS = "raise the limit of processes and threads (ulimit -u, or the container's pids limit)"
 _NO_FILES = "raise the limit of open files (ulimit -n)"
@@ -153,3 +158,57 @@ def take_threads(wanted: int, model: str, parameter: str = "") -> Threads:
     """
     budget = _budget.get()
     return Threads(wanted) if budget is None else budget.take(wanted, model, parameter)
+
+
+T = TypeVar("T")
+
+_CHECK_SECONDS = 0.05
+
+
+class CancelToken:
+    """Never changes by itself: `cancelled` says where the answer is.
+
+    Args:
+        subject: what is loaded, for the error: "model 'm'".
+        cancelled: whether nothing waits for it any more.
+    """
+
+    def __init__(self, subject: str = "a model", cancelled: Callable[[], bool] = lambda: False) -> None:
+        self.subject = subject
+        self._cancelled = cancelled
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.subject}>"
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop."""
+        return self._cancelled()
+
+    def check(self) -> None:
+        """Go on, or raise.
+
+        Raises:
+            MmeError: CANCELLED.
+        """
+        if self.cancelled:
+            raise MmeError(Kind.CANCELLED, f"the load of {self.subject} was cancelled")
+
+    def wait(self, ready: Callable[[float], T | None]) -> T:
+        """Call `ready`, which waits for at most so many seconds, until it returns something; `check` in between."""
+        while (result := ready(_CHECK_SECONDS)) is None:
+            self.check()
+        return result
+
+    def sleep(self, seconds: float) -> bool:
+        """Wait; return whether the time went by without a cancellation."""
+        ends = time.monotonic() + seconds
+        while not self.cancelled:
+            left = ends - time.monotonic()
+            if left <= 0:
+                return True
+            time.sleep(min(left, _CHECK_SECONDS))
+        return False
+
+
+NEVER = CancelToken()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from model_handlers.cancel_token import CancelToken
+    from model_handlers.system.threads import CancelToken
     from model_handlers.worker.fork_server import Program
 
 

@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
-from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import CancelToken
 from model_handlers.worker.load_watch import OutgrownError
 from serve.request import LoadReport
 from serve.threads import Progress

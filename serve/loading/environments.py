@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Handler
-    from model_handlers.cancel_token import CancelToken
     from model_handlers.environments.cache import Environments
     from model_handlers.environments.environment import Environment
     from model_handlers.environments.wanted import Wanted
+    from model_handlers.system.threads import CancelToken
     from serve.sources.repository import ModelDirectory
 
 _log = logging.getLogger("mme.cache")

@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import CPU, Footprint, Handler, Placement, total
-from model_handlers.cancel_token import NEVER
 from model_handlers.config.model_config import Guess
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.model_calls import offering
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
-from model_handlers.system.threads import within
+from model_handlers.system.threads import NEVER, within
 from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
 from serve.cache.footprints import Footprints
 from serve.control import DEFAULT_LATENCIES, Weights
@@ -42,10 +41,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.cancel_token import CancelToken
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
-    from model_handlers.system.threads import ThreadBudget
+    from model_handlers.system.threads import CancelToken, ThreadBudget
     from serve.control import Latencies
     from serve.loading.measuring import Others
     from serve.model.batch_proof import BatchProof

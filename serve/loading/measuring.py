@@ -12,14 +12,14 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.base import Footprint
-from model_handlers.cancel_token import NEVER
 from model_handlers.system import devices, memory
 from model_handlers.system.priority import threads, usual_priority
+from model_handlers.system.threads import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from model_handlers.cancel_token import CancelToken
+    from model_handlers.system.threads import CancelToken
     from serve.threads import ThreadPool
 
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.cancel_token import CancelToken
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
+    from model_handlers.system.threads import CancelToken
     from serve.cache.footprints import Footprints
     from serve.loading.measuring import Scales
     from serve.sources.disk_budget import Hold

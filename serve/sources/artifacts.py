@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from cachetools import LRUCache, TTLCache
 
-from model_handlers.cancel_token import NEVER
 from model_handlers.errors import DamagedError, Kind, MmeError
 from model_handlers.system.disk import directory_size, disk_errors, is_disk_full, own_directory, text_digest
+from model_handlers.system.threads import NEVER
 from serve.sources.archive import extract, remove_staging, staging_directory
 from serve.sources.disk_budget import DiskRoom
 from serve.sources.store import ARCHIVE_SUFFIX, ReplacedError, UnreachableError, validate_name, wrong_name
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from model_handlers.cancel_token import CancelToken
+    from model_handlers.system.threads import CancelToken
     from serve.sources.archive import ExtractLimits
     from serve.sources.disk_budget import Derived, Hold, Sums, Unpacking
     from serve.sources.store import Store, StoredObject

@@ -27,17 +27,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from isal import isal_zlib
 
-from model_handlers.cancel_token import NEVER
 from model_handlers.errors import out_of_memory
 from model_handlers.system.disk import directory_size, disk_errors, own_directory, replacing, state_of
+from model_handlers.system.threads import NEVER
 from serve.sources.archive import staging_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from model_handlers.cancel_token import CancelToken
     from model_handlers.errors import MmeError
+    from model_handlers.system.threads import CancelToken
 
 
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, and a pid that must be 0

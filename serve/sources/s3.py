@@ -33,9 +33,8 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as NoConnectionError
 
-from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import DamagedError, Kind, MmeError, invalid_argument
-from model_handlers.system.threads import start_thread
+from model_handlers.system.threads import NEVER, CancelToken, start_thread
 from serve.sources.s3_rules import S3, by_another, message, sentence, service_of, told
 from serve.sources.store import (
     ARCHIVE_SUFFIX,

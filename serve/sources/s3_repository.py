@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.cancel_token import NEVER
 from model_handlers.config.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.system.disk import disk_errors
+from model_handlers.system.threads import NEVER
 from serve.sources.archive import publish, staging_directory
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.layout import CONFIG_NAME, CONFIGS
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from model_handlers.cancel_token import CancelToken
+    from model_handlers.system.threads import CancelToken
     from serve.sources.artifacts import Artifact
     from serve.sources.disk_budget import Derived, Sums
     from serve.sources.s3 import S3Store

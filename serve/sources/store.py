@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.system.threads import advised
+from model_handlers.system.threads import NEVER, advised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
-    from model_handlers.cancel_token import CancelToken
+    from model_handlers.system.threads import CancelToken
 
 
 ARCHIVE_SUFFIX = ".tar.gz"

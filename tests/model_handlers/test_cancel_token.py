@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import NEVER, CancelToken
 
 
 def test_a_wait_ends_with_what_it_waits_for():

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from model_handlers.base import Footprint
-from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
 from model_handlers.onnx import OnnxHandler
+from model_handlers.system.threads import NEVER
 from serve.cache.entry import Failure, State
 from serve.cache.eviction import Rules
 from serve.control import Control

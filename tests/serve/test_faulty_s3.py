@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import CancelToken
 from serve.sources import s3
 from serve.sources.artifacts import Artifacts
 from serve.sources.s3 import S3Store

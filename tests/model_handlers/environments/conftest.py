@@ -6,8 +6,8 @@ import tarfile
 
 import pytest
 
-from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.environments.environment import Patience
+from model_handlers.system.threads import NEVER, CancelToken
 
 
 @pytest.fixture

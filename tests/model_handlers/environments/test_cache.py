@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model_handlers.cancel_token import NEVER
 from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from model_handlers.system.disk import locked
+from model_handlers.system.threads import NEVER
 from tests.environments import pack, venv
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
@@ -199,7 +199,7 @@ def test_an_environment_whose_interpreter_went_is_made_anew(folder, archive, pat
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from model_handlers.cancel_token import CancelToken
+from model_handlers.system.threads import CancelToken
 from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
 from model_handlers.environments.wanted import Given

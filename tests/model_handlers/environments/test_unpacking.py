@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.environments import cache
 from model_handlers.environments.cache import unpack
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import NEVER, CancelToken
 
 SUBJECT = "model 'm': its environment /e.tar.gz"
 

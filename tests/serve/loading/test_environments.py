@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from model_handlers.base import CPU
-from model_handlers.cancel_token import NEVER
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
+from model_handlers.system.threads import NEVER
 from serve.loading.loader import ModelLoader
 from serve.sources.source import InRepository
 from tests.environments import (

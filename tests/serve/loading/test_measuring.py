@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from model_handlers.base import Footprint
-from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import CancelToken
 from serve.loading.measuring import Scales
 
 

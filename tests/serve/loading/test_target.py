@@ -13,9 +13,9 @@ import pytest
 
 from model_handlers import onnx
 from model_handlers.base import CPU, Device, Footprint, Placement
-from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
+from model_handlers.system.threads import NEVER, CancelToken
 from serve.loading import measuring
 from serve.loading.loader import ModelLoader, Target
 from serve.model.model import Model

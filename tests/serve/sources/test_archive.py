@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import CancelToken
 from serve.sources.archive import ExtractLimits, extract, pack, remove_staging, staging_directory
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

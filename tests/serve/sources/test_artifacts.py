@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from model_handlers.cancel_token import CancelToken
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import CancelToken
 from serve.sources.archive import ExtractLimits
 from serve.sources.artifacts import Artifacts
 from serve.sources.s3 import S3Store

@@ -9,8 +9,8 @@ import pytest
 from boto3.session import Session
 from botocore.client import BaseClient
 
-from model_handlers.cancel_token import NEVER, CancelToken
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import NEVER, CancelToken
 from serve.loading.loader import ModelLoader
 from serve.sources.s3 import S3Store
 from serve.sources.s3_repository import Directories, check_names, open_bucket, transfer

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import NEVER
 from serve.sources.archive import pack
 from serve.sources.artifacts import Artifacts
 from serve.sources.disk_budget import ByteLocks, DiskRoom

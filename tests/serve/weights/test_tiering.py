@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from model_handlers.base import Footprint
-from model_handlers.cancel_token import NEVER
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import NEVER
 from serve.cache.entry import State
 from serve.control import Tier, Weights
 from serve.weights import refining, store
