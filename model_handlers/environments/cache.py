@@ -49,7 +49,7 @@ from model_handlers.system.disk import (
     sync_disk_of,
     text_digest,
 )
-from model_handlers.untar import InflatedStream, Unpacking, parts_of, shown
+from model_handlers.system.untar import InflatedStream, Unpacking, parts_of, shown
 from model_handlers.worker import fork_client
 from model_handlers.worker.fork_server import Program
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from model_handlers.environments.environment import Patience
     from model_handlers.environments.wanted import Given
     from model_handlers.system.threads import CancelToken
-    from model_handlers.untar import Parts
+    from model_handlers.system.untar import Parts
 
 
 _COMPLETE, _LOCK = ".complete", ".lock"

@@ -1,4 +1,4 @@
-"""How many threads models compute on, and what the system refuses because there is so much of it already.
+"""How many threads models compute on, what the system refuses them, and whether a load's threads are still wanted.
 
 Models have pools of threads. On many processors that is thousands of them with a few dozen models, which share the same
 processors. So the models of the serving process take theirs from one `ThreadBudget`: the first get one a processor,

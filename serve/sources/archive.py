@@ -24,14 +24,14 @@ from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_mode
 from model_handlers.system import disk
 from model_handlers.system.disk import disk_errors, fsync_directory, replacing, sync_disk_of
 from model_handlers.system.threads import NEVER
-from model_handlers.untar import GZIP_WINDOW, InflatedStream, Unpacking, parts_of, shown
+from model_handlers.system.untar import GZIP_WINDOW, InflatedStream, Unpacking, parts_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
     from model_handlers.system.threads import CancelToken
-    from model_handlers.untar import Parts
+    from model_handlers.system.untar import Parts
     from serve.sources.disk_budget import Sums
 
 
