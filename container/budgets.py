@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from container.settings.kinds import SettingsError, Share, to_text
+from container.settings.kinds import SettingsError, to_text
 from model_handlers.base import Footprint, by_device
 from model_handlers.system import devices, memory
 from model_handlers.system.threads import processors
+from serve.sizes import bytes_of
 
 if TYPE_CHECKING:
-    from container.settings import MemoryBudget, Settings
+    from container.settings import Settings
+    from serve.sizes import MemoryBudget
 
 _HOST_SHARE = 0.8  # of the host's memory, when no budget is set: the rest is for us, the page cache and batches
 _DEVICE_SHARE = 0.9
@@ -75,11 +77,7 @@ def disk_budget(settings: Settings) -> int | None:
 
 def _bytes(variable: str, setting: MemoryBudget, available: int, default_share: float) -> int:
     """A budget out of so many bytes that there are."""
-    if isinstance(setting, Share):
-        left = int(available * setting.of) - setting.less
-        if left <= 0:
-            raise SettingsError(f"{variable}={to_text(setting)}: that leaves nothing of {available} bytes")
-        return left
-    if isinstance(setting, float) or setting is None:
-        return int(available * (default_share if setting is None else setting))
-    return setting
+    found = bytes_of(setting, available, default_share)
+    if found <= 0:
+        raise SettingsError(f"{variable}={to_text(setting)}: that leaves nothing of {available} bytes")
+    return found

@@ -24,7 +24,6 @@ from container.settings.kinds import (
     BatchSize,
     GrpcCompression,
     LogFormat,
-    MemoryBudget,
     Mode,
     PingMode,
     RateLimit,
@@ -48,6 +47,7 @@ from model_handlers.scripts.default_script import LITERAL
 from model_handlers.system.importing import is_installed
 from serve.cache.eviction import Policy
 from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies, Weights
+from serve.sizes import MemoryBudget
 from serve.sources.scripts import Scripts
 from serve.sources.store import read_credentials
 

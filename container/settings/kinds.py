@@ -26,21 +26,6 @@ LONGEST_INVOCATION = 3600.0  # seconds that SageMaker waits at most, in batch tr
 ASYNCHRONOUS = {"MME_REQUEST_TIMEOUT": f"{LONGEST_INVOCATION:g}"}  # variables of the latter's containers
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A share (0 to 1) of what there is, less so many bytes that are to stay free."""
-
-    of: float
-    less: int
-
-    def __str__(self) -> str:
-        return f"{to_text(self.of)}-{self.less}"
-
-
-# An int is a number of bytes, a float a share (0 to 1) of what the host or the device has, None its own measure.
-MemoryBudget = int | float | Share | None
-
-
 class SettingsError(MmeError):
     """Settings that refuse to start.
 

@@ -17,6 +17,7 @@ from container.settings.table_sagemaker import SAGEMAKER_VARIABLES, TRITON_VARIA
 from model_handlers.scripts.default_script import LITERAL
 from serve.cache.eviction import Policy
 from serve.control import BatchGuess, Control, Weights
+from serve.sizes import byte_size, memory_budget
 
 _PORT = v.integer(0, 65535)
 _TIMEOUT = v.seconds(0.1, 3600)
@@ -108,13 +109,13 @@ MME_VARIABLES = (
     ),
     ours(
         "MME_MEMORY_BUDGET",
-        v.memory_budget,
+        memory_budget,
         "Memory that models on the host may take together.",
         default="what the host leaves",
     ),
     ours(
         "MME_GPU_MEMORY_BUDGET",
-        v.memory_budget,
+        memory_budget,
         "Memory that models may take of each GPU.",
         default="what the GPU leaves",
     ),
@@ -183,7 +184,7 @@ MME_VARIABLES = (
     ),
     ours(
         "MME_DISK_BUDGET",
-        v.memory_budget,
+        memory_budget,
         "Disk space that unpacked archives may take together; a share is one of the file system.",
         default="80% of what is free at the start and of what they take then",
     ),
@@ -203,7 +204,7 @@ MME_VARIABLES = (
     ours("MME_MAX_BODY", v.body_size, "Largest request body.", default="64MiB", field="max_body_bytes"),
     ours(
         "MME_REQUEST_MEMORY",
-        v.byte_size,
+        byte_size,
         "Memory that requests may take together on their way, inflated sizes included, until each is answered; at "
         "least twice MME_MAX_BODY. A request that does not fit is a 503.",
         default="an eighth of the memory budget, at least 256MiB and twice MME_MAX_BODY",

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from container.settings.kinds import BatchSize, ResourceLimit, Share
+from container.settings.kinds import BatchSize, ResourceLimit
+from serve.sizes import BYTES_ALLOWED, byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,16 +26,6 @@ if TYPE_CHECKING:
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 MOST_PAYLOAD_MB = 100_000  # MiB of a request's body
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", start=1)}
-_UNITS |= {f"{prefix}i{b}": 1024**power for power, prefix in enumerate("kmgtp", start=1) for b in ("b", "")}
-_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)", re.ASCII)
-_MOST_BYTES = 1 << 50
-_BYTES_ALLOWED = "a size such as 67108864, 350MB or 2GiB, at most 1PiB"
-_SHARE = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)%|([01]\.[0-9]+))(?:\s*-\s*(.+))?")
-_BUDGET_ALLOWED = (
-    "a size such as 350MB or 2GiB, at most 1PiB, or a share such as 80% or 0.8, or one less a size such as 95%-2GiB"
-)
 _JSON = "application/json"
 _ENDPOINT = r"(?:(?:https?://)?(?:[0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/)?"
 _CODE = "/opt/ml/model/code"  # where the SageMaker SDK puts a script into every archive
@@ -71,15 +62,6 @@ def seconds(low: float, high: float) -> Parser:
     return parse
 
 
-def byte_size(text: str) -> int:
-    """A number of bytes: `67108864`, `350MB` (powers of 1000), `2GiB` and Kubernetes' `2Gi` (powers of 1024)."""
-    match = _SIZE.fullmatch(text.strip().lower())
-    unit = _UNITS.get(match[2]) if match else None
-    if match is None or unit is None or not 1 <= int(float(match[1]) * unit) <= _MOST_BYTES:
-        raise ValueError(_BYTES_ALLOWED)
-    return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
-
-
 def body_size(text: str) -> int:
     """A number of bytes that a request may have, which SAGEMAKER_MAX_PAYLOAD_IN_MB bounds alike."""
     allowed = f"a size such as 67108864, 350MB or 2GiB, at most {MOST_PAYLOAD_MB}MiB"
@@ -98,26 +80,7 @@ def response_cache(text: str) -> int:
     try:
         return 0 if size == "0" else byte_size(size)
     except ValueError:
-        raise ValueError(f"{_BYTES_ALLOWED}, 0 for none, or local,size=1048576") from None
-
-
-def memory_budget(text: str) -> int | float | Share:
-    """A number of bytes, or a share of what there is: `80%`, `0.8`; less a reserve if one is named: `95%-2GiB`.
-
-    Returns:
-        an int for bytes, a float in (0, 1] for a share, a `Share` for one less a reserve.
-    """
-    share = _SHARE.fullmatch(text)
-    try:
-        if share is None:
-            return byte_size(text)
-        reserve = byte_size(share[3]) if share[3] else 0
-    except ValueError:
-        raise ValueError(_BUDGET_ALLOWED) from None
-    value = float(share[1]) / 100 if share[1] else float(share[2])
-    if not 0 < value <= 1:
-        raise ValueError(_BUDGET_ALLOWED)
-    return Share(value, reserve) if reserve else value
+        raise ValueError(f"{BYTES_ALLOWED}, 0 for none, or local,size=1048576") from None
 
 
 def fraction(text: str) -> float:

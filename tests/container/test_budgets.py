@@ -7,10 +7,10 @@ import pytest
 from container import budgets
 from container.budgets import disk_budget, framework_threads, memory_budget
 from container.settings import Settings, SettingsError
-from container.settings.kinds import Share
 from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import Gpu
+from serve.sizes import Share
 
 
 @pytest.fixture
@@ -88,5 +88,5 @@ def test_threads_of_frameworks_follow_processors_and_the_limit_of_processes(
 ):
     """Four a processor, 64 at least, half of what is left at most; the operator's word is the last."""
     monkeypatch.setattr(budgets, "processors", lambda: processors)
-    monkeypatch.setattr(budgets.control_groups, "free_tasks", lambda: free)
+    monkeypatch.setattr(budgets.memory, "free_tasks", lambda: free)
     assert framework_threads(Settings(**settings)) == expected

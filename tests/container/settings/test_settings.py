@@ -24,14 +24,14 @@ from container.settings import (
     choose_single_model,
     settings_table,
 )
-from container.settings import values as v
-from container.settings.kinds import Share, to_text
+from container.settings.kinds import to_text
 from container.settings.table import BY_NAME, VARIABLES
 from container.settings.table_containers import CONTAINER_VARIABLES
 from container.targets import InferenceType
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.scripts.default_script import SELECTED
 from serve.control import Control
+from serve.sizes import Share, memory_budget
 from serve.sources.scripts import Scripts
 
 MIB = 1024 * 1024
@@ -1199,8 +1199,8 @@ def test_a_missing_model_directory_says_what_to_give(tmp_path):
 @given(st.floats(1e-9, 1.0), st.integers(1, 2**50))
 def test_shares_are_written_without_loss(value, reserve):
     """Any share of memory survives being written as text, and so does one less a reserve."""
-    assert v.memory_budget(to_text(value)) == value
-    assert v.memory_budget(to_text(Share(value, reserve))) == Share(value, reserve)
+    assert memory_budget(to_text(value)) == value
+    assert memory_budget(to_text(Share(value, reserve))) == Share(value, reserve)
 
 
 def test_log_format_is_a_word():
