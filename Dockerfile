@@ -43,6 +43,7 @@ COPY setup.py setup.cfg pyproject.toml README.md LICENSE ./
 COPY model_handlers ./model_handlers
 COPY serve ./serve
 COPY container ./container
+COPY mme ./mme
 RUN PYTHONPATH=/opt/mypy pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 # ---- what both images say about themselves ----

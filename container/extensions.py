@@ -13,14 +13,13 @@ from serve.cache.entry import State
 from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
     from container.traces.settings import TraceControl
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.model_calls import Override
     from model_handlers.tensor import TensorSpec
     from serve.engine import Engine
-    from serve.statistics import ModelStats
 
 # Of Triton's extensions, by Triton's names, those that are served.
 EXTENSIONS = (
@@ -73,37 +72,6 @@ def model_metadata(name: str, config: ModelConfig, versions: list[int]) -> dict[
         "inputs": [tensor(spec) for spec in config.inputs],
         "outputs": [tensor(spec) for spec in config.outputs],
     }
-
-
-def statistics(engine: Engine, name: str, number: int | None) -> list[dict[str, Any]]:
-    """Of one model, or with "" of all that are registered, whether they are in memory now or not.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for a model or a version of which nothing was counted.
-    """
-    wanted = engine.registry.canonical(name) if name else ""
-    rows = [
-        stats.as_dict(model, str(version))
-        for model, version, stats in _counted(engine)
-        if (not wanted or model == wanted) and (number is None or version == number)
-    ]
-    if wanted and not rows:
-        known = any(model == wanted for model, _, _ in _counted(engine))
-        raise invalid_argument(
-            f"requested model version is not available for model '{name}'"
-            if known
-            else f"requested model '{name}' is not available"
-        )
-    return rows
-
-
-def _counted(engine: Engine) -> Iterator[tuple[str, int, ModelStats]]:
-    """What was counted of registered models and of those that they consist of; what was unloaded is told by metrics."""
-    held = {id(model.stats) for _, model in engine.index.resident_models()}
-    away = {entry.name for entry in engine.cache.entries.values() if entry.registered and entry.resident is None}
-    for (name, version), stats in sorted(engine.stats.copy().items()):  # loads add to it, on their threads
-        if id(stats) in held or name.partition(":")[0] in away:
-            yield name, version, stats
 
 
 def ready_index(engine: Engine) -> list[dict[str, Any]]:

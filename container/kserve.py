@@ -21,7 +21,6 @@ from container.extensions import (
     model_metadata,
     ready_index,
     server_metadata,
-    statistics,
     trace_settings,
     unload,
 )
@@ -84,7 +83,7 @@ def _add_model_routes(routes: Blueprint, service: Service, on_loop: OnLoop, hot:
         return json_answer({"error": f"Model version not ready: '{name}'"}, 400)
 
     def stats(name: str = "", version: str = "") -> Response:
-        return json_answer({"model_stats": on_loop.call(statistics, engine, name, path_version(version))})
+        return json_answer({"model_stats": on_loop.call(engine.index.statistics, name, path_version(version))})
 
     for prefix in ("/models/<path:name>", "/models/<path:name>/versions/<version>"):
         for rule, view in ((prefix, metadata), (f"{prefix}/config", config), (f"{prefix}/ready", ready)):

@@ -23,7 +23,8 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.scripts.default_script import takes_raw_body
 from model_handlers.system.priority import lower_priority
 from model_handlers.system.threads import ThreadBudget
-from model_handlers.worker.channel import LISTENER
+from model_handlers.worker.channel import LISTENER, WRITER
+from model_handlers.worker.fork_client import stop_fork_servers
 from serve.cache import footprints
 from serve.cache.events import CacheEvent, CacheTimes, EventType
 from serve.cache.footprints import Footprints
@@ -48,7 +49,7 @@ from serve.sources.scripts import SharedScript
 from serve.sources.source import InBucket, InRepository, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import Journal, LazyFile, StateFile
-from serve.threads import LOAD_PATIENCE_SECONDS, ThreadPool, on_daemon
+from serve.threads import LOAD_PATIENCE_SECONDS, STARTER, ThreadPool, on_daemon
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
@@ -127,7 +128,7 @@ class Engine:
         self._load_api = LoadApi(
             options, self.cache, self.registry, self.origins, loads=self._loads, unloads=self._unloads
         )
-        self.index = ModelIndex(self.cache.entries, self.registry, self.origins)
+        self.index = ModelIndex(self.cache.entries, self.stats, self.registry, self.origins)
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
         self.cache.events.listen(self._note)
@@ -371,6 +372,14 @@ class Engine:
         except (TimeoutError, CancelledError):  # the server ends
             relief.cancel()
             return False
+
+
+def end_shared() -> None:
+    """End the threads and fork servers that all engines of a process share, once none is left. Waits for them."""
+    if LISTENER.end():
+        WRITER.end()
+        stop_fork_servers()
+        STARTER.end()
 
 
 def _check_client(model: AnyModel, request: InferenceRequest) -> None:

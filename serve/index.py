@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.errors import invalid_argument
 from serve.cache.entry import State
 from serve.sources.catalog import unknown
 from serve.sources.source import Overridden
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from serve.model.warmup import Labels
     from serve.registry import Registry
     from serve.sources.catalog import Origins
-    from serve.statistics import TargetStats
+    from serve.statistics import ModelStats, TargetStats
 
 DOWN = "a process of it died too often; a load begins anew"
 _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time
@@ -34,8 +35,15 @@ _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is alw
 class ModelIndex:
     """What is known of the models that the cache has, and of those that store or repository have."""
 
-    def __init__(self, entries: Mapping[str, Entry], registry: Registry, origins: Origins) -> None:
+    def __init__(
+        self,
+        entries: Mapping[str, Entry],
+        stats: Mapping[tuple[str, int], ModelStats],
+        registry: Registry,
+        origins: Origins,
+    ) -> None:
         self._entries = entries
+        self._stats = stats
         self._registry = registry
         self._origins = origins
 
@@ -54,6 +62,28 @@ class ModelIndex:
                 row: dict[str, Any] = {"name": name, **_unavailable(self._origins.refused.get(name, ""))}
                 rows.append({**row, **({"cache": _counted(counted[name])} if name in counted else {})})
         return sorted(rows, key=itemgetter("name"))
+
+    def statistics(self, name: str = "", version: int | None = None) -> list[dict[str, Any]]:
+        """What was counted of one model, or with "" of all that are registered, in memory or not.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT for a model or a version of which nothing was counted.
+        """
+        wanted = self._registry.canonical(name) if name else ""
+        found = [row for row in self._counted() if not wanted or row[0] == wanted]
+        rows = [stats.as_dict(model, str(number)) for model, number, stats in found if version in (None, number)]
+        if wanted and not rows:
+            what = "requested model version is not available for model" if found else "requested model"
+            raise invalid_argument(f"{what} '{name}'{'' if found else ' is not available'}")
+        return rows
+
+    def _counted(self) -> Iterator[tuple[str, int, ModelStats]]:
+        """Of registered models and of those that they consist of; what was unloaded is told by metrics."""
+        held = {id(model.stats) for _, model in self.resident_models()}
+        away = {entry.name for entry in self._entries.values() if entry.registered and entry.resident is None}
+        for (name, version), stats in sorted(dict(self._stats).items()):  # loads add to it, on their threads
+            if id(stats) in held or name.partition(":")[0] in away:
+                yield name, version, stats
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that were evicted."""

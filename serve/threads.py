@@ -129,7 +129,7 @@ class ThreadPool(Executor):
                 raise RuntimeError("no work is taken on after the shutdown")
             grows = self._count < self.most
             if grows:
-                _STARTER.start(self, time.monotonic() + self._patience)
+                STARTER.start(self, time.monotonic() + self._patience)
                 self._count += 1
             self._waiting.append(work)
         self._wakes_one()  # one may have become idle before it saw the work
@@ -250,21 +250,29 @@ class _Starter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: SimpleQueue[_Asked] = SimpleQueue()
-        self._running = False
+        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def start(self, pool: ThreadPool, until: float) -> None:
-        if not self._running:
-            with self._lock:
-                if not self._running:
-                    start_thread(threading.Thread(target=self._main, name="starter", daemon=True))
-                    self._running = True
-        self._asked.put(_Asked(pool, until))
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._main, name="starter", daemon=True)
+                start_thread(thread)
+                self._thread = thread
+            self._asked.put(_Asked(pool, until))
+
+    def end(self) -> None:
+        """End the thread, once it has started what was asked for; the next pool begins it again."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._asked.put(None)
+        if thread is not None:
+            thread.join()
 
     def _main(self) -> None:
         full = False
-        while True:
-            asked = self._asked.get()
+        while (asked := self._asked.get()) is not None:
             full = self._is_full_for(asked, full)
             del asked  # and the pool, with the work that waits
 
@@ -283,7 +291,7 @@ class _Starter:
         return False
 
 
-_STARTER = _Starter()
+STARTER = _Starter()
 
 
 async def on_daemon(name: str, function: Callable[[], R]) -> R:

@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from tests import dockerfile
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("container", "serve", "model_handlers")
+PACKAGES = ("container", "mme", "serve", "model_handlers")
 IMAGES = ("cpu", "gpu")
 NOT_PINNED = {"tensorrt", "cuda-python"}  # an extra that nothing here installs
 

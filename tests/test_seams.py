@@ -21,7 +21,7 @@ REMEDY = (
 def own_names() -> set[str]:
     """What the product defines: functions, attributes and variables, by name."""
     found = set()
-    for storey in ("container", "serve", "model_handlers"):
+    for storey in ("container", "mme", "serve", "model_handlers"):
         for path in (ROOT / storey).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_bytes())):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

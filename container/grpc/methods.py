@@ -18,7 +18,6 @@ from container.extensions import (
     model_metadata,
     ready_index,
     server_metadata,
-    statistics,
     trace_settings,
     unload,
 )
@@ -135,7 +134,7 @@ class Methods:
     async def _model_statistics(self, data: bytes, _context: Any) -> bytes:
         request = parsed(pb.ModelStatisticsRequest, data)
         version = parse_version(request.version)
-        rows = statistics(self._engine, request.name, version if request.name else None)  # of all in all versions
+        rows = self._engine.index.statistics(request.name, version if request.name else None)  # of all in all versions
         return await asyncio.to_thread(_message, {"model_stats": rows}, pb.ModelStatisticsResponse())
 
     # -- the repository --------------------------------------------------------------------------------------------

@@ -273,6 +273,7 @@ class _Listener:
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
         self._bell = -1  # which wakes the thread
+        self._thread: threading.Thread | None = None
         self._channels: dict[int, Channel] = {}
         self._masks: dict[int, int] = {}
         self._away: set[int] = set()  # channels that only the thread reads
@@ -301,6 +302,8 @@ class _Listener:
     def add(self, fd: int, channel: Channel) -> None:
         with self._lock:
             epoll = self._epoll or self._begin()
+            if self._thread is None:
+                self._run(epoll)
             if any(loop.is_closed() for loop in self._loops):  # and its engine never was
                 self._loops = [loop for loop in self._loops if not loop.is_closed()]
                 os.eventfd_write(self._bell, 1)
@@ -323,10 +326,24 @@ class _Listener:
 
     def _begin(self) -> select.epoll:
         self._epoll, self._bell = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC)
-        threading.Thread(target=self._main, args=(self._epoll, self._bell), name="model events", daemon=True).start()
         for loop in self._lent:
             self._ask(loop, self._epoll)
         return self._epoll
+
+    def _run(self, epoll: select.epoll) -> None:
+        self._thread = threading.Thread(target=self._main, args=(epoll, self._bell), name="model events", daemon=True)
+        self._thread.start()
+
+    def end(self) -> bool:
+        """End the thread, which the next channel begins again; False where a loop is lent or a channel is left."""
+        with self._lock:
+            if self._lent or self._channels:
+                return False
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self.wake()
+            thread.join()
+        return True
 
     def wake(self) -> None:
         """Have the thread look again. Takes no lock, and may be called in the middle of anything."""
@@ -374,7 +391,7 @@ class _Listener:
         for waits in (lent, alone):
             waits.register(bell, select.POLLIN)
         alone.register(epoll.fileno(), select.POLLIN)
-        while True:
+        while self._thread is threading.current_thread():
             if bell in dict((lent if self._loops else alone).poll(self._patience())):
                 os.eventfd_read(bell)
             full, self._full = self._full, []
@@ -551,7 +568,27 @@ def _size(array: Array) -> int:
     return array.size * _STRING if array.dtype.hasobject else array.nbytes
 
 
-WRITER = ThreadPoolExecutor(1, "model replies", usual_priority)  # not that of the load that was the first to need it
+class _Writer:
+    """The thread on which large replies are written, begun with the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+
+    def submit(self, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        with self._lock:
+            if self._thread is None:  # not with the priority of the load that was the first to need it
+                self._thread = ThreadPoolExecutor(1, "model replies", usual_priority)
+            self._thread.submit(function, *arguments, **named)
+
+    def end(self) -> None:
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
+
+
+WRITER = _Writer()
 
 
 def _unsendable(error: Exception) -> MmeError:

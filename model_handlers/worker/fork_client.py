@@ -252,8 +252,6 @@ class ForkClient:
 
 
 FORKS = ForkClient()  # one a process, for all that need no framework
-atexit.register(FORKS.stop)
-
 
 _WITH: dict[str, ForkClient] = {}
 
@@ -264,8 +262,9 @@ def forks_with(preload: str) -> ForkClient:
 
 
 @atexit.register
-def _stop_all() -> None:
-    for client in _WITH.values():
+def stop_fork_servers() -> None:
+    """End every fork server of this process, and every child that is left; the next one that is needed starts again."""
+    for client in (FORKS, *_WITH.values()):
         client.stop()
 
 

@@ -1,0 +1,271 @@
+"""A server of models in the calling process: the engine, made of a few arguments, on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from mme.model import Model
+from mme.runner import Runner
+from model_handlers.base import Footprint, by_device
+from model_handlers.config.convert import config_json
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.model_calls import Override
+from model_handlers.system import devices, memory
+from serve.engine import end_shared
+from serve.engine_options import EngineOptions
+from serve.sizes import byte_size, bytes_of, memory_budget
+from serve.threads import on_daemon
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    from serve.engine import Engine
+
+_HOST_SHARE, _DEVICE_SHARE = 0.8, 0.9  # of memory, where no budget is given
+
+
+class Server:
+    """All models of a repository or a store, loaded when they are asked for, and unloaded when memory fills.
+
+    `with` runs it on a thread of its own, `async with` on the caller's event loop. Its `close` ends every thread and
+    process that it has; at the end of the interpreter that happens by itself.
+
+    Args:
+        model_repository: a folder of models as Triton has them, each with its `config.pbtxt` and versions.
+        model_store: a folder, or a URL `s3://bucket/prefix`, of `.tar.gz` archives, each a model.
+        memory_budget: bytes for all models on the host: a number, `"4GB"`, `"2GiB"`, or a share such as `0.5`, `"80%"`
+            or `"95%-2GiB"`; four fifths of the machine's memory by default.
+        gpu_memory_budget: the same of each GPU; nine tenths by default.
+        load_models: names of the models to load at once; what can't be loaded is the error of `with`.
+        cache_directory: where archives are unpacked, and measurements kept for the next time; by default a temporary
+            folder, which goes with the server.
+        load_threads: loads at a time.
+        load_timeout: seconds that a load may take.
+        response_cache: bytes of responses kept for models whose configuration asks for it.
+    """
+
+    def __init__(
+        self,
+        model_repository: str | os.PathLike[str] = "",
+        model_store: str | os.PathLike[str] = "",
+        *,
+        memory_budget: float | str | None = None,
+        gpu_memory_budget: float | str | None = None,
+        load_models: Iterable[str] = (),
+        cache_directory: str | os.PathLike[str] = "",
+        load_threads: int = 2,
+        load_timeout: float = 350.0,
+        response_cache: int | str = 64 << 20,
+    ) -> None:
+        if bool(model_repository) == bool(model_store):
+            raise invalid_argument("a server needs either model_repository or model_store")
+        if model_repository and not Path(model_repository).is_dir():
+            raise invalid_argument(f"model_repository: there is no folder {model_repository}")
+        if load_threads < 1 or load_timeout <= 0:
+            raise invalid_argument("load_threads and load_timeout have to be positive")
+        self._options: dict[str, Any] = {
+            "budget": _budget(memory_budget, gpu_memory_budget),
+            "store": str(model_store),
+            "repository": Path(model_repository).absolute() if model_repository else None,
+            "load_threads": load_threads,
+            "load_patience": load_timeout,
+            "response_cache_bytes": byte_size(response_cache) if isinstance(response_cache, str) else response_cache,
+        }
+        self._folder = str(cache_directory)
+        self._load_models = tuple(load_models)
+        self._runner: Runner | None = None
+        self._forget_folder: weakref.finalize[Any, Server] | None = None
+
+    def __repr__(self) -> str:
+        return f"<mme.Server of {self._options['store'] or self._options['repository']}>"
+
+    # -- begin and end -------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._runner = runner = Runner()
+        try:
+            runner.call(self._begin)
+        except BaseException:
+            self.close()
+            raise
+        atexit.register(self.close)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        self._runner = Runner(asyncio.get_running_loop())
+        try:
+            await self._begin()
+        except BaseException:
+            await self.close_async()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close_async()
+
+    def close(self) -> None:
+        """Refuse further calls, wait for those under way, and end all that the server began."""
+        if self._runner is not None:
+            self._runner.stop()
+            end_shared()
+        self._closed()
+
+    async def close_async(self) -> None:
+        """The same, for a server on the caller's event loop."""
+        if self._runner is not None:
+            await self._runner.shut()
+            await on_daemon("end", end_shared)
+        self._closed()
+
+    def _closed(self) -> None:
+        atexit.unregister(self.close)
+        if self._forget_folder is not None:
+            self._forget_folder()
+
+    async def _begin(self) -> None:
+        runner = self._running
+        if not self._folder:
+            self._folder = tempfile.mkdtemp(prefix="mme-")
+            self._forget_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        runner.open(EngineOptions(cache_directory=Path(self._folder), **self._options))
+        for name in self._load_models:
+            await self._reload(name, None)
+
+    @property
+    def _running(self) -> Runner:
+        if self._runner is None:
+            raise MmeError(Kind.UNAVAILABLE, "the server has not begun: use it by `with` or `async with`")
+        return self._runner
+
+    @property
+    def _engine(self) -> Engine:
+        return self._running.engine
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    def model(self, name: str, version: int | None = None) -> Model:
+        """A model by its name, and one of its versions instead of the one that its configuration chooses."""
+        return Model(self._running, name, version)
+
+    def load(
+        self,
+        name: str,
+        config: Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Load a model as it is now, again if it is in memory.
+
+        Args:
+            name: the model's.
+            config: its configuration instead of the one in its folder, as the JSON of Triton's load API.
+            files: path inside its folder → content, instead of all of its files; needs `config`.
+
+        Raises:
+            mme.Error: there is no such model, or it can't be loaded, and why.
+        """
+        override = _override(config, files)
+        self._running.call(lambda: self._reload(name, override))
+
+    async def load_async(
+        self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """See `load`."""
+        override = _override(config, files)
+        await self._running.call_async(lambda: self._reload(name, override))
+
+    def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Unload a model, once its requests are answered; the models of an ensemble's steps, too, with `dependents`."""
+        self._running.call(lambda: self._unload(name, dependents))
+
+    async def unload_async(self, name: str, *, dependents: bool = False) -> None:
+        """See `unload`."""
+        await self._running.call_async(lambda: self._unload(name, dependents))
+
+    def is_ready(self, name: str, version: int | None = None) -> bool:
+        """Whether a request would be answered, by a model in memory or one that comes back for it."""
+        return self._running.call(lambda: self._ready(name, version))
+
+    async def is_ready_async(self, name: str, version: int | None = None) -> bool:
+        """See `is_ready`."""
+        return await self._running.call_async(lambda: self._ready(name, version))
+
+    def index(self) -> list[dict[str, Any]]:
+        """Every model that there is, its state, and why it is not available, in the form of Triton's index."""
+        return self._running.call(self._index)
+
+    async def index_async(self) -> list[dict[str, Any]]:
+        """See `index`."""
+        return await self._running.call_async(self._index)
+
+    def config(self, name: str) -> dict[str, Any]:
+        """A model's configuration with all that was completed, in the form of Triton's; loads the model if need be."""
+        return self._running.call(lambda: self._config(name))
+
+    async def config_async(self, name: str) -> dict[str, Any]:
+        """See `config`."""
+        return await self._running.call_async(lambda: self._config(name))
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """What was counted of each version of each model, in the form of Triton's statistics."""
+        return self._running.call(self._statistics)
+
+    async def statistics_async(self) -> list[dict[str, Any]]:
+        """See `statistics`."""
+        return await self._running.call_async(self._statistics)
+
+    async def _reload(self, name: str, override: Override | None) -> None:
+        await self._engine.reload(self._engine.registry.canonical(name), override)
+
+    async def _unload(self, name: str, dependents: bool) -> None:  # noqa: FBT001 - passed on
+        await self._engine.unload(self._engine.registry.canonical(name), dependents=dependents)
+
+    async def _ready(self, name: str, version: int | None) -> bool:
+        return await self._engine.index.says_ready(self._engine.registry.canonical(name), version)
+
+    async def _index(self) -> list[dict[str, Any]]:
+        return self._engine.index.rows(await on_daemon("index", self._engine.origins.find_all))
+
+    async def _config(self, name: str) -> dict[str, Any]:
+        async with self._engine.leased(self._engine.registry.canonical(name)) as model:
+            found: dict[str, Any] = config_json(model.config)
+            return found
+
+    async def _statistics(self) -> list[dict[str, Any]]:
+        return self._engine.index.statistics()
+
+
+def _budget(host: float | str | None, each_gpu: float | str | None) -> Footprint:
+    gpus = {gpu.index: _size("gpu_memory_budget", each_gpu, gpu.total, _DEVICE_SHARE) for gpu in devices.gpus()}
+    return Footprint(_size("memory_budget", host, memory.host_memory(), _HOST_SHARE), by_device(gpus))
+
+
+def _size(argument: str, said: float | str | None, whole: int, share: float) -> int:
+    try:
+        size = bytes_of(memory_budget(said) if isinstance(said, str) else said, whole, share)
+    except ValueError as error:
+        raise invalid_argument(f"{argument}={said!r}: expected {error}") from None
+    if size <= 0:
+        raise invalid_argument(f"{argument}={said!r}: that leaves nothing of {whole} bytes")
+    return size
+
+
+def _override(config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> Override | None:
+    if config is None and files is None:
+        return None
+    if config is None:
+        raise invalid_argument("a load with files needs a configuration as well")
+    return Override(json.dumps(dict(config)), {f"file:{path}": content for path, content in (files or {}).items()})

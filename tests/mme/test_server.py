@@ -1,0 +1,287 @@
+"""A server in the test's own process: from threads, from coroutines, to its end."""
+
+import asyncio
+import tarfile
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mme
+from mme.tensors import tensors_of
+from tests.mme.models import (
+    write_adding,
+    write_counting,
+    write_doubling,
+    write_ensemble,
+    write_slow,
+)
+
+pytestmark = pytest.mark.usefixtures("fork_server")
+X = np.arange(3, dtype=np.float32)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A folder of models."""
+    folder = tmp_path / "models"
+    write_doubling(folder, "doubles")
+    return folder
+
+
+def test_a_thread_is_answered_by_models_of_all_kinds(repository):
+    """A model in this process, one in a process of its own, and an ensemble of both."""
+    write_adding(repository, "adds")
+    write_ensemble(repository, "both", "doubles", "adds")
+    with mme.Server(repository) as server:
+        for name, expected in (("doubles", 2 * X), ("adds", X + 1), ("both", 2 * X + 1)):
+            outputs = server.model(name).infer({"x": X}, id="7")
+            np.testing.assert_array_equal(outputs["y"], expected)
+            assert (outputs.model, outputs.version, outputs.id) == (name, 1, "7")
+
+
+def test_outputs_stay_as_they_are(repository):
+    """What a process has answered is not overwritten by what it answers next."""
+    write_adding(repository, "adds")
+    with mme.Server(repository) as server:
+        given = [np.full(50_000, number, np.float32) for number in range(8)]
+        answers = [server.model("adds").infer({"x": each})["y"] for each in given]
+    for each, answer in zip(given, answers, strict=True):
+        np.testing.assert_array_equal(answer, each + 1)
+
+
+def test_threads_batch(repository):
+    """Requests of four threads that come together execute together."""
+    write_doubling(repository, "rows", batch=8)
+    with mme.Server(repository) as server:
+        model, together = server.model("rows"), threading.Barrier(4)
+
+        def ask(number):
+            row = np.full((1, 3), number, np.float32)
+            for _ in range(5):
+                together.wait()
+                np.testing.assert_array_equal(model.infer({"x": row})["y"], 2 * row)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (row,) = [each for each in server.statistics() if each["name"] == "rows"]
+    assert row["inference_count"] == 20
+    assert row["execution_count"] < 20
+
+
+async def test_coroutines_on_the_loop_of_the_server(repository):
+    """Two hundred at once, each with its own answer; what would block the loop is refused."""
+    write_adding(repository, "adds")
+    async with mme.Server(repository) as server:
+        for name, add, factor in (("doubles", 0, 2), ("adds", 1, 1)):
+            model = server.model(name)
+            given = [np.full(4, number, np.float32) for number in range(100)]
+            answers = await asyncio.gather(*(model.infer_async({"x": each}) for each in given))
+            for each, answer in zip(given, answers, strict=True):
+                np.testing.assert_array_equal(answer["y"], factor * each + add)
+        with pytest.raises(RuntimeError, match="await the form that ends in _async"):
+            server.model("doubles").infer({"x": X})
+        with pytest.raises(RuntimeError, match="await the form that ends in _async"):
+            server.index()
+        with pytest.raises(mme.Error, match="unknown model") as caught:
+            await server.model("nothing").infer_async({"x": X})
+        assert caught.value.kind is mme.Kind.UNKNOWN_MODEL
+        assert [row["state"] for row in await server.index_async()] == ["READY", "READY"]
+        assert await server.is_ready_async("adds")
+        await server.unload_async("adds")
+        assert not await server.is_ready_async("adds")
+
+
+def test_coroutines_on_another_loop(repository):
+    """The server's thread answers a program of asyncio, and a future of any thread."""
+    with mme.Server(repository) as server:
+        model = server.model("doubles")
+
+        async def ask():
+            answers = await asyncio.gather(*(model.infer_async({"x": X + number}) for number in range(20)))
+            return [answer["y"].tolist() for answer in answers], await server.config_async("doubles")
+
+        answers, config = asyncio.run(ask())
+        assert answers == [(2 * (X + number)).tolist() for number in range(20)]
+        assert config["name"] == "doubles"
+        assert model.submit({"x": X}).result()["y"].tolist() == (2 * X).tolist()
+        with pytest.raises(mme.Error, match="unexpected inference input 'z'"):
+            model.submit({"z": X}).result()
+
+
+def test_a_stream_has_each_response(repository):
+    """A decoupled model answers any number of times, another one once; an error ends it."""
+    write_counting(repository, "counts")
+    with mme.Server(repository) as server:
+        counts = server.model("counts")
+        assert [each["y"].tolist() for each in counts.stream({"x": X})] == [[0.0], [1.0], [2.0]]
+        assert [each["y"].tolist() for each in server.model("doubles").stream({"x": X})] == [(2 * X).tolist()]
+        assert list(counts.stream({"x": np.empty(0, np.float32)})) == []
+        with pytest.raises(mme.Error, match="a negative one"):
+            list(counts.stream({"x": np.float32([0, 1, -1, 2])}))
+        assert counts.infer({"x": X[:1]})["y"].tolist() == [0.0]
+        for many, elements in (("none", 0), ("several", 3)):
+            with pytest.raises(mme.Error, match=f"sent {many}, not one response: call `stream`") as caught:
+                counts.infer({"x": X[:elements]})
+            assert caught.value.kind is mme.Kind.UNSUPPORTED
+
+        async def read():
+            return [each["y"].tolist() async for each in counts.stream_async({"x": X})]
+
+        assert asyncio.run(read()) == [[0.0], [1.0], [2.0]]
+        for each in counts.stream({"x": np.arange(1000, dtype=np.float32)}):
+            assert each["y"].tolist() == [0.0]
+            break  # and the model's next answer goes nowhere
+        assert [each["y"].tolist() for each in counts.stream({"x": X})] == [[0.0], [1.0], [2.0]]
+
+
+def test_a_stream_that_is_not_read_ends(repository):
+    """Responses of 64 MiB wait for a slow caller, and no more."""
+    write_counting(repository, "counts")
+    with mme.Server(repository) as server:
+        elements = np.full(2500, 8191, np.float32)  # as many responses of 32 KiB
+        stream = server.model("counts").stream({"x": elements})
+        next(stream)
+        counted = server.statistics
+        while sum(row["execution_count"] for row in counted() if row["name"] == "counts") < 1:
+            time.sleep(0.05)
+        with pytest.raises(mme.Error, match="64 MiB of responses are unread"):
+            list(stream)
+
+
+def test_a_request_is_cancelled(repository):
+    """By its future, by the task that waits for it, or by its time in the queue."""
+    write_slow(repository, "sleeps")
+    with mme.Server(repository) as server:
+        sleeps = server.model("sleeps")
+        sleeps.infer({"x": np.float32([0])})
+        first = sleeps.submit({"x": np.float32([0.5])})
+        queued = sleeps.submit({"x": np.float32([30])})
+        assert queued.cancel()
+        assert queued.cancelled()
+
+        async def ask():
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await sleeps.infer_async({"x": np.float32([30])})
+
+        asyncio.run(ask())
+        assert first.result()["y"].tolist() == [0.5]
+        assert sleeps.infer({"x": np.float32([0])})["y"].tolist() == [0]  # nobody's thirty seconds were slept
+
+
+def test_models_are_loaded_with_another_configuration_and_unloaded(repository):
+    """As by Triton's load API; the index tells of it."""
+    with mme.Server(repository, load_models=["doubles"]) as server:
+        assert server.index()[0]["state"] == "READY"
+        config = server.config("doubles")
+        assert config["max_batch_size"] == 0
+        server.load("doubles", {**config, "parameters": {"own": {"string_value": "told"}}})
+        assert server.config("doubles")["parameters"]["own"]["string_value"] == "told"
+        server.load("doubles")
+        assert "own" not in server.config("doubles")["parameters"]
+        server.unload("doubles")
+        assert not server.is_ready("doubles")
+        assert server.model("doubles").infer({"x": X})["y"].tolist() == (2 * X).tolist()
+        with pytest.raises(mme.Error, match="needs a configuration"):
+            server.load("doubles", files={"1/model.onnx": b""})
+
+
+def test_archives_of_a_store_leave_when_memory_fills(repository, tmp_path):
+    """The one used least recently, and it comes back when it is asked for again."""
+    for number in range(4):
+        write_adding(tmp_path / "unpacked", f"m{number}")
+    store = tmp_path / "store"
+    store.mkdir()
+    for folder in (tmp_path / "unpacked").iterdir():
+        with tarfile.open(store / f"{folder.name}.tar.gz", "w:gz") as archive:
+            archive.add(folder, folder.name)
+    with mme.Server(model_store=store, memory_budget="14MB", cache_directory=tmp_path / "cache") as server:
+        for _ in range(2):
+            for number in range(4):
+                answer = server.model(f"m{number}.tar.gz").infer({"x": X})
+                np.testing.assert_array_equal(answer["y"], X + 1)
+        ready = [row["name"] for row in server.index() if row["state"] == "READY" and row["cache"]["host_bytes"]]
+        assert 1 <= len(ready) < 4
+    assert (tmp_path / "cache").is_dir()
+
+
+def test_what_can_not_be_begun_is_said(tmp_path, repository):
+    """In one sentence, and nothing stays behind."""
+    with pytest.raises(mme.Error, match="either model_repository or model_store"):
+        mme.Server()
+    with pytest.raises(mme.Error, match="there is no folder"):
+        mme.Server(tmp_path / "missing")
+    with pytest.raises(mme.Error, match="memory_budget='much': expected a size"):
+        mme.Server(repository, memory_budget="much")
+    with pytest.raises(mme.Error, match="'missing' is not found"):
+        mme.Server(repository, load_models=["missing"]).__enter__()
+    server = mme.Server(repository)
+    with pytest.raises(mme.Error, match="has not begun"):
+        server.index()
+    with server:
+        model = server.model("doubles")
+    for ask in (lambda: model.infer({"x": X}), server.index, lambda: model.submit({"x": X})):
+        with pytest.raises(mme.Error, match="the server is closed"):
+            ask()
+
+
+def test_two_servers_in_one_process(repository, tmp_path):
+    """Each has models of its own; the end of one is not that of the other."""
+    write_adding(repository, "adds")
+    write_doubling(tmp_path / "others", "doubles", factor=3.0)
+    write_adding(tmp_path / "others", "adds")
+    with mme.Server(repository) as one:
+        with mme.Server(tmp_path / "others") as other:
+            assert other.model("doubles").infer({"x": X})["y"].tolist() == (3 * X).tolist()
+            assert one.model("doubles").infer({"x": X})["y"].tolist() == (2 * X).tolist()
+            assert other.model("adds").infer({"x": X})["y"].tolist() == (X + 1).tolist()
+            assert one.model("adds").infer({"x": X})["y"].tolist() == (X + 1).tolist()
+        assert one.model("adds").infer({"x": X})["y"].tolist() == (X + 1).tolist()
+
+
+async def test_requests_under_way_are_answered_at_the_end(repository):
+    """Those that execute have their answers; the queue's are refused; nothing hangs."""
+    write_slow(repository, "sleeps")
+    async with mme.Server(repository) as server:
+        sleeps = server.model("sleeps")
+        await sleeps.infer_async({"x": np.float32([0])})
+        first = asyncio.ensure_future(sleeps.infer_async({"x": np.float32([0.3])}))
+        await asyncio.sleep(0.1)
+    assert (await first)["y"].tolist() == [np.float32(0.3)]
+
+
+class Foreign:
+    """A tensor of another library."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **how):
+        return self.array.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_tensors_are_not_copied():
+    """Neither numpy's nor those of other libraries; strings become bytes, big-endian numbers the machine's."""
+    layout, arrays = tensors_of({"a": X, "b": Foreign(X), "c": ["one", b"two"], "d": X.astype(">f4")}, ("y",))
+    assert arrays[0] is X
+    assert np.shares_memory(arrays[1], X)
+    assert arrays[2].tolist() == [b"one", b"two"]
+    assert arrays[3].tolist() == X.tolist()
+    assert [(name, kind.name) for name, kind, _ in layout.inputs] == [
+        ("a", "FP32"),
+        ("b", "FP32"),
+        ("c", "BYTES"),
+        ("d", "FP32"),
+    ]
+    with pytest.raises(mme.Error, match="input 'a' has an element of type NoneType"):
+        tensors_of({"a": [None, "x"]}, ())
+    with pytest.raises(mme.Error, match="elements of type complex128"):
+        tensors_of({"a": [1j]}, ())
