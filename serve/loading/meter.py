@@ -47,7 +47,7 @@ class _Executing:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.kinds = {type(each) for model in target.models() if not model.apart for each in model.handlers()}
+        self.kinds = {type(each) for model in target.models() if not model.handlers.apart for each in model.handlers}
         self.inputs = 0
         self.idle = True
         self.owes = False
@@ -67,7 +67,7 @@ class _Executing:
 
     def advance(self) -> None:
         """Another look."""
-        total = sum([model.input_bytes for model in self._models])
+        total = sum([model.executed.bytes for model in self._models])
         last, self._last, self._total = self._last, total - self._total, total
         self.inputs = last + self._last
         self.idle = not self._last
@@ -211,8 +211,8 @@ def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footp
         return found
     for each in resting:
         for model in each.target.models():
-            if not model.apart:
-                model.give_back(idle=True)
+            if not model.handlers.apart:
+                model.handlers.give_back(idle=True)
         each.owes = False
     for handler in {kind for each in resting for kind in each.kinds}:
         handler.trim()

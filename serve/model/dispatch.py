@@ -75,17 +75,17 @@ class InlinePolicy:
     """
 
     def __init__(self, limit_ns: int) -> None:
-        self._limit = limit_ns
+        self.limit_ns = limit_ns
         self._ns: dict[int, float] = {}
 
     def should_inline(self, size: int) -> bool:
         """Whether a batch of so many input bytes is expected to take no longer than the limit."""
-        return self._ns.get(size.bit_length(), _FOR_EVER) <= self._limit
+        return self._ns.get(size.bit_length(), _FOR_EVER) <= self.limit_ns
 
     def observe(self, size: int, took: int) -> None:
         cost_class = size.bit_length()
         known = self._ns.get(cost_class)
-        if known is None or took > _FAR_TOO_LONG * self._limit:
+        if known is None or took > _FAR_TOO_LONG * self.limit_ns:
             self._ns[cost_class] = took
         else:
             self._ns[cost_class] = known + (min(took, _AT_MOST * known) - known) / 8
@@ -206,3 +206,50 @@ class OverrunWatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class InputMeter:
+    """Bytes of all inputs that were executed; `larger` is told of each batch with more than any before."""
+
+    def __init__(self, larger: Callable[[], None] | None) -> None:
+        self.bytes = 0
+        self._largest = 0
+        self._larger = larger
+
+    def add(self, size: int) -> None:
+        self.bytes += size
+        if size > self._largest:
+            self._largest = size
+            if self._larger is not None:
+                self._larger()
+
+
+class WakeTimer:
+    """Wakes at a time (ns), never for 0. An earlier wake-up will do: it looks, and sets another.
+
+    Attributes:
+        wakes_at: when, while it is set.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._loop = loop
+        self._wake = wake
+        self._timer: asyncio.TimerHandle | None = None
+        self.wakes_at = 0
+
+    def set(self, wake_at: int) -> None:
+        if self._timer is None and not wake_at:
+            return
+        if self._timer is not None:
+            if 0 < self.wakes_at <= wake_at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self.wakes_at = wake_at
+        if wake_at:
+            self._timer = self._loop.call_later(max(wake_at - _now(), 0) / 1e9, self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        self.wakes_at = 0
+        self._wake()

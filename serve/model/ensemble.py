@@ -18,9 +18,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
-from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
+from serve.model.dispatch import InputMeter
 from serve.model.ensemble_plan import ABSENT, Absent, Graph, Plan, ResponseScope, belonging, overridden
+from serve.model.instance import Handlers
 from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts
 from serve.model.readiness import JointReadiness
 from serve.model.replies import failure
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import Handler
     from model_handlers.config.model_config import EnsembleStep, ModelConfig
     from model_handlers.tensor import Array, DataType, TensorSpec
     from serve.model.ensemble_plan import Belongs, PlannedStep
@@ -73,6 +73,8 @@ class EnsembleModel:
         self.config = config
         self.stats = stats
         self.outstanding = 0
+        self.handlers = Handlers(())  # its steps have them
+        self.executed = InputMeter(None)
         self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
         decoupled = [bool(member.config.decoupled) for member in members]
         self.graph = Graph(config.own(name), config.ensemble, decoupled)
@@ -137,22 +139,6 @@ class EnsembleModel:
             self._limiters.refuse_waiting(
                 MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
             )
-
-    apart = False  # whatever its models are
-    input_bytes = 0  # which its models count
-
-    def memory(self) -> Footprint:
-        return Footprint()
-
-    def handlers(self) -> list[Handler]:
-        return []
-
-    @property
-    def memory_only(self) -> bool:
-        return True
-
-    def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - as models do
-        return True
 
     def close(self) -> None:
         if self._cached is not None:

@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
+from model_handlers.base import Footprint
 from model_handlers.errors import MmeError, NotBegunError
 from serve.model.batch_proof import PASSING
 from serve.model.replies import DecoupledRequest, failure
@@ -20,7 +21,7 @@ from serve.request import InferenceResponse, Timings
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from model_handlers.base import Handler, Watch
@@ -404,14 +405,49 @@ class Instance:
             self._handed.pop()
 
 
-def close_all(handlers: Sequence[Handler], threads: ThreadPool) -> None:
-    """Close handlers side by side, each though another raises: their models may have something to say at the end."""
-    closing = [(handler, threads.submit(handler.close)) for handler in handlers[1:]]
-    with ExitStack() as ends:
-        for handler, closed in closing:
-            ends.callback(_await_closed, handler, closed)
-        for handler in handlers[:1]:
-            ends.callback(handler.close)
+class Handlers:
+    """What executes one version of a model. Its methods may be called on any thread, while it is swapped or closed.
+
+    Attributes:
+        apart: whether they execute in processes of their own.
+    """
+
+    def __init__(self, handlers: Iterable[Handler]) -> None:
+        self._handlers = list(handlers)
+        self.apart = bool(self._handlers) and all(handler.apart for handler in self._handlers)
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(self._handlers)
+
+    def memory(self) -> Footprint:
+        """What processes take together; nothing for handlers in this one."""
+        return sum((handler.memory() for handler in self._handlers), Footprint())
+
+    @property
+    def memory_only(self) -> bool:
+        """Whether there is nothing to close where the process ends."""
+        return all(handler.memory_only for handler in self._handlers)
+
+    def give_back(self, *, idle: bool) -> bool:
+        """Give back memory that executions took: see `Handler`."""
+        given_back = [handler.give_back(idle=idle) for handler in self._handlers]
+        return all(given_back)
+
+    def swap(self, handler: Handler) -> Sequence[Handler]:
+        """Have another one take the place of all; returns those."""
+        retired, self._handlers = self._handlers, [handler]
+        handler.outside = retired[0].outside
+        return retired
+
+    def close(self, threads: ThreadPool) -> None:
+        """Close them side by side, each though another raises: their models may have something to say at the end."""
+        handlers, self._handlers = self._handlers, []
+        closing = [(handler, threads.submit(handler.close)) for handler in handlers[1:]]
+        with ExitStack() as ends:
+            for handler, closed in closing:
+                ends.callback(_await_closed, handler, closed)
+            for handler in handlers[:1]:
+                ends.callback(handler.close)
 
 
 def _await_closed(handler: Handler, closed: Future[None]) -> None:

@@ -19,14 +19,21 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Footprint
 from model_handlers.config.model_config import Guess
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.parameters import EXECUTION_TIMEOUT, Deadlines
 from serve.model.batch_proof import BatchProof
 from serve.model.batcher import BatchLinger, BatchQueue, InOrder
-from serve.model.dispatch import DispatchQueue, InlinePolicy, LoopPoller, OverrunWatch, input_bytes
-from serve.model.instance import Instance, RemoteInstances, RetiredHandlers, close_all
+from serve.model.dispatch import (
+    DispatchQueue,
+    InlinePolicy,
+    InputMeter,
+    LoopPoller,
+    OverrunWatch,
+    WakeTimer,
+    input_bytes,
+)
+from serve.model.instance import Handlers, Instance, RemoteInstances, RetiredHandlers
 from serve.model.layout_check import ValidatedLayouts
 from serve.model.readiness import Readiness
 from serve.model.replies import Replies
@@ -63,7 +70,8 @@ class Model:
     Attributes:
         stats: what happened so far.
         readiness: whether its instances are ready.
-        input_bytes: bytes of all inputs that were executed.
+        executed: bytes of all inputs that were executed.
+        handlers: what executes it.
 
     Args:
         handlers: (instance name, handler); instances on one device may share a handler.
@@ -97,14 +105,13 @@ class Model:
         turns: bool = False,
         larger: Callable[[], None] | None = None,
     ) -> None:
-        self.input_bytes = self._largest = 0
-        self._larger = larger
+        self.executed = InputMeter(larger)
         self.name, self.version = name, version
         self.config: ModelConfig = handlers[0][1].config
         self.stats = stats
         self._loop = loop
-        self._handlers = {id(handler): handler for _, handler in handlers}
-        self.readiness = Readiness(name, lambda: list(self._handlers.values()), loop)
+        self.handlers = Handlers(dict.fromkeys([handler for _, handler in handlers]))
+        self.readiness = Readiness(name, self.handlers, loop)
         signature = tensor_map_for(name, version, self.config, initial_states or {})
         if self.config.guess is not Guess.NONE:
             signature.proof = proof or BatchProof(self.config)
@@ -150,7 +157,7 @@ class Model:
             [instance for instance in self._instances if instance.handler.patience], loop, self._received, threads
         )
         self._overruns: OverrunWatch | None = None
-        if EXECUTION_TIMEOUT in self.config.parameters and not all(handler.apart for _, handler in handlers):
+        if EXECUTION_TIMEOUT in self.config.parameters and not self.handlers.apart:
             self._overruns = OverrunWatch(Deadlines.of(self.config).execution, loop, self._overran)
         # several requests may be sent to a process of the model's own together; with limits others may be in turn
         self._together = signature.one_by_one and limits is None and any(handler.patience for _, handler in handlers)
@@ -159,10 +166,8 @@ class Model:
         self._lock = threading.Lock()
         self._checked = ValidatedLayouts(self.config, stats)
         self._dispatch_asked = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._wakes_at = 0
-        self._inline_ns = inline_ns if all(handler.inline for _, handler in handlers) else 0
-        self._inlining = InlinePolicy(self._inline_ns)
+        self._timer = WakeTimer(loop, self._wake)
+        self._inlining = InlinePolicy(inline_ns if all(handler.inline for _, handler in handlers) else 0)
         self._tickets: dict[int, int] = {}
         self._ticket = itertools.count()
         stats.keep_first_responses(self.config)
@@ -261,8 +266,7 @@ class Model:
         if not wake_at:
             with self._lock:
                 wake_at = self._queue.next_deadline()
-        if wake_at or self._timer is not None:
-            self._set_timer(wake_at)
+        self._timer.set(wake_at)
         executed, self._executed = self._executed, []
         for execution in executed:
             self._hand_over(execution)
@@ -316,11 +320,11 @@ class Model:
         return min(self._instances[self._idle[-1]].handler.together(), -(-waiting // len(self._instances)))
 
     def _start(self, instance: Instance, batch: Batch) -> None:
-        if self._inline_ns and self._inlining.should_inline(size := input_bytes(batch)):
+        if self._inlining.limit_ns and self._inlining.should_inline(size := input_bytes(batch)):
             execution = instance.execute(batch)
             self._rest(instance)
             self._inlining.observe(size, execution.processor_ns)
-            self._executed_bytes(size)
+            self.executed.add(size)
             self._hand_over(execution)
         elif self._remote.send(instance, batch):
             self._poll.arm()
@@ -410,17 +414,10 @@ class Model:
 
     def _finished(self, execution: Execution) -> None:
         size = input_bytes(execution.batch)
-        if self._inline_ns:
+        if self._inlining.limit_ns:
             self._inlining.observe(size, execution.processor_ns)
-        self._executed_bytes(size)
+        self.executed.add(size)
         self._hand_over(execution)
-
-    def _executed_bytes(self, size: int) -> None:
-        self.input_bytes += size
-        if size > self._largest:
-            self._largest = size
-            if self._larger is not None:
-                self._larger()
 
     def _hand_over(self, execution: Execution) -> None:
         if self._order is None:
@@ -438,19 +435,7 @@ class Model:
         """Count and answer a request that was taken back and not submitted again."""
         self._replies.fail(request, error)
 
-    def _set_timer(self, wake_at: int) -> None:
-        """Wake at that time (ns), never for 0. One that wakes earlier will do: it looks, and sets another."""
-        if self._timer is not None:
-            if 0 < self._wakes_at <= wake_at:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if wake_at:
-            self._wakes_at = wake_at
-            self._timer = self._loop.call_later(max(wake_at - _now(), 0) / 1e9, self._wake)
-
     def _wake(self) -> None:
-        self._timer = None
         with self._lock:
             expired = self._queue.take_expired(_now())
         self._replies.drop(expired)
@@ -465,7 +450,7 @@ class Model:
         """Refuse what is queued, or waits for responses that come unasked: the model goes. On the loop."""
         with self._lock:
             waiting = self._queue.clear()
-        self._set_timer(0)
+        self._timer.set(0)
         for request in waiting:
             self._replies.refuse(request, self._replies.unloading_error())
         self._replies.refuse_open()
@@ -476,33 +461,10 @@ class Model:
         Returns:
             what is to be closed.
         """
-        retired, self._handlers = list(self._handlers.values()), {id(handler): handler}
-        handler.outside = retired[0].outside
+        retired = self.handlers.swap(handler)
         for instance in self._instances:
             instance.handler = handler
         return RetiredHandlers(retired, self._instances)
-
-    def memory(self) -> Footprint:
-        """What its processes take together; nothing for a model that executes in this one. On any thread."""
-        return sum((handler.memory() for handler in list(self._handlers.values())), Footprint())
-
-    def handlers(self) -> list[Handler]:
-        return list(self._handlers.values())
-
-    @property
-    def apart(self) -> bool:
-        """Whether it executes in processes of its own."""
-        return all(handler.apart for handler in list(self._handlers.values()))
-
-    @property
-    def memory_only(self) -> bool:
-        """Whether there is nothing to close where the process ends."""
-        return all(handler.memory_only for handler in self._handlers.values())
-
-    def give_back(self, *, idle: bool) -> bool:
-        """Give back memory that executions took: see `Handler`. It may be closed meanwhile."""
-        given_back = [handler.give_back(idle=idle) for handler in list(self._handlers.values())]
-        return all(given_back)
 
     def close(self) -> None:
         """Stop the instances and give the memory back. On a load thread, when nothing is queued or executing."""
@@ -513,8 +475,7 @@ class Model:
             self._cached.close()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._end)
-        handlers, self._handlers = list(self._handlers.values()), {}
-        close_all(handlers, self._threads)
+        self.handlers.close(self._threads)
 
     def _end(self) -> None:
         """End what the loop does for it. Kept sequences would have it look for ever."""

@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from model_handlers.base import Handler
 
@@ -24,7 +24,7 @@ _SECONDS = 5.0  # as in Triton
 class Readiness:
     """Of one version of a model, whose `handlers` may change."""
 
-    def __init__(self, name: str, handlers: Callable[[], Iterable[Handler]], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, name: str, handlers: Iterable[Handler], loop: asyncio.AbstractEventLoop) -> None:
         self._name = name
         self._handlers = handlers
         self._loop = loop
@@ -32,13 +32,13 @@ class Readiness:
 
     def is_down(self) -> bool:
         """Whether an instance will execute nothing for a while: one that fails at once draws requests to it."""
-        return any(handler.is_down() for handler in self._handlers())
+        return any(handler.is_down() for handler in self._handlers)
 
     async def told(self) -> bool:
         """Whether none is down, and all that have a say say so within five seconds."""
         if self.is_down():
             return False
-        asked = [self._answer(handler) for handler in self._handlers() if handler.tells_ready]
+        asked = [self._answer(handler) for handler in self._handlers if handler.tells_ready]
         if not asked:
             return True
         answers, late = await asyncio.wait(asked, timeout=_SECONDS)

@@ -163,7 +163,7 @@ def known_layouts(model):
 
 def wakes_at(model):
     """When it looks at its queue again though nothing comes, None where it will not."""
-    return None if model._timer is None else model._wakes_at
+    return model._timer.wakes_at or None
 
 
 def guard_queue(model, guarded):

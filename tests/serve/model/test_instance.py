@@ -11,7 +11,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model.instance import Instance, close_all, execute_batch
+from serve.model.instance import Handlers, Instance, execute_batch
 from serve.model.layout_check import check_layout
 from serve.model.tensors import TensorMap
 from serve.request import InferenceRequest, InferenceResponse, Layout
@@ -387,6 +387,8 @@ def test_a_lane_that_never_started_can_be_stopped(toys):
 class Meeting(threading.Barrier):
     """A handler whose model waits at its end for those of others."""
 
+    apart = False
+
     def close(self):
         """Meet them."""
         self.wait(60)
@@ -396,7 +398,7 @@ def test_handlers_are_closed_side_by_side():
     """What models say at their end takes no longer with many instances."""
     together = Meeting(5)
     with ThreadPool("close", idle_seconds=0) as pool:
-        close_all([together] * 5, pool)
+        Handlers([together] * 5).close(pool)
     assert not together.broken
 
 
@@ -413,7 +415,7 @@ def test_handlers_are_closed_without_a_free_thread(toys):
     with ThreadPool("close", most=1) as pool:
         pool.submit(go.wait, 60)
         with pytest.raises(ValueError, match="no"):
-            close_all(handlers, pool)
+            Handlers(handlers).close(pool)
         go.set()
     assert [handler.closed for handler in handlers] == [1] * 4
 
