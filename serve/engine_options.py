@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Values that whoever makes an engine decides.
+    """How an engine is to behave.
 
     Attributes:
         cache_directory: where unpacked archives live, environments that models bring, and what outlives a worker.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     GiveWay = Callable[[Entry], None]
     Loaded = tuple[Target, Footprint]
-    Relieve = Callable[[str, tuple[int, ...]], Coroutine[Any, Any, tuple[str, ...]]]
+    Relieve = Callable[[str, Footprint, str], Coroutine[Any, Any, tuple[str, ...]]]
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
@@ -158,7 +158,7 @@ def _of_devices(need: Footprint) -> Iterator[None]:
         raise _DeviceFullError(error.kind, error.message) from error
 
 
-class _Reservation:
+class Reservation:
     """Bytes of a room that are reserved for a load, until it ends: `apart` of them for files that others may map.
 
     That of an `orphaned` load, which was given up, ends when its thread comes back.
@@ -197,10 +197,9 @@ class _Reservation:
 
 
 class Loading:
-    """Loads models into a room, within `patience` seconds each; see `ModelCache`.
+    """Loads models into a room, within `patience` seconds each; for `relieve` see `ModelCache`.
 
-    `give_way` has the model begin to leave whose place the one it is given is to take. `relieve` evicts others that
-    hold so many bytes of devices, for a model by its name, and returns their names.
+    `give_way` has the model begin to leave whose place the one it is given is to take.
     """
 
     def __init__(
@@ -348,7 +347,7 @@ class Loading:
             return await self._load_reserved(entry, prepared, need, left, evicted)
         except _DeviceFullError as error:
             full = error.bare()  # what was loaded until then hangs on its frames
-        victims = await self._relieve(entry.name, need.devices)
+        victims = await self._relieve(entry.name, Footprint(0, need.devices), "load")
         if not victims:
             raise full
         evicted += victims
@@ -361,7 +360,7 @@ class Loading:
         own, files = Footprint(need.host, need.devices), self._residents.unpaid(need.shared)
         give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
         evicted += await self._room.reserve(entry.name, own + Footprint(sum(files.values())), give_way)
-        reservation = _Reservation(self._room, self._residents, own, files)
+        reservation = Reservation(self._room, self._residents, own, files)
         try:
             if prepared.tried_first:
                 await self._try_files(entry, prepared, left)
@@ -390,7 +389,7 @@ class Loading:
                 reservation.end()
 
     async def _load(
-        self, entry: Entry, prepared: PreparedTarget, reservation: _Reservation, left: float, evicted: list[str]
+        self, entry: Entry, prepared: PreparedTarget, reservation: Reservation, left: float, evicted: list[str]
     ) -> Loaded:
         def given_up(loading: asyncio.Future[Loaded]) -> None:
             reservation.orphaned = True
@@ -426,7 +425,7 @@ class Loading:
             _check_wanted(entry)
             await self._in_time(entry, left, self._on_thread(entry, _ignore, trial))
 
-    def _asking(self, entry: Entry, reservation: _Reservation, evicted: list[str]) -> Callable[[int], int]:
+    def _asking(self, entry: Entry, reservation: Reservation, evicted: list[str]) -> Callable[[int], int]:
         """What a load asks on its thread for as many bytes of the host as it has to have: see `Allowance`."""
         loop = asyncio.get_running_loop()
 
@@ -447,7 +446,7 @@ class Loading:
 
         return more
 
-    async def _grow(self, entry: Entry, reservation: _Reservation, host: int, evicted: list[str]) -> int:
+    async def _grow(self, entry: Entry, reservation: Reservation, host: int, evicted: list[str]) -> int:
         """Reserve so many bytes for a load that goes on; where they are free, some more. How many that are."""
         whole = Footprint(host + reservation.apart)
         headroom = max(_HEADROOM, host // _HEADROOM_PART)
@@ -508,7 +507,7 @@ class Loading:
         entry: Entry,
         prepared: PreparedTarget,
         loading: asyncio.Future[Loaded],
-        reservation: _Reservation,
+        reservation: Reservation,
     ) -> None:
         """What a load that was given up took is given back when it ends."""
         _log.warning("a load was given up and has not ended", extra={"target_model": entry.name})

@@ -31,13 +31,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import Footprint
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
 from serve.cache import eviction
 from serve.cache.entry import Entry, Event, Failure, State, transition
 from serve.cache.events import CacheEvent, CacheEvents, EventType
 from serve.cache.load import Loading, retry_pause, unloaded
-from serve.cache.residents import Residents, SharedBytes
+from serve.cache.residents import Residents
 from serve.cache.room import Room, megabytes
 from serve.request import LoadReport
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from contextlib import AbstractContextManager
 
+    from model_handlers.base import Footprint
     from serve.loading.loader import ModelLoader, Target
     from serve.statistics import TargetStats
 
@@ -105,7 +105,7 @@ class ModelCache:
             turns=turns,
             patience=load_patience,
             give_way=self._take_place,
-            relieve=self._relieve_devices,
+            relieve=self.relieve,
         )
         self._evicts = evicts
         self._closed = False
@@ -113,11 +113,6 @@ class ModelCache:
 
     def __repr__(self) -> str:
         return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
-
-    @property
-    def shared(self) -> SharedBytes[Entry]:
-        """Files that several models map."""
-        return self.residents.shared
 
     @property
     def resident_count(self) -> int:
@@ -254,9 +249,6 @@ class ModelCache:
             await asyncio.wait(closings)
         return victims
 
-    async def _relieve_devices(self, name: str, need: tuple[int, ...]) -> tuple[str, ...]:
-        return await self.relieve(name, Footprint(0, need), "load")
-
     def forget(self, entry: Entry) -> None:
         if self.entries.get(entry.name) is entry and not entry.busy:
             del self.entries[entry.name]
@@ -306,7 +298,7 @@ class ModelCache:
         try:
             raise failure
         finally:
-            del failure  # which knows this frame now, and those of all who wait for it
+            del failure  # which knows this frame now, and those of all that wait for it
 
     def _stays(self, entry: Entry) -> LoadReport:
         """Nothing changed since the one was loaded whose place this entry was to take: that one goes on."""
@@ -363,7 +355,7 @@ class ModelCache:
         entry.stats.load_failures += 1
         self.events.tell(CacheEvent(EventType.FAILED, entry.name, why=failure.message, kind=error.kind))
         level = logging.ERROR if error.kind in _BROKEN else logging.WARNING
-        if error.kind is Kind.UNKNOWN_MODEL and entry.waiters:  # its client's mistake, who is told
+        if error.kind is Kind.UNKNOWN_MODEL and entry.waiters:  # its client's mistake, which is told
             level = logging.DEBUG
         _log.log(level, "load failed: %s", failure.message, extra={"target_model": entry.name})
         error.logged = True

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from model_handlers.base import Footprint
 from serve.cache import eviction
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from serve.cache.entry import Entry
+    from serve.cache.load import Reservation
 
 K = TypeVar("K")
 
@@ -147,13 +148,6 @@ class SharedBytes(Generic[K]):
         return {user for file in self.files(model) for user in self._users[file]}
 
 
-class Payer(Protocol):
-    """A load under way that has bytes for files reserved."""
-
-    def relieve(self, files: Iterable[str]) -> None:
-        """Another load has reserved these by now, or a model maps them."""
-
-
 class Residents:
     """See `eviction.Candidates`.
 
@@ -175,7 +169,7 @@ class Residents:
         self.pinned = eviction.Tally()
         self.shared: SharedBytes[Entry] = SharedBytes()
         self.order: Order[Entry] = Order(self._place)
-        self._payers: dict[str, Payer] = {}  # of files that no model maps yet
+        self._payers: dict[str, Reservation] = {}  # of files that no model maps yet
         self._entries = entries
         self._rules = rules
         self._budget = budget
@@ -238,13 +232,13 @@ class Residents:
         new = {file: size for file, size in files.items() if file not in self._payers}
         return {file: size for file, size in new.items() if self.shared.beyond({file: size})}
 
-    def reserved(self, payer: Payer, files: Mapping[str, int]) -> None:
+    def reserved(self, payer: Reservation, files: Mapping[str, int]) -> None:
         """A load has reserved these; it is relieved of those that are paid for by now."""
         unpaid = self.unpaid(files)
         self._payers |= dict.fromkeys(unpaid, payer)
         payer.relieve(files.keys() - unpaid.keys())
 
-    def released(self, payer: Payer, files: Iterable[str]) -> None:
+    def released(self, payer: Reservation, files: Iterable[str]) -> None:
         """The reservation of a load is not for these any more."""
         for file in files:
             if self._payers.get(file) is payer:

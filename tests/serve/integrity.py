@@ -13,7 +13,7 @@ def check_integrity(cache):
         assert (entry.resident is not None) == held, entry
         assert held or entry.footprint == Footprint(), entry
         assert entry.leases >= 0, entry
-        assert entry.footprint.host >= cache.shared.charge(entry), entry
+        assert entry.footprint.host >= cache.residents.shared.charge(entry), entry
         if held:
             assert cache.serves(entry.name, entry.resident) == (entry.state is State.READY), entry
     assert cache.resident_count == sum(entry.state is State.READY for entry in cache.all_entries())

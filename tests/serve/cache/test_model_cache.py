@@ -253,7 +253,7 @@ class World:
         assert sum((entry.footprint for entry in residents), cache.room.reserved) == cache.room.used()
         for entry in residents:
             assert entry.resident.started == 1
-            assert entry.footprint == entry.resident.footprint + Footprint(cache.shared.charge(entry))
+            assert entry.footprint == entry.resident.footprint + Footprint(cache.residents.shared.charge(entry))
             assert not (entry.leases and entry.resident.closed)
         assert all(held.closed <= 1 for held in self.press.made)
         needed = [entry.prepared for entry in residents]

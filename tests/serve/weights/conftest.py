@@ -109,7 +109,7 @@ def serving(tmp_path):
         options.setdefault("repository", tmp_path / "models")
         async with engine_of(tmp_path, budget, **options) as engine:
             yield Served(engine)
-        assert repr(engine.cache.shared) == "<SharedBytes 0 models map 0.0 MB>"
+        assert repr(engine.cache.residents.shared) == "<SharedBytes 0 models map 0.0 MB>"
         assert [path.name for path in tmp_path.rglob(".staging-*")] == []
 
     return serving
