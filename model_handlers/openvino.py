@@ -51,8 +51,7 @@ def openvino() -> Any:
         return import_without("openvino", "openvino_telemetry")
     except ImportError as error:
         raise MmeError(
-            Kind.UNSUPPORTED,
-            "this model needs OpenVINO, which is not installed; run `pip install 'mme[openvino]'`",
+            Kind.UNSUPPORTED, "this model needs OpenVINO, which is not installed; run `pip install 'mme[openvino]'`"
         ) from error
 
 
@@ -142,7 +141,7 @@ def shaping(config: ModelConfig) -> Shaping:
     )
 
 
-def device(config: ModelConfig, available: Sequence[str]) -> str:
+def device_name(config: ModelConfig, available: Sequence[str]) -> str:
     """OpenVINO's name for the device: the CPU, unless the configuration names one that is there."""
     name = config.parameters.get(DEVICE, "CPU").strip()
     if name not in (*available, _AUTO):
@@ -339,7 +338,7 @@ class OpenvinoHandler(Handler):
         """Compile the model; parameters are named as Triton's OpenVINO backend names them."""
         wanted = shaping(config)
         options = properties(config, default_threads(_weights_file(model_file)))
-        target = _target(config)
+        target = device_name(config, core().available_devices)
         graph = open_graph(config, model_file, wanted)
         lanes = sum(group.count for group in config.instance_group) or 1
         prove_room(lanes + 1, f"worker of '{config.name}'")  # it would call the file bad
@@ -404,10 +403,6 @@ class OpenvinoHandler(Handler):
         """Drop the compiled model and its requests: OpenVINO frees them in their destructors."""
         self._idle.clear()
         del self._compiled
-
-
-def _target(config: ModelConfig) -> str:
-    return device(config, core().available_devices)
 
 
 def _weights_file(model_file: Path) -> Path:

@@ -32,16 +32,15 @@ def guess(names: Iterable[str]) -> Guess:
     """What the names of the first dimensions of all inputs and outputs say; "" for one without a name."""
     all_names = list(names)
     known = [name for name in all_names if not _MACHINE_MADE.fullmatch(name)]
-    if any(_OTHER.fullmatch(name) for name in known) or len({_spelled_alike(name) for name in known}) > 1:
+    # batch, Batch, batch_size and bs are alike; N and B may be the numbers of two different things.
+    if (
+        any(_OTHER.fullmatch(name) for name in known)
+        or len({"batch" if len(name) > 1 and _BATCH.fullmatch(name) else name for name in known}) > 1
+    ):
         return Guess.OTHER
     if len(known) == len(all_names) > 0 and _BATCH.fullmatch(known[0]):
         return Guess.BATCH
     return Guess.UNKNOWN
-
-
-def _spelled_alike(name: str) -> str:
-    # batch, Batch, batch_size and bs are alike; N and B may be the numbers of two different things.
-    return "batch" if len(name) > 1 and _BATCH.fullmatch(name) else name
 
 
 DEFAULT_MAX_BATCH_SIZE = 4  # what Triton gives a batching model whose configuration names no batch size

@@ -392,18 +392,6 @@ def _no_group(stop: _Stop) -> str:
     return f"{field[1]} holds fields: write {field[1]} {{ … }}"
 
 
-def _no_colon(stop: _Stop) -> str:
-    return "between a field and its value stands a colon" if stop.rest.startswith("=") else ""
-
-
-def _no_string(stop: _Stop) -> str:
-    return f'write "{stop.said[0]}", in quotes' if re.fullmatch(r"[\w./-]+", stop.said[0]) else ""
-
-
-def _no_number(stop: _Stop) -> str:
-    return f"write {stop.said[0]} without quotes"
-
-
 def _no_name(stop: _Stop) -> str:
     if stop.rest.startswith(("/", "*")):
         return "comments begin with #"
@@ -416,9 +404,12 @@ _CLAUSES: tuple[tuple[str, Callable[[_Stop], str]], ...] = (
     (r'Message type "([\w.]+)" has no field named "(\w+)"', _unknown_field),
     (r"has no value named (\S+?)\.?$", _unknown_value),
     (r'Expected "\{"', _no_group),
-    (r'Expected ":"', _no_colon),
-    (r"Expected string but found: '(.*)'", _no_string),
-    (r"""Couldn't parse (?:integer|number|float|double): ["']([\d.]+)["']""", _no_number),
+    (r'Expected ":"', lambda stop: "between a field and its value stands a colon" if stop.rest[:1] == "=" else ""),
+    (r"Expected string but found: '([\w./-]+)'", lambda stop: f'write "{stop.said[0]}", in quotes'),
+    (
+        r"""Couldn't parse (?:integer|number|float|double): ["']([\d.]+)["']""",
+        lambda stop: f"write {stop.said[0]} without quotes",
+    ),
     (r"Expected identifier or number, got", _no_name),
 )
 

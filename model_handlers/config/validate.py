@@ -16,13 +16,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.config.bounds import INT32_MAX, MAX_INSTANCES, MAX_ITEMS, too_large, too_many
-from model_handlers.config.model_config import (
-    DEFAULT_IDLE_US,
-    ControlKind,
-    InstanceKind,
-    OldestStrategy,
-    TimeoutAction,
-)
+from model_handlers.config.model_config import DEFAULT_IDLE_US, ControlKind, InstanceKind, OldestStrategy, TimeoutAction
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.tensor import BYTES, INT32, INT64, MAX_DIMS, MAX_ELEMENTS, UINT32, UINT64, TensorFormat
 

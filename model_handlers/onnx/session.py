@@ -318,16 +318,7 @@ _GRAPH_LEVELS = {-1: "ORT_DISABLE_ALL", 1: "ORT_ENABLE_BASIC", 2: "ORT_ENABLE_EX
 _THREADS = _WITHIN, _BETWEEN, _MODE = ("intra_op_thread_count", "inter_op_thread_count", "execution_mode")
 _SHOWN = 200  # characters of a file name in a message
 _BESIDE = "put the library beside the model or its config.pbtxt, and name it by its file name"
-_PARAMETERS = frozenset(
-    (
-        *_THREADS,
-        "level",
-        "enable_mem_arena",
-        "enable_mem_pattern",
-        SHRINKAGE,
-        *CUDA_PARAMETERS,
-    )
-)
+_PARAMETERS = frozenset((*_THREADS, "level", "enable_mem_arena", "enable_mem_pattern", SHRINKAGE, *CUDA_PARAMETERS))
 
 
 def session_threads(config: ModelConfig, threads: int) -> Threads:

@@ -161,8 +161,10 @@ def _check_named(what: str, named: Sequence[NamedTensor], completed: Sequence[Te
 
 
 def _asked(config: Config, author_class: type[Any]) -> dict[str, Any]:
+    shown = config.authors()
     try:
-        completed = author_class.auto_complete_config(ModelConfig(json.dumps(_document(config.authors()))))
+        document = json.dumps(with_named(config_json(shown), shown))
+        completed = author_class.auto_complete_config(ModelConfig(document))
     except BaseException as error:
         raise failed_load("auto_complete_config ran", error, config.name) from error
     if not isinstance(completed, ModelConfig):
@@ -170,10 +172,6 @@ def _asked(config: Config, author_class: type[Any]) -> dict[str, Any]:
             f"auto_complete_config function in model '{config.name}' must return a valid pb.ModelConfig object."
         )
     return completed.as_dict()
-
-
-def _document(config: Config) -> dict[str, Any]:
-    return with_named(config_json(config), config)
 
 
 def _merged(config: Config, asked: Mapping[str, Any]) -> Config:

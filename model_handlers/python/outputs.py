@@ -150,7 +150,7 @@ def _warn_once(model: str, what: str) -> None:
 def _outside(config: ModelConfig, spec: TensorSpec, tensor: Tensor, *, whole_numbers: bool = False) -> Array:
     # Where floats were declared, whole numbers may stay what they are.
     data_type, array = tensor.carried()
-    if data_type is not spec.data_type and not _same_bits(data_type, spec.data_type):
+    if data_type is not spec.data_type and (data_type, spec.data_type) != (UINT16, BF16):
         what = f"returned output '{spec.name}' as {data_type.name}, expected {spec.data_type.name}"
         kept = whole_numbers and data_type.dtype.kind in "biu" and spec.data_type.dtype.kind == "f"
         cast = array if kept else _cast(array, data_type, spec.data_type)
@@ -194,11 +194,6 @@ def _refitted(array: Array, outer: tuple[int, ...], inner: tuple[int, ...], *, b
     if not shape_matches(array.shape[batches:], outer):
         raise ValueError(array.shape)
     return refitted(array, outer, inner, batches=batches)
-
-
-def _same_bits(returned: DataType, expected: DataType) -> bool:
-    # Bit patterns of BF16, which numpy does not have, come as UINT16.
-    return returned is UINT16 and expected is BF16
 
 
 def _cast(array: Array, returned: DataType, expected: DataType) -> Array | None:

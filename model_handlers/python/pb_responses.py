@@ -178,7 +178,8 @@ class _DlpackTensor(Tensor):
         super().__init__(name, array)
         if is_bf16:
             self._data_type = BF16
-        self._array = _writable(self._array)
+        if not self._array.flags.writeable:  # numpy writes to no memory that it has from DLPack
+            self._array = np.asarray(_Memory(self._array))
 
 
 class _GpuTensor(Tensor):
@@ -231,11 +232,6 @@ class _Memory:
     def __init__(self, array: Array) -> None:
         self._array = array  # which keeps the memory
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def _writable(array: Array) -> Array:
-    # numpy writes to no memory that it has from DLPack.
-    return array if array.flags.writeable else np.asarray(_Memory(array))
 
 
 def _checked(name: str) -> str:

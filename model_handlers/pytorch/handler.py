@@ -138,7 +138,7 @@ _KNOWN = (
     "NUM_INTEROP_THREADS",
 )
 _WITHOUT_EFFECT = {
-    "TORCH_COMPILE_OPTIONAL_PARAMETERS": "nothing is compiled while models are served; an AOTInductor package is",
+    "TORCH_COMPILE_OPTIONAL_PARAMETERS": "nothing is compiled while models are served; an AOTInductor package is"
 }
 _THREADS = range(1025)
 # Private to PyTorch, and all that there is: what Triton's backend calls by its C++ names.

@@ -100,8 +100,7 @@ def pytorch() -> Any:
         import torch  # noqa: PLC0415 - optional, and a second of import
     except ImportError as error:
         raise MmeError(
-            Kind.UNSUPPORTED,
-            "PyTorch models need PyTorch, which is not installed; run `pip install 'mme[torch]'`",
+            Kind.UNSUPPORTED, "PyTorch models need PyTorch, which is not installed; run `pip install 'mme[torch]'`"
         ) from error
     # Inputs lie in memory that numpy may not write to. Models that write into their inputs write into their own copy
     # of a request, which is not read again.

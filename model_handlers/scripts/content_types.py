@@ -315,10 +315,6 @@ def _array(document: Any) -> Any:
     return exact
 
 
-def _from_csv(body: bytes | str) -> Any:
-    return table_of(body)
-
-
 def _from_npy(body: bytes | str) -> Any:
     # As `np.load`, but for the memory that a header may claim: there is no more than what came.
     stream = io.BytesIO(_as_bytes(body))
@@ -401,7 +397,7 @@ def _to_npy(prediction: Any) -> memoryview:
 
 _READERS: dict[str, Callable[[bytes | str], Any]] = {
     JSON: _from_json,
-    CSV: _from_csv,
+    CSV: table_of,
     JSON_LINES: _from_json_lines,
     NPY: _from_npy,
     NPZ: _from_npz,

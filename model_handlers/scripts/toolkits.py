@@ -177,10 +177,7 @@ _MODULES: dict[str, dict[str, Any]] = {
     "sagemaker_xgboost_container.encoder": _BOOSTERS,
     "sagemaker_huggingface_inference_toolkit": {},
     "sagemaker_huggingface_inference_toolkit.content_types": {**_CONTENT_TYPES, **_MEDIA},
-    "sagemaker_huggingface_inference_toolkit.decoder_encoder": {
-        "decode": defaults.decoded,
-        "encode": defaults.encoded,
-    },
+    "sagemaker_huggingface_inference_toolkit.decoder_encoder": {"decode": defaults.decoded, "encode": defaults.encoded},
     "mms": {},
     "mms.service": {"PredictionException": PredictionException},
 }

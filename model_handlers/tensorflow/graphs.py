@@ -254,8 +254,13 @@ def saved_signature(config: ModelConfig, folder: Path) -> tuple[list[SignatureTe
 
     def tensors(described: Any) -> list[SignatureTensor]:
         return [
-            _tensor(config, name, dtypes.as_dtype(info.dtype).name, _dims(info.tensor_shape))
-            for name, info in sorted(described.items())
+            _tensor(
+                config,
+                name,
+                dtypes.as_dtype(info.dtype).name,
+                None if shape.unknown_rank else [d.size for d in shape.dim],
+            )
+            for name, info, shape in ((name, info, info.tensor_shape) for name, info in sorted(described.items()))
         ]
 
     return tensors(signature.inputs), tensors(signature.outputs)
@@ -353,10 +358,6 @@ def _facts(config: ModelConfig, tensors: Mapping[str, Any]) -> list[SignatureTen
         )
         for name, tensor in tensors.items()
     ]
-
-
-def _dims(shape: Any) -> list[int] | None:
-    return None if shape.unknown_rank else [dim.size for dim in shape.dim]
 
 
 def _tensor(

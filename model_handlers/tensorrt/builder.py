@@ -110,7 +110,9 @@ def build(model: Path, plan: Path, options: BuildOptions, progress: Progress) ->
     config = _configured(framework, builder, network, options)
     config.progress_monitor = _monitor(framework, progress)
     cache = None if rtx or options.timing_cache is None else options.timing_cache
-    _remember(config, cache)
+    if cache is not None:  # what an earlier build measured; TensorRT-RTX measures nothing while it builds
+        known = cache.read_bytes() if cache.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
     made = builder.build_serialized_network(network, config)
     if made is None:
         raise invalid_model(f"TensorRT can't build an engine of '{model.name}': {last_words(logger.said)}")
@@ -216,13 +218,6 @@ def _monitor(framework: Any, progress: Progress) -> Any:
             self._steps.pop(phase_name, None)
 
     return Monitor()
-
-
-def _remember(config: Any, cache: Path | None) -> None:
-    # What an earlier build measured; TensorRT-RTX measures nothing while it builds.
-    if cache is not None:
-        known = cache.read_bytes() if cache.is_file() else b""
-        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Device
-    from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from model_handlers.tensorrt.engine import Context, Profile
@@ -137,7 +136,8 @@ def _complete(config: ModelConfig, engine: Engine, profiles: Sequence[Profile]) 
         [(tensor.name, tensor.data_type, tensor.shape) for tensor in tensors.values()]
         for tensors in (engine.inputs, engine.outputs)
     )
-    if not _batches(inputs, outputs) or not any(profile.ranges for profile in profiles):
+    batches = all(shape[:1] == (-1,) for _, _, shape in (*inputs, *outputs))
+    if not batches or not any(profile.ranges for profile in profiles):
         return complete(config, inputs, outputs)
     largest = largest_batch(config, profiles)
     incomplete = not (config.strict or (config.inputs and config.outputs))
@@ -147,7 +147,3 @@ def _complete(config: ModelConfig, engine: Engine, profiles: Sequence[Profile]) 
         best = {profile.batch_sizes[0] for profile in profiles}
         config = replace(config, dynamic_batching=DynamicBatching(tuple(sorted({*best, largest}))))
     return replace(complete(config, inputs, outputs, largest), guess=guess)
-
-
-def _batches(inputs: Sequence[SignatureTensor], outputs: Sequence[SignatureTensor]) -> bool:
-    return all(shape[:1] == (-1,) for _, _, shape in (*inputs, *outputs))

@@ -252,10 +252,11 @@ class TreesHandler(Handler):
         """Compute one batch of rows."""
         rows = np.ascontiguousarray(inputs[INPUT], np.float32)
         try:
+            compute, forest = self._crew.compute, self._forest
             return [
-                self._outcome.of(self._crew.compute(self._forest.scores, rows))
+                self._outcome.of(compute(forest.scores, rows))
                 if name == OUTPUT
-                else self._contributions(rows)
+                else compute(forest.contributions, rows).astype(np.float32, copy=False)
                 for name in outputs
             ]
         except MemoryError as error:
@@ -264,9 +265,6 @@ class TreesHandler(Handler):
             raise MmeError(
                 Kind.EXECUTION_FAILED, f"the trees of model '{self.config.name}' could not be computed: {words(error)}"
             ) from error
-
-    def _contributions(self, rows: Array) -> Array:
-        return self._crew.compute(self._forest.contributions, rows).astype(np.float32, copy=False)
 
     def close(self) -> None:
         """Drop the trees: each library frees them in its destructor."""
