@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
 _LAST_UNLOADS = 256  # at a time, when all go
-_LET_GO_SECONDS = 30.0  # for a model that nobody uses to be closed
+_LET_GO_SECONDS = 30.0  # for an unused model to be closed
 _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
 
 
@@ -76,22 +76,14 @@ def _nothing() -> int:
 
 
 class Engine:
-    """All models of one server process. Made and used on one event loop.
-
-    Attributes:
-        stats: (name, version) → counters of requests.
-        cache: the models in memory; registry: which names mean what; origins: where models come from.
-        index: look-ups by name, and the repository index.
-        responses: those that are kept for requests that come again.
-        on_the_way: bytes of requests and responses in this process.
-    """
+    """All models of one server process. Made and used on one event loop."""
 
     def __init__(
         self, options: EngineOptions, loop: asyncio.AbstractEventLoop, on_the_way: Callable[[], int] = _nothing
     ) -> None:
         self.options = options
-        self.stats: dict[tuple[str, int], ModelStats] = {}
-        self.on_the_way = on_the_way
+        self.stats: dict[tuple[str, int], ModelStats] = {}  # (name, version) → counters of requests
+        self.on_the_way = on_the_way  # bytes of requests and responses in this process
         self._loop = loop
         self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
         self._script = SharedScript(options.scripts, options.cache_directory)
@@ -107,8 +99,9 @@ class Engine:
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         self._known = known = Footprints(file.read(), options.budget)
         self._footprints = LazyFile(file, known, self._writes, delay=_FOOTPRINT_SECONDS)
-        self.responses = ResponseCache(options.response_cache_bytes)
+        self.responses = ResponseCache(options.response_cache_bytes)  # those that are kept for requests that come again
         loader = self._loader(known)
+        # the models in memory; registry: which names mean what; origins: where models come from
         self.cache = self._cache(loader)
         self._tiering = Tiering(self._store, self.cache, loader.scales, loader.threads, loop, lower_priority)
         self._upkeep = Upkeep(self.cache, loop, lower_priority, self._has_grown)
@@ -128,6 +121,7 @@ class Engine:
         self._load_api = LoadApi(
             options, self.cache, self.registry, self.origins, loads=self._loads, unloads=self._unloads
         )
+        # look-ups by name, and the repository index
         self.index = ModelIndex(self.cache.entries, self.stats, self.registry, self.origins)
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)

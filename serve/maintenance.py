@@ -21,18 +21,16 @@ class Maintenance:
     """One look at a time, each at the earliest time that was asked for.
 
     Args:
-        look: looks once.
         rests: seconds until the next look, asked after each, failed ones too; None for none until `look_in`.
-        initializer: called on its thread first.
     """
 
     def __init__(
         self,
         name: str,
         loop: asyncio.AbstractEventLoop,
-        look: Callable[[], Awaitable[None]],
+        look: Callable[[], Awaitable[None]],  # looks once
         rests: Callable[[], float | None],
-        initializer: Callable[[], None] = lambda: None,
+        initializer: Callable[[], None] = lambda: None,  # called on its thread first
     ) -> None:
         self.looking: asyncio.Task[None] | None = None
         self.closed = False

@@ -70,7 +70,7 @@ class ModelCalls:
         self._soon(self._ask, functools.partial(self._says_ready, model, version), done)
 
     def _soon(self, function: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and soon whoever asks is gone
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server ends
             self._loop.call_soon_threadsafe(function, *args)
 
     def _infer(self, call: ModelCall, responder: Responder) -> None:
@@ -85,7 +85,7 @@ class ModelCalls:
             _check_circle(name, (*self._behind(), *call.callers), f"call '{call.model}'")
             if not self._engine.submit(name, call.version, request):
                 self._aside(self._submit_cold(name, call.version, request, answering))
-        except Exception as error:  # noqa: BLE001 - whoever called must be answered
+        except Exception as error:  # noqa: BLE001 - every call is answered
             answering.fail(_refusal(error, call))
 
     async def _submit_cold(

@@ -31,15 +31,11 @@ class Layout:
 
     Layouts are interned by the codec: requests that look alike share one object, so that a model checks a layout once
     and then knows it by identity.
-
-    Attributes:
-        inputs: (name, data type, full shape) of each tensor, in the order of the request.
-        outputs: names of the requested outputs, () for all of them.
     """
 
     def __init__(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
+        self.inputs = inputs  # (name, data type, full shape) of each tensor, in the order of the request
+        self.outputs = outputs  # names of the requested outputs, () for all of them
 
     def weight(self) -> int:
         """Bytes that it takes, about. Clients choose names and their number: what remembers layouts has to count."""
@@ -72,31 +68,7 @@ class Asked(Protocol):
 
 
 class InferenceRequest:
-    """A request on its way through the engine.
-
-    Attributes:
-        inputs: one array an input of the layout, in its order, with the full shape. May be views into the body.
-        parameters: what the client sent beside tensors (never the reserved keys, which have fields of their own).
-        timeout_us: the client's own queue timeout in microseconds, 0 for none.
-        priority: the level that the client asks for, 1 being served first; 0 for the model's default.
-        correlation_id, flags: the sequence that it belongs to, 0 for none, and where in it: see `ModelRequest`.
-        callers: the models that wait for its answer, the outermost first.
-        on_complete: called exactly once, on the event loop, with the response or the error; with None where a decoupled
-            model has sent its responses before, or none.
-        on_response: called on the event loop with each response of a decoupled model; None for a client that can take
-            only one.
-        on_error: called there with each error of a decoupled model that others may follow; where it is None, the first
-            error ends the request.
-        on_cancel: called when the client leaves.
-        lease: keeps the model in memory until the answer was handed over. Set by the engine, as is `asked`.
-        batch_size, order, signature: what the model's check of the layout found (`serve/model/layout_check.py`).
-        came_to: of an ensemble's that failed, where the time went of those steps that had answered.
-        watch: of an ensemble's, shown each request of a step with its answer; what it returns is kept.
-        arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue
-            is over (0: never).
-        put_back_ns: when its last execution ended, of a request that its model puts back; 0 before.
-        responses: how many it has had, from a decoupled model.
-    """
+    """A request on its way through the engine."""
 
     def __init__(
         self,
@@ -108,32 +80,46 @@ class InferenceRequest:
         timeout_us: int = 0,
     ) -> None:
         self.layout = layout
+        # one array an input of the layout, in its order, with the full shape. May be views into the body.
         self.inputs = inputs
+        # called exactly once, on the event loop, with the response or the error; with None where a decoupled model has
+        # sent its responses before, or none
         self.on_complete = on_complete
         self.id = id
+        # what the client sent beside tensors (never the reserved keys, which have fields of their own)
         self.parameters = parameters
-        self.timeout_us = timeout_us
-        self.priority = 0
+        self.timeout_us = timeout_us  # the client's own queue timeout in microseconds, 0 for none
+        self.priority = 0  # the level that the client asks for, 1 being served first; 0 for the model's default
+        # correlation_id, flags: the sequence that it belongs to, 0 for none, and where in it: see `ModelRequest`
         self.correlation_id: int | str = 0
         self.flags = 0
-        self.callers: tuple[str, ...] = ()
+        self.callers: tuple[str, ...] = ()  # the models that wait for its answer, the outermost first
         self.trace = ""
+        # of an ensemble's that failed, where the time went of those steps that had answered
         self.came_to: Timings | None = None
+        # of an ensemble's, shown each request of a step with its answer; what it returns is kept
         self.watch: Watch | None = None
+        # called on the event loop with each response of a decoupled model; None for a client that can take only one
         self.on_response: PartialResponse | None = None
+        # called there with each error of a decoupled model that others may follow; where it is None, the first error
+        # ends the request
         self.on_error: PartialError | None = None
-        self.on_cancel: Callable[[], None] | None = None
+        self.on_cancel: Callable[[], None] | None = None  # called when the client leaves
         self.cancelled = False
         self.answered = False
+        # keeps the model in memory until the answer was handed over. Set by the engine, as is `asked`.
         self.lease: Lease | None = None
         self.asked: Asked | None = None
+        # batch_size, order, signature: what the model's check of the layout found (`serve/model/layout_check.py`)
         self.batch_size = 1
         self.order: tuple[int, ...] = ()
         self.signature: Hashable = None
+        # arrival_ns, deadline_ns: `time.perf_counter_ns()` when the model accepted it and when its time in the queue is
+        # over (0: never)
         self.arrival_ns = 0
         self.deadline_ns = 0
-        self.put_back_ns = 0
-        self.responses = 0
+        self.put_back_ns = 0  # when its last execution ended, of a request that its model puts back; 0 before
+        self.responses = 0  # how many it has had, from a decoupled model
 
     def cancel(self) -> None:
         """The client left: a queued request is dropped instead of run."""
@@ -158,7 +144,7 @@ class InferenceRequest:
         self.on_cancel = None
         try:
             self.on_complete(self, result)
-        except Exception:  # noqa: BLE001 - whoever can't take an answer must not cost the others in its batch theirs
+        except Exception:  # noqa: BLE001 - an answer that can't be taken must not cost the others in its batch theirs
             _log.exception("the answer of request '%s' could not be handed over", self.id)
         finally:
             lease, self.lease = self.lease, None
@@ -170,14 +156,7 @@ class InferenceRequest:
 
 
 class InferenceResponse:
-    """The answer to one request.
-
-    Attributes:
-        model_version: the resolved one, as a string.
-        outputs: (name, data type, array) of each requested output, full shapes.
-        parameters: what the model sends beside tensors, None for nothing.
-        final: whether a decoupled model said with it that it is the last of several.
-    """
+    """The answer to one request."""
 
     def __init__(
         self,
@@ -189,12 +168,12 @@ class InferenceResponse:
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         self.model_name = model_name
-        self.model_version = model_version
-        self.outputs = outputs
+        self.model_version = model_version  # the resolved one, as a string
+        self.outputs = outputs  # (name, data type, array) of each requested output, full shapes
         self.id = id
         self.timings = timings
-        self.parameters = parameters
-        self.final = False
+        self.parameters = parameters  # what the model sends beside tensors, None for nothing
+        self.final = False  # whether a decoupled model said with it that it is the last of several
 
 
 class Timings:
@@ -244,41 +223,27 @@ class Timings:
 
 
 class Step(NamedTuple):
-    """One answer of a model to a request of an ensemble's.
+    """One answer of a model to a request of an ensemble's."""
 
-    Attributes:
-        model: what the ensemble calls it; version: of the one that has answered.
-        arrival: `time.perf_counter_ns()` when it accepted the request.
-        seen: what the ensemble's request's `watch` made of both.
-    """
-
-    model: str
+    model: str  # what the ensemble calls it; version: of the one that has answered
     version: str
-    arrival: int
+    arrival: int  # `time.perf_counter_ns()` when it accepted the request
     timings: Timings
-    seen: Any = None
+    seen: Any = None  # what the ensemble's request's `watch` made of both
 
 
 class Called(NamedTuple):
-    """One call that a model made of another one; readings of `time.perf_counter_ns()`.
-
-    Attributes:
-        version: of the one that has answered, "" where none has.
-        arrival: when it accepted the request, 0 if it never did.
-        timings: of its last response, None where there was none.
-        error: the kind of the error that it answered with, "" for none.
-        report: what its load cost, if the call had to wait for one.
-    """
+    """One call that a model made of another one; readings of `time.perf_counter_ns()`."""
 
     model: str
     began: int
     ended: int
-    version: str = ""
+    version: str = ""  # of the one that has answered, "" where none has
     id: str = ""
-    arrival: int = 0
-    timings: Timings | None = None
-    error: str = ""
-    report: LoadReport | None = None
+    arrival: int = 0  # when it accepted the request, 0 if it never did
+    timings: Timings | None = None  # of its last response, None where there was none
+    error: str = ""  # the kind of the error that it answered with, "" for none
+    report: LoadReport | None = None  # what its load cost, if the call had to wait for one
 
 
 @dataclass(frozen=True, slots=True)

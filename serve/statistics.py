@@ -135,14 +135,10 @@ class Duration:
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations by their length: how many fell between two bounds, and all of them together.
+    """Durations by their length: how many fell between two bounds, and all of them together."""
 
-    Attributes:
-        bounds: seconds, ascending.
-        counts: of those up to each bound and over the one before it; the last is of those over all.
-    """
-
-    bounds: tuple[float, ...] = BOUNDS_SECONDS
+    bounds: tuple[float, ...] = BOUNDS_SECONDS  # seconds, ascending
+    # of those up to each bound and over the one before it; the last is of those over all
     counts: list[int] = field(default_factory=list)
     total: Duration = field(default_factory=Duration)
 
@@ -174,15 +170,12 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class ResponseStats:
-    """All responses that were the first of their requests, or all that were the second, ….
+    """All responses that were the first of their requests, or all that were the second, …."""
 
-    Attributes:
-        compute_infer: how long the model took for them, from the response before; compute_output: to hand them over.
-        outcomes: both together, by what became of the response.
-    """
-
+    # how long the model took for them, from the response before; compute_output: to hand them over
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+    # both together, by what became of the response
     outcomes: dict[Outcome, Duration] = field(default_factory=lambda: {outcome: Duration() for outcome in Outcome})
 
     def as_dict(self) -> dict[str, Any]:
@@ -195,19 +188,7 @@ class ResponseStats:
 
 @dataclass(slots=True)
 class ModelStats:
-    """Everything counted for one version of one model. It outlives the model: an evicted model keeps its numbers.
-
-    Attributes:
-        responses: of a decoupled model, by their place among the responses to their request.
-        tags: labels that its metrics carry, by the configuration that it was loaded with last.
-        namespace: the repository that it is of, where that is told apart; "" elsewhere.
-        gpu_uuid: of the one GPU that it is on; "" without one, and for several.
-        batching: what is known of its batch dimension, where that is guessed (see `Batching`); "" elsewhere.
-        first_response: requests by the time until their first response; None where it is not kept.
-        buckets: of that, in milliseconds, where its configuration names none; () for none at all.
-        summaries: quantiles of what requests take, None where they are not kept.
-        cache_miss: look-ups that found nothing, each with what it took to keep the response.
-    """
+    """Everything counted for one version of one model. It outlives the model: an evicted model keeps its numbers."""
 
     inference_count: int = 0
     execution_count: int = 0
@@ -220,17 +201,21 @@ class ModelStats:
     compute_output: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStats] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
+    # of a decoupled model, by their place among the responses to their request
     responses: dict[int, ResponseStats] = field(default_factory=dict)
+    # requests by the time until their first response; None where it is not kept
     first_response: Histogram | None = None
-    buckets: tuple[float, ...] = ()
-    summaries: Summaries | None = None
+    buckets: tuple[float, ...] = ()  # of that, in milliseconds, where its configuration names none; () for none at all
+    summaries: Summaries | None = None  # quantiles of what requests take, None where they are not kept
+    # labels that its metrics carry, by the configuration that it was loaded with last
     tags: Mapping[str, str] = field(default_factory=dict)
-    namespace: str = ""
-    gpu_uuid: str = ""
+    namespace: str = ""  # the repository that it is of, where that is told apart; "" elsewhere
+    gpu_uuid: str = ""  # of the one GPU that it is on; "" without one, and for several
     load_ns: int = 0
-    batching: str = ""
+    batching: str = ""  # what is known of its batch dimension, where that is guessed (see `Batching`); "" elsewhere
     cached: bool = False
     cache_hit: Duration = field(default_factory=Duration)
+    # look-ups that found nothing, each with what it took to keep the response
     cache_miss: Duration = field(default_factory=Duration)
 
     def executed(self, size: int, timings: Timings) -> None:

@@ -49,8 +49,6 @@ class ThreadPool(Executor):
     the system has no room for another thread, those that there are do the work.
 
     Args:
-        name: what threads are called, with a number behind it.
-        initializer: called on each thread first.
         keeps_one: whether one thread is there from the beginning and never ends, so that work gets done on a system
             without room for threads.
         idle_seconds: after which a thread without work ends; 0 for a fresh thread for each piece of work.
@@ -63,8 +61,8 @@ class ThreadPool(Executor):
 
     def __init__(
         self,
-        name: str,
-        initializer: Callable[[], None] = _nothing,
+        name: str,  # what threads are called, with a number behind it
+        initializer: Callable[[], None] = _nothing,  # called on each thread first
         *,
         most: int = sys.maxsize,
         keeps_one: bool = False,

@@ -61,15 +61,10 @@ _BY_NAME = {Guess.BATCH: Batching.NAMED, Guess.OTHER: Batching.OTHER, Guess.UNKN
 
 
 class Comparison(NamedTuple):
-    """What came of a batch beside its requests alone.
+    """What came of a batch beside its requests alone."""
 
-    Attributes:
-        differs: in what, as the rest of a sentence; "" for nothing.
-        telling: whether another client's data would have shown.
-    """
-
-    differs: str
-    telling: bool
+    differs: str  # in what, as the rest of a sentence; "" for nothing
+    telling: bool  # whether another client's data would have shown
 
 
 class BatchProof:

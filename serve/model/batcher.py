@@ -48,7 +48,7 @@ class Queued(Protocol):
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether its client has left."""
 
 
 R = TypeVar("R", bound=Queued)
@@ -103,7 +103,7 @@ class PriorityLevel(Generic[R]):
         """The nearest time (ns) at which a request's queue time is over, 0 for none."""
         if not self.policy.default_timeout_microseconds or not self.waiting:
             return 0
-        if not self.policy.allow_timeout_override:  # then who came first runs out of time first
+        if not self.policy.allow_timeout_override:  # then the oldest runs out of time first
             return self.waiting[0].deadline_ns
         return min(request.deadline_ns for request in self.waiting)
 
@@ -117,7 +117,9 @@ class PriorityLevel(Generic[R]):
         self.waiting.clear()
         self.waiting.extend(in_time)
         if self.policy.timeout_action is TimeoutAction.DELAY:
-            in_order = sorted(chain(self.delayed, late), key=_arrival)  # who gave up early is not put before older ones
+            in_order = sorted(
+                chain(self.delayed, late), key=_arrival
+            )  # one that gave up early is not put before older ones
             self.delayed.clear()
             self.delayed.extend(in_order)
             return []
@@ -136,42 +138,31 @@ class PriorityLevel(Generic[R]):
         self.delayed.clear()
 
 
-_NOBODY: deque[Any] = deque()
+_NONE_WAITING: deque[Any] = deque()
 UNBATCHED = DynamicBatching(preferred_batch_size=(1,))
 
 
 class BatchDecision(Generic[R]):
-    """What one `take` decided.
-
-    Attributes:
-        batch: requests for `instance` to execute together, [] when there is nothing to do now.
-        wake_at: when to ask again (ns), 0 for: when something changes.
-        expired: requests whose time in the queue is over; each is owed a Kind.QUEUE_TIMEOUT.
-        cancelled: requests whose clients left.
-    """
+    """What one `take` decided."""
 
     def __init__(self, instance: int = 0) -> None:
-        self.batch: list[R] = []
+        self.batch: list[R] = []  # requests for `instance` to execute together, [] when there is nothing to do now
         self.instance = instance
-        self.wake_at = 0
-        self.expired: list[R] = []
-        self.cancelled: list[R] = []
+        self.wake_at = 0  # when to ask again (ns), 0 for: when something changes
+        self.expired: list[R] = []  # requests whose time in the queue is over; each is owed a Kind.QUEUE_TIMEOUT
+        self.cancelled: list[R] = []  # requests whose clients left
 
 
 class BatchQueue(Generic[R]):
     """Requests of one model, waiting to be batched.
-
-    Attributes:
-        wants_cancellations: whether it is to be told of clients that leave, by `cancel`.
-        timeout_message: what the requests of `BatchDecision.expired` are told.
 
     Args:
         max_batch_size: the sum of batch sizes that one execution may have; 0 and 1 mean one request each.
         batching: None to execute each request alone.
     """
 
-    wants_cancellations: ClassVar[bool] = False
-    timeout_message: ClassVar[str] = "Request timeout expired"
+    wants_cancellations: ClassVar[bool] = False  # whether it is to be told of clients that leave, by `cancel`
+    timeout_message: ClassVar[str] = "Request timeout expired"  # what the requests of `BatchDecision.expired` are told
 
     def __init__(self, model: str, max_batch_size: int, batching: DynamicBatching | None) -> None:
         self._model = model
@@ -234,7 +225,7 @@ class BatchQueue(Generic[R]):
         Of requests that are executed one by one it has as many as wait, but no more than `most`.
         """
         take: BatchDecision[R] = BatchDecision(instances[-1])
-        if self._hurries:  # then nobody is delayed
+        if self._hurries:  # then none is delayed
             waiting = self._free or self._all_waiting()
             if len(waiting) == 1 and not waiting[0].cancelled:
                 take.batch = [waiting.popleft()]  # what the rest comes to for one request, and most of its cost
@@ -251,7 +242,7 @@ class BatchQueue(Generic[R]):
 
     def _all_waiting(self) -> deque[R]:
         occupied = [level.waiting for level in self._levels if level.waiting]
-        return occupied[0] if len(occupied) == 1 else _NOBODY
+        return occupied[0] if len(occupied) == 1 else _NONE_WAITING
 
     def release(self, instance: int, now: int) -> None: ...
 
@@ -273,10 +264,10 @@ class BatchQueue(Generic[R]):
 
     def clear(self) -> list[R]:
         """Take out all that wait."""
-        everybody = list(self._everybody())
+        waiting = list(self._all())
         for level in self._levels:
             level.clear()
-        return everybody
+        return waiting
 
     def _expire(self, now: int, take: BatchDecision[R]) -> None:
         if self._has_deadlines:
@@ -306,16 +297,16 @@ class BatchQueue(Generic[R]):
         return (level if level is not None else next(level for level in self._levels if level)).pop()
 
     def _send_at(self, count: int) -> int:
-        return self._delay_ns + min(request.arrival_ns for request in islice(self._everybody(), count))
+        return self._delay_ns + min(request.arrival_ns for request in islice(self._all(), count))
 
-    def _everybody(self) -> Iterator[R]:
+    def _all(self) -> Iterator[R]:
         return iter(self._only) if self._only is not None else chain.from_iterable(self._levels)
 
     def _walk(self) -> tuple[int, int, bool, int]:
         """Over the requests that fit together: how many, their size, whether no more can join, the preferred cut."""
-        signature = next(self._everybody()).signature
+        signature = next(self._all()).signature
         count = total = preferred_count = 0
-        for request in self._everybody():
+        for request in self._all():
             if request.cancelled:
                 count += 1
                 continue
@@ -363,15 +354,12 @@ class BatchLinger:
     sockets for a few turns before it sends the next one, until as many wait as were answered: about what a client waits
     longer, it waits less behind others. Where many wait already they go first, and the process has work while the
     answers are written.
-
-    Attributes:
-        turns: of the loop, for which waiting requests may still be left alone.
     """
 
     def __init__(self, *, joins: bool) -> None:
         self._joins = joins
         self._size = 0  # of the batch that was answered last
-        self.turns = 0
+        self.turns = 0  # of the loop, for which waiting requests may still be left alone
         self._until = 0
 
     def __repr__(self) -> str:

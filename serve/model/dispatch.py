@@ -225,17 +225,13 @@ class InputMeter:
 
 
 class WakeTimer:
-    """Wakes at a time (ns), never for 0. An earlier wake-up will do: it looks, and sets another.
-
-    Attributes:
-        wakes_at: when, while it is set.
-    """
+    """Wakes at a time (ns), never for 0. An earlier wake-up will do: it looks, and sets another."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         self._loop = loop
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
-        self.wakes_at = 0
+        self.wakes_at = 0  # when, while it is set
 
     def set(self, wake_at: int) -> None:
         if self._timer is None and not wake_at:

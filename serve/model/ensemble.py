@@ -47,23 +47,14 @@ _now = time.perf_counter_ns
 
 
 class EnsembleModel:
-    """One version of an ensemble, ready to be asked; see `Model`.
-
-    Attributes:
-        parts: its steps; graph: how they hang together.
-        batches, kinds, version_text: whether it has a batch dimension, the type of each output, what responses say.
-
-    Args:
-        config: the ensemble's, checked against its models'.
-        members: for each step the model that runs it.
-    """
+    """One version of an ensemble, ready to be asked; see `Model`."""
 
     def __init__(
         self,
         name: str,
         version: int,
-        config: ModelConfig,
-        members: Sequence[Model | EnsembleModel],
+        config: ModelConfig,  # the ensemble's, checked against its models'
+        members: Sequence[Model | EnsembleModel],  # for each step the model that runs it
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
         responses: ResponseCache | None = None,
@@ -78,11 +69,13 @@ class EnsembleModel:
         self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
         decoupled = [bool(member.config.decoupled) for member in members]
         self.graph = Graph(config.own(name), config.ensemble, decoupled)
+        # its steps; graph: how they hang together
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
         self._limiters = InflightLimiters(config.max_inflight_requests) if config.max_inflight_requests else None
         if self._limiters is not None:
             for part in self.parts:
                 part.submit = InflightLimiter(self._limiters, part.model).submit
+        # batches, kinds, version_text: whether it has a batch dimension, the type of each output, what responses say
         self.batches = config.max_batch_size > 0
         self.kinds = {spec.name: spec.data_type for spec in config.outputs}
         self.version_text = str(version)
@@ -146,21 +139,16 @@ class EnsembleModel:
 
 
 class Part:
-    """A step, as every request of it needs to know it.
-
-    Attributes:
-        batches: whether its model has a batch dimension.
-        outputs: those of the model that the ensemble has names for, () where that is all of them.
-        submit: takes a request of it, as the model does.
-    """
+    """A step, as every request of it needs to know it."""
 
     def __init__(self, step: EnsembleStep, model: Model | EnsembleModel) -> None:
         self.model = model
         self.config = model.config
-        self.batches = model.config.max_batch_size > 0
+        self.batches = model.config.max_batch_size > 0  # whether its model has a batch dimension
         self.step = step
-        self.submit = model.submit
+        self.submit = model.submit  # takes a request of it, as the model does
         everything = step.output_map.keys() >= {spec.name for spec in model.config.outputs}
+        # those of the model that the ensemble has names for, () where that is all of them
         self.outputs = () if everything else tuple(step.output_map)
 
 
@@ -237,7 +225,7 @@ class EnsembleRun:
             sent = self._made(scope, step, part)
             self._running.add(sent)
             part.submit(sent)
-        except Exception as error:  # noqa: BLE001 - whoever takes the answer of a step that is none must say so himself
+        except Exception as error:  # noqa: BLE001 - whatever a step's model raises is the request's error
             if sent is not None:
                 self._running.discard(sent)
             self._fail(failure(part.model.name, error))
@@ -497,7 +485,7 @@ class InflightLimiter:
             request.on_cancel = None
             try:
                 self._enter(request)
-            except Exception as error:  # noqa: BLE001 - who submitted it is long gone
+            except Exception as error:  # noqa: BLE001 - its submission is long over
                 request.resolve(failure(self._model.name, error))
             _follower_entered(before)
         self._is_letting_in = False
@@ -529,11 +517,11 @@ class InflightLimiter:
             slot.end()
 
     def _tell(
-        self, slot: _Slot, who: Callable[[InferenceRequest, T], None], request: InferenceRequest, what: T
+        self, slot: _Slot, tell: Callable[[InferenceRequest, T], None], request: InferenceRequest, what: T
     ) -> None:
         outer, self._all.answering = self._all.answering, slot
         try:
-            who(request, what)
+            tell(request, what)
         finally:
             self._all.answering = outer
 

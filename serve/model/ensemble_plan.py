@@ -161,23 +161,17 @@ class Graph:
 
 
 class PlannedStep:
-    """A step of a plan, or a response of the ensemble, which is due when a step with its inputs would run.
-
-    Attributes:
-        index: which one of the ensemble it is; responses have numbers behind those of the steps.
-        depth: how many decoupled steps are above it.
-        inputs: (input of its model, place of the tensor); of a response its outputs.
-        outputs: output of its model → (place of the tensor, the steps that wait for it).
-    """
+    """A step of a plan, or a response of the ensemble, which is due when a step with its inputs would run."""
 
     def __init__(
         self, index: int, depth: int, inputs: tuple[Placed, ...], *, decoupled: bool = False, responds: bool = False
     ) -> None:
-        self.index = index
-        self.depth = depth
-        self.inputs = inputs
+        self.index = index  # which one of the ensemble it is; responses have numbers behind those of the steps
+        self.depth = depth  # how many decoupled steps are above it
+        self.inputs = inputs  # (input of its model, place of the tensor); of a response its outputs
         self.decoupled = decoupled
         self.responds = responds
+        # output of its model → (place of the tensor, the steps that wait for it)
         self.outputs: dict[str, tuple[int, list[PlannedStep]]] = {}
 
     def __repr__(self) -> str:
@@ -185,24 +179,17 @@ class PlannedStep:
 
 
 class Plan:
-    """What runs for some outputs, and what of it waits for what: known before a request comes.
-
-    Attributes:
-        places: tensor → its place in a list.
-        wanted: the outputs, and their places.
-        first: the steps that wait for no other.
-        lacking: for each step and each response, how many tensors of other steps it waits for.
-        within: ancestry → how many steps and responses each scope of it sees.
-        responds_once: whether no wanted output is behind a decoupled step: the one response is due once nothing runs.
-    """
+    """What runs for some outputs, and what of it waits for what: known before a request comes."""
 
     def __init__(self, graph: Graph, inputs: Sequence[str], wanted: Sequence[str]) -> None:
         needed = sorted(graph.needed(wanted))
         made = [tensor for index in needed for tensor in graph.steps[index].output_map.values()]
+        # tensor → its place in a list
         self.places = {tensor: place for place, tensor in enumerate(dict.fromkeys((*inputs, *made)))}
-        self.wanted = tuple((name, self.places[name]) for name in wanted)
+        self.wanted = tuple((name, self.places[name]) for name in wanted)  # the outputs, and their places
         ancestries = {name: graph.ancestry_of(name) for name in wanted}
         ends = {one for one in ancestries.values() if not any(_is_prefix(one, other) for other in ancestries.values())}
+        # whether no wanted output is behind a decoupled step: the one response is due once nothing runs
         self.responds_once = ends == {()}
         steps = []
         for index in needed:
@@ -214,7 +201,9 @@ class Plan:
                 (name, place) for name, place in self.wanted if end[: len(ancestries[name])] == ancestries[name]
             )
             responses.append(PlannedStep(len(graph.steps) + len(responses), len(end), seen, responds=True))
+        # ancestry → how many steps and responses each scope of it sees
         self.within = Counter([*(graph.ancestries[index] for index in needed), *ends])
+        # for each step and each response, how many tensors of other steps it waits for
         self.lacking = [0] * (len(graph.steps) + len(responses))
         for step in steps:
             for name, tensor in graph.steps[step.index].output_map.items():
@@ -223,16 +212,11 @@ class Plan:
                 step.outputs[name] = place, waiting
                 for other in waiting:
                     self.lacking[other.index] += 1
-        self.first = [step for step in steps if not self.lacking[step.index]]
+        self.first = [step for step in steps if not self.lacking[step.index]]  # the steps that wait for no other
 
 
 class ResponseScope(Generic[T]):
     """The tensors of one response of a decoupled step, or of the request.
-
-    Attributes:
-        tensors: those that exist, in their places; `ABSENT` where one does not, or not yet.
-        overrides: what the steps that read a place belong to, where a step said that.
-        outer, inner: the scope around it, and those in it that are not over.
 
     Args:
         tensors: those that came with the request, in the order of the plan's inputs, or all of the scope around it.
@@ -241,12 +225,15 @@ class ResponseScope(Generic[T]):
     def __init__(
         self, plan: Plan, tensors: Sequence[T | Absent], ancestry: Ancestry = (), outer: ResponseScope[T] | None = None
     ) -> None:
+        # those that exist, in their places; `ABSENT` where one does not, or not yet
         self.tensors: list[T | Absent] = [*tensors, *[ABSENT] * (len(plan.places) - len(tensors))]
+        # what the steps that read a place belong to, where a step said that
         self.overrides: dict[int, Belongs] = {} if outer is None else outer.overrides.copy()
         self._plan = plan
         self._lacking: list[int] = (plan.lacking if outer is None else outer._lacking).copy()  # noqa: SLF001 - of its class
         self._ancestry = ancestry
         self._depth = len(ancestry)
+        # outer, inner: the scope around it, and those in it that are not over
         self.outer = outer
         self.inner: list[ResponseScope[T]] = []
         self._left = plan.within[ancestry]  # steps and responses that are not due yet,

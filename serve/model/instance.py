@@ -35,19 +35,11 @@ if TYPE_CHECKING:
 
 
 _now = time.perf_counter_ns
-_BRIEF_NS = 50_000  # below it nobody asks who used the time: the system call costs half a microsecond
+_BRIEF_NS = 50_000  # below it wall time will do: the system call costs half a microsecond
 
 
 class Execution:
-    """One batch and what became of each request in it.
-
-    Attributes:
-        results: a response or an error for each, in the batch's order; None for one that is answered unasked.
-        size: the rows that were executed, also those of no request.
-        processor_ns: processor time of the executing thread; wall time where that was brief.
-        uniform: whether every result is a response, and every row a request's.
-        one_by_one: whether these are several executions of one request each, of which the timings tell the mean.
-    """
+    """One batch and what became of each request in it."""
 
     def __init__(
         self,
@@ -61,11 +53,13 @@ class Execution:
         one_by_one: bool = False,
     ) -> None:
         self.batch = batch
+        # a response or an error for each, in the batch's order; None for one that is answered unasked
         self.results = results
-        self.size = size
+        self.size = size  # the rows that were executed, also those of no request
         self.timings = timings
-        self.processor_ns = processor_ns
-        self.uniform = uniform
+        self.processor_ns = processor_ns  # processor time of the executing thread; wall time where that was brief
+        self.uniform = uniform  # whether every result is a response, and every row a request's
+        # whether these are several executions of one request each, of which the timings tell the mean
         self.one_by_one = one_by_one
 
     @property
@@ -170,18 +164,13 @@ def timed(
 
 
 class BegunBatch:
-    """A batch that a handler has begun.
-
-    Attributes:
-        names: the outputs that are to come.
-        begun: what the handler gave for it, or what went wrong.
-    """
+    """A batch that a handler has begun."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.names: tuple[str, ...] = ()
+        self.names: tuple[str, ...] = ()  # the outputs that are to come
         self.start = self.collated = _now()
-        self.begun: object = None
+        self.begun: object = None  # what the handler gave for it, or what went wrong
 
 
 def begin_batch(handler: Handler, signature: TensorMap, batch: Batch) -> BegunBatch:
@@ -265,12 +254,6 @@ class Instance:
     Args:
         pull: asks for the next batch; marks the instance idle and returns [] when there is none.
         pull_ahead: asks for one behind the batch that is executed; [] where there is none to be had so early.
-        report: takes a finished execution; called on a thread.
-        post: takes what the model answers unasked; called on any thread.
-
-    Attributes:
-        handler: may be replaced at any time; an execution under way goes on with the one it began with.
-        turn: counts the beginnings and ends of executions, so that it is odd during one.
     """
 
     def __init__(
@@ -280,15 +263,15 @@ class Instance:
         signature: TensorMap,
         pull: Callable[[Instance], Batch],
         pull_ahead: Callable[[Instance], Batch],
-        report: Callable[[Execution], None],
+        report: Callable[[Execution], None],  # takes a finished execution; called on a thread
         threads: ThreadPool,
-        post: Post | None = None,
+        post: Post | None = None,  # takes what the model answers unasked; called on any thread
         number: int = 0,
     ) -> None:
         self.name = name
         self.number = number
-        self.handler = handler
-        self.turn = 0
+        self.handler = handler  # may be replaced at any time; an execution under way goes on with the one it began with
+        self.turn = 0  # counts the beginnings and ends of executions, so that it is odd during one
         self._signature = signature
         self._pull = pull
         self._pull_ahead = pull_ahead
@@ -406,14 +389,11 @@ class Instance:
 
 
 class Handlers:
-    """What executes one version of a model. Its methods may be called on any thread, while it is swapped or closed.
-
-    Attributes:
-        apart: whether they execute in processes of their own.
-    """
+    """What executes one version of a model. Its methods may be called on any thread, while it is swapped or closed."""
 
     def __init__(self, handlers: Iterable[Handler]) -> None:
         self._handlers = list(handlers)
+        # whether they execute in processes of their own
         self.apart = bool(self._handlers) and all(handler.apart for handler in self._handlers)
 
     def __iter__(self) -> Iterator[Handler]:
@@ -480,17 +460,13 @@ class RemoteInstances:
     the death of the process, or a part of a message; also a batch without an answer when its time is over. Sockets are
     looked after as copies, which belong to the loop: they stay what they are, whatever becomes of the process and of
     the handler's own on other threads. On the loop.
-
-    Args:
-        instances: those whose handlers have patience.
-        finished: takes an instance's execution; the instance is idle then.
     """
 
     def __init__(
         self,
-        instances: Iterable[Instance],
+        instances: Iterable[Instance],  # those whose handlers have patience
         loop: asyncio.AbstractEventLoop,
-        finished: Callable[[Instance, Execution], None],
+        finished: Callable[[Instance, Execution], None],  # takes an instance's execution; the instance is idle then
         threads: ThreadPool,
     ) -> None:
         self._loop = loop
@@ -516,9 +492,7 @@ class RemoteInstances:
         return True
 
     def _readable(self, instance: Instance) -> None:
-        if (
-            instance not in self._out
-        ):  # who was sent nothing has nothing to say: this is an end, which the next batch meets
+        if instance not in self._out:  # nothing was sent: this is an end, which the next batch meets
             self._sockets[instance].close()
             return
         execution = instance.receive()

@@ -31,16 +31,11 @@ _BATCH_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a fitting layout means to the scheduler.
+    """What a fitting layout means to the scheduler."""
 
-    Attributes:
-        batch_size: the batch dimension, 1 for a model without one, or where inputs differ in what may be none.
-        order: for each input of the model, its position in the layout; -1 for an optional one left out.
-        signature: requests may share a batch when theirs are equal; NaN, which equals nothing, for those that may not.
-    """
-
-    batch_size: int
-    order: tuple[int, ...]
+    batch_size: int  # the batch dimension, 1 for a model without one, or where inputs differ in what may be none
+    order: tuple[int, ...]  # for each input of the model, its position in the layout; -1 for an optional one left out
+    # requests may share a batch when theirs are equal; NaN, which equals nothing, for those that may not
     signature: Hashable
 
 
@@ -53,7 +48,7 @@ class ValidatedLayouts(Bounded):
 
     def __init__(self, config: ModelConfig, stats: ModelStats) -> None:
         super().__init__(KNOWN_LAYOUTS, KNOWN_BYTES)
-        self._config = config.authors()  # who is told what does not fit knows an ensemble's step by its own name
+        self._config = config.authors()  # an error names an ensemble's step as its author does
         self._stats = stats
 
     def __missing__(self, layout: Layout) -> Checked:

@@ -67,51 +67,40 @@ _now = time.perf_counter_ns
 class Model:
     """One version of a model, ready to execute.
 
-    Attributes:
-        stats: what happened so far.
-        readiness: whether its instances are ready.
-        executed: bytes of all inputs that were executed.
-        handlers: what executes it.
-
     Args:
-        handlers: (instance name, handler); instances on one device may share a handler.
-        inline_ns: executions expected to take at most this long run on the loop; 0 for none.
         retry: asked on the loop about a request that ran out of memory; True takes it back. See `OomRetry`.
-        initial_states: state input → what a sequence begins with.
-        limits: its instances, where they share resources with others.
         proof: what is known of its batch dimension, where that is guessed; None for nothing yet.
         turns: whether free instances take turns, as on several devices; else the one that was busy last goes on, whose
             memory is warm.
-        larger: told of each batch with more input bytes than any before.
     """
 
     def __init__(
         self,
         name: str,
         version: int,
-        handlers: list[tuple[str, Handler]],
+        handlers: list[tuple[str, Handler]],  # (instance name, handler); instances on one device may share a handler
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
-        inline_ns: int = 0,
+        inline_ns: int = 0,  # executions expected to take at most this long run on the loop; 0 for none
         retry: RetryRequest | None = None,
         responses: ResponseCache | None = None,
-        initial_states: Mapping[str, Array] | None = None,
-        limits: LimitedInstances | None = None,
+        initial_states: Mapping[str, Array] | None = None,  # state input → what a sequence begins with
+        limits: LimitedInstances | None = None,  # its instances, where they share resources with others
         dispatches: DispatchQueue | None = None,
         poll: LoopPoller | None = None,
         proof: BatchProof | None = None,
         threads: ThreadPool | None = None,
         *,
         turns: bool = False,
-        larger: Callable[[], None] | None = None,
+        larger: Callable[[], None] | None = None,  # told of each batch with more input bytes than any before
     ) -> None:
-        self.executed = InputMeter(larger)
+        self.executed = InputMeter(larger)  # bytes of all inputs that were executed
         self.name, self.version = name, version
         self.config: ModelConfig = handlers[0][1].config
-        self.stats = stats
+        self.stats = stats  # what happened so far
         self._loop = loop
-        self.handlers = Handlers(dict.fromkeys([handler for _, handler in handlers]))
-        self.readiness = Readiness(name, self.handlers, loop)
+        self.handlers = Handlers(dict.fromkeys([handler for _, handler in handlers]))  # what executes it
+        self.readiness = Readiness(name, self.handlers, loop)  # whether its instances are ready
         signature = tensor_map_for(name, version, self.config, initial_states or {})
         if self.config.guess is not Guess.NONE:
             signature.proof = proof or BatchProof(self.config)
@@ -361,7 +350,7 @@ class Model:
         if self._limits is not None:
             return []
         with self._lock:
-            if self._idle or not self._queue.is_full():  # who is idle executes it at once
+            if self._idle or not self._queue.is_full():  # an idle one executes it at once
                 return []
             take = self._queue.take(_now(), (instance.number,))
             if take.batch:

@@ -43,16 +43,11 @@ _Place = tuple[int, int, T]
 
 
 class _Stock:
-    """What there is of a pool.
-
-    Attributes:
-        limit: None for as much as the neediest instance wants.
-        needs: how many instances need each amount.
-    """
+    """What there is of a pool."""
 
     def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self.needs: Counter[int] = Counter()
+        self.limit = limit  # None for as much as the neediest instance wants
+        self.needs: Counter[int] = Counter()  # how many instances need each amount
         self.capacity = limit or 0
         self.used = 0
 
@@ -71,20 +66,15 @@ class _Stock:
 
 @dataclass(slots=True, eq=False)
 class _Member(Generic[T]):
-    """An instance: what each execution needs, and how many it has had.
-
-    Attributes:
-        served: its executions, each of which counts as much as its priority.
-        listed: its place among all instances, by what it had been served when it was put there.
-        waits: its place in its queue; None while it does not wait.
-    """
+    """An instance: what each execution needs, and how many it has had."""
 
     needs: dict[_Stock, int]
     pools: frozenset[Pool]
     priority: int
-    served: int
+    served: int  # its executions, each of which counts as much as its priority
+    # its place among all instances, by what it had been served when it was put there
     listed: _Place[T] = field(init=False)
-    waits: _Place[T] | None = None
+    waits: _Place[T] | None = None  # its place in its queue; None while it does not wait
     holds: bool = False
 
     def fits(self) -> bool:
@@ -387,14 +377,11 @@ def _needs(group: InstanceGroup, device: Device) -> dict[Pool, int]:
 
 
 class LimitedInstances:
-    """The instances of one model. On the event loop.
-
-    Attributes:
-        on_grant: called when an instance has got the turn that it waited for; set by the model.
-    """
+    """The instances of one model. On the event loop."""
 
     def __init__(self, limits: ResourcePool) -> None:
         self.instances: list[LimitedInstance] = []
+        # called when an instance has got the turn that it waited for; set by the model
         self.on_grant: Callable[[], None] = lambda: None
         self._limits = limits
 

@@ -45,7 +45,6 @@ class DecoupledRequest:
 
     Attributes:
         began_ns: `time.perf_counter_ns()` of the start; responded_ns: of the last response, or of the start.
-        calls: those that its model made of other ones while it was open, of which the first are remembered.
 
     Args:
         post: takes each response and whether it is the last; called on any thread.
@@ -54,6 +53,7 @@ class DecoupledRequest:
     def __init__(self, request: InferenceRequest, post: Post) -> None:
         self.request = request
         self.began_ns = self.responded_ns = time.perf_counter_ns()
+        # those that its model made of other ones while it was open, of which the first are remembered
         self.calls: list[Called] | None = None
         self._post = post
         self._tell: list[Callable[[], None]] = []
@@ -107,7 +107,7 @@ class ResponseQueue:
         self._posted.append((opened, response, final))
         if not self._told:
             self._told = True
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, and no request waits any more
                 if threading.get_ident() == self._home:
                     self._loop.call_soon(self._take_own)
                 else:
@@ -142,16 +142,8 @@ _now = time.perf_counter_ns
 class Replies:
     """The accepted requests of one model version.
 
-    Attributes:
-        outstanding: those that are not answered yet.
-        open: those that were executed, and are to be answered unasked.
-
     Args:
-        timeout_message: what requests are told whose time in the queue is over.
         requeue: takes back a request whose execution never began, though its batch was sent; it is the next one.
-        retry: asked about a request that ran out of memory; True takes it back.
-        decoupled: whether requests get any number of responses.
-        unasked: whether any answer may come unasked.
     """
 
     def __init__(
@@ -159,15 +151,15 @@ class Replies:
         signature: TensorMap,
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
-        timeout_message: str,
+        timeout_message: str,  # what requests are told whose time in the queue is over
         requeue: Callable[[InferenceRequest], None],
-        retry: Retry | None,
+        retry: Retry | None,  # asked about a request that ran out of memory; True takes it back
         *,
-        decoupled: bool,
-        unasked: bool,
+        decoupled: bool,  # whether requests get any number of responses
+        unasked: bool,  # whether any answer may come unasked
     ) -> None:
-        self.outstanding = 0
-        self.open: set[InferenceRequest] = set()
+        self.outstanding = 0  # those that are not answered yet
+        self.open: set[InferenceRequest] = set()  # those that were executed, and are to be answered unasked
         self._name = signature.name
         self._signature = signature
         self._stats = stats
@@ -315,7 +307,7 @@ class Replies:
     def _others_may_follow(self, request: InferenceRequest, error: MmeError) -> MmeError | None:
         """Tell of an error that is not the last response; to a client that takes none behind it, it is."""
         if request.on_error is None:
-            request.cancel()  # the model hears that nobody waits for the rest
+            request.cancel()  # the model hears that its client is gone
             return error
         request.respond(error)
         return None

@@ -50,31 +50,21 @@ BACKLOG = -1  # instead of an instance
 
 
 class LiveSequence(Generic[R]):
-    """The requests with one correlation id, from a START to the END.
-
-    Attributes:
-        waiting: its requests that no instance has taken, in order.
-        executing: the one that an instance executes.
-        instance, slot: where it executes; BACKLOG while it waits for a slot.
-        ending: whether no request can join it any more.
-        pinned: whether it may be idle for ever: its end is told.
-        last_ns: when a request of it came, or was executed.
-        expires_ns: when its time in the backlog is over, 0 for never.
-        memory: its states between two requests, and `state_shapes`: their shapes, where they are not the initial ones.
-            They
-            belong to the thread that executes.
-    """
+    """The requests with one correlation id, from a START to the END."""
 
     def __init__(self, correlation_id: int | str) -> None:
         self.id = correlation_id
-        self.waiting: deque[R] = deque()
-        self.executing: R | None = None
+        self.waiting: deque[R] = deque()  # its requests that no instance has taken, in order
+        self.executing: R | None = None  # the one that an instance executes
+        # instance, slot: where it executes; BACKLOG while it waits for a slot
         self.instance = BACKLOG
         self.slot = -1
-        self.ending = False
-        self.pinned = False
-        self.last_ns = 0
-        self.expires_ns = 0
+        self.ending = False  # whether no request can join it any more
+        self.pinned = False  # whether it may be idle for ever: its end is told
+        self.last_ns = 0  # when a request of it came, or was executed
+        self.expires_ns = 0  # when its time in the backlog is over, 0 for never
+        # its states between two requests, and `state_shapes`: their shapes, where they are not the initial ones. They
+        # belong to the thread that executes.
         self.memory: dict[str, Any] = {}
         self.state_shapes: Hashable = None
 
@@ -89,35 +79,25 @@ class LiveSequence(Generic[R]):
 
 
 class SequenceBatch(list[R]):
-    """Requests to execute together, each with its row and its sequence.
-
-    Attributes:
-        rows: of each request, ascending.
-        height: rows in all; those without a request keep the others at their places.
-        again: the places in this list of those that the model put back, filled in by the execution.
-    """
+    """Requests to execute together, each with its row and its sequence."""
 
     def __init__(self, sequences: list[LiveSequence[R]], rows: Iterable[int]) -> None:
         super().__init__([sequence.waiting.popleft() for sequence in sequences])
         self.sequences = sequences
-        self.rows = list(rows)
-        self.height = self.rows[-1] + 1
+        self.rows = list(rows)  # of each request, ascending
+        self.height = self.rows[-1] + 1  # rows in all; those without a request keep the others at their places
+        # the places in this list of those that the model put back, filled in by the execution
         self.again: set[int] = set()
         for sequence, request in zip(sequences, self, strict=True):
             sequence.executing = request
 
 
 class CandidateTake(NamedTuple, Generic[R]):
-    """What an instance decided.
-
-    Attributes:
-        wake_at: when to ask again (ns), 0 for: when something changes.
-        cancelled: sequences whose next request is cancelled. They are not offered any more.
-    """
+    """What an instance decided."""
 
     batch: SequenceBatch[R] | None
-    wake_at: int
-    cancelled: list[LiveSequence[R]]
+    wake_at: int  # when to ask again (ns), 0 for: when something changes
+    cancelled: list[LiveSequence[R]]  # sequences whose next request is cancelled. They are not offered any more
 
 
 class DirectCandidates(Generic[R]):
@@ -128,7 +108,7 @@ class DirectCandidates(Generic[R]):
         self._delay_ns = strategy.max_queue_delay_microseconds * 1000
         self._worth_it = strategy.minimum_slot_utilization * rows
 
-    def offer(self, sequence: LiveSequence[R], now: int) -> None:  # noqa: ARG002 - who waits how long is told by its request
+    def offer(self, sequence: LiveSequence[R], now: int) -> None:  # noqa: ARG002 - its request says how long it waits
         """Its next request can execute."""
         self._offered[sequence.slot] = sequence
 
@@ -223,7 +203,7 @@ class SequenceQueue(Generic[R]):
         self._executing: list[SequenceBatch[R] | None] = [None] * instances
         self._fresh = 0  # slots from here on were never taken; they count through all instances, lowest slots first
         self._freed: list[int] = []  # a heap of those below
-        self._live: dict[int | str, LiveSequence[R]] = {}  # those that somebody can add to
+        self._live: dict[int | str, LiveSequence[R]] = {}  # those that requests can join
         self._active: OrderedDict[LiveSequence[R], None] = (
             OrderedDict()
         )  # those with a slot, by their last sign of life
@@ -339,7 +319,7 @@ class SequenceQueue(Generic[R]):
             if sequence.last_ns + self._idle_ns > now:
                 break
             if sequence.pinned or sequence.executing is not None or sequence.waiting:
-                # It is the server that it waits for, if it is for anybody: look again, but not all the time.
+                # It waits for the server, if at all: look again, but not all the time.
                 self._mark_active(sequence, max(now, now + _RECHECK_NS - self._idle_ns))
             else:
                 self._forget(sequence)
@@ -359,9 +339,9 @@ class SequenceQueue(Generic[R]):
     def clear(self) -> list[R]:
         """Take out all that wait. What executes goes on, once."""
         self._closed = True
-        everybody, self._dropped = self._dropped, []
+        waiting, self._dropped = self._dropped, []
         for sequence in (*self._active, *self._backlog):
-            everybody += sequence.waiting
+            waiting += sequence.waiting
             sequence.waiting.clear()
             sequence.ending = True
         self._live.clear()
@@ -373,7 +353,7 @@ class SequenceQueue(Generic[R]):
         for sequence in [sequence for sequence in self._active if sequence.executing is None]:
             self._release(sequence, 0)
         self._count = 0
-        return everybody
+        return waiting
 
     # -- which sequence ------------------------------------------------------------------------------------------
 

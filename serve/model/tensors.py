@@ -78,25 +78,24 @@ class TensorMap:
     """What every execution of a model version has to know, worked out once from its configuration.
 
     Attributes:
-        one_by_one: whether the requests of a batch are executed one by one.
-        told: inputs that are worked out of each batch, and the index of the input that they are about.
         split: outputs that are split by the shapes of an input, and its index.
-        proof: of a model whose batch dimension is guessed, what is known of it; None for any other.
     """
 
     def __init__(self, name: str, version: int, config: ModelConfig) -> None:
         self.name = name
         self.version = str(version)
         self.batches = config.max_batch_size > 0
-        self.one_by_one = config.one_by_one
+        self.one_by_one = config.one_by_one  # whether the requests of a batch are executed one by one
         self.inputs = config.inputs
         self.outputs = {spec.name: spec for spec in config.outputs}
         self.output_names = tuple(self.outputs)
         places = {spec.name: index for index, spec in enumerate(config.inputs)}
+        # inputs that are worked out of each batch, and the index of the input that they are about
         self.told = [(given, places[given.source_input[0]]) for given in config.batch_input]
         self.split = {
             target: places[given.source_input[0]] for given in config.batch_output for target in given.target_name
         }
+        # of a model whose batch dimension is guessed, what is known of it; None for any other
         self.proof: BatchProof | None = None
 
     def rows(self, batch: Batch) -> int:
@@ -286,11 +285,11 @@ def _drop_response(_opened: DecoupledRequest, _response: ModelResponse | MmeErro
 
 class _Signal:
     def __init__(
-        self, name: str, data_type: DataType, nobody: object, value: Callable[[InferenceRequest], object]
+        self, name: str, data_type: DataType, empty: object, value: Callable[[InferenceRequest], object]
     ) -> None:
         self.name = name
         self.data_type = data_type
-        self.nobody = nobody
+        self.empty = empty
         self.value = value
 
 
@@ -303,14 +302,14 @@ class SequenceTensorMap(TensorMap):
 
     def __init__(self, name: str, version: int, config: ModelConfig, initial: Mapping[str, Array]) -> None:
         super().__init__(name, version, config)
-        assert config.sequence_batching is not None  # noqa: S101 - whoever makes it has looked
+        assert config.sequence_batching is not None  # noqa: S101 - see `tensor_map_for`
         batching: SequenceBatching = config.sequence_batching
         self._signals = [_signal(control_name, control) for control_name, control in batching.controls()]
         self._states = {state.output_name: state.input_name for state in batching.state}
         self._growing = [state.input_name for state in batching.state if -1 in state.dims]
         self._initial = initial
         kinds = {control.kind for _, control in batching.controls()}
-        self._knows_nobody = ControlKind.CONTROL_SEQUENCE_READY in kinds
+        self._knows_empty_rows = ControlKind.CONTROL_SEQUENCE_READY in kinds
 
     def rows(self, batch: Batch) -> int:
         """Rows without a request are executed like all others."""
@@ -350,7 +349,7 @@ class SequenceTensorMap(TensorMap):
         return super().scatter(batch, seen, [outputs[name][steps.rows] for name in seen], len(batch))
 
     def _shown(self, signal: _Signal, steps: Steps) -> Array:
-        values = [signal.nobody] * steps.height
+        values = [signal.empty] * steps.height
         for request, row in zip(steps, steps.rows, strict=True):
             values[row] = signal.value(request)
         array = np.array(values, signal.data_type.dtype)
@@ -407,9 +406,9 @@ class SequenceTensorMap(TensorMap):
         for sequence, request, shown in zip(steps.sequences, steps, requests, strict=True):
             shown.inputs |= {signal.name: self._told(signal, signal.value(request)) for signal in self._signals}
             shown.inputs |= {name: self._state(name, sequence, request) for name in self._states.values()}
-        if self.is_dense(batch) or not self._knows_nobody:
+        if self.is_dense(batch) or not self._knows_empty_rows:
             return requests
-        rows = [self._nobody(requests[0])] * steps.height
+        rows = [self._empty_row(requests[0])] * steps.height
         for shown, row in zip(requests, steps.rows, strict=True):
             rows[row] = shown
         return rows
@@ -446,8 +445,8 @@ class SequenceTensorMap(TensorMap):
     def _told(self, signal: _Signal, value: object) -> Array:
         return np.array([[value]] if self.batches else [value], signal.data_type.dtype)
 
-    def _nobody(self, like: ModelRequest) -> ModelRequest:
-        signals = {signal.name: self._told(signal, signal.nobody) for signal in self._signals}
+    def _empty_row(self, like: ModelRequest) -> ModelRequest:
+        signals = {signal.name: self._told(signal, signal.empty) for signal in self._signals}
         states = {name: _nothing_like(self._initial[name]) for name in self._states.values()}
         responder = (
             None if like.responder is None else DecoupledRequest(InferenceRequest(_EMPTY, [], _drop), _drop_response)
