@@ -8,15 +8,12 @@ while the machine has the memory free, some always being left to others.
 A look costs one small file of /proc, kept open: Python's lock is held for microseconds, by a thread that has to stand
 back behind those that serve. As long as all that the process has touched could be within what it may take, that is all.
 What it takes for itself alone is measured at the start; from there on it is what was of no file that grew, and measured
-again where files grew too, though rarely, since that takes long. While more is asked for the process is stopped: it
-could take gigabytes in the time that others need to leave.
+again where files grew too, though rarely, since that takes long.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -25,7 +22,7 @@ from model_handlers.model_calls import Ambient
 from model_handlers.system import memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from model_handlers.worker.process import Child
 
@@ -141,8 +138,7 @@ class LoadWatch:
         if taken is None:
             return
         if taken > self._may_take:
-            with self._paused():
-                self._may_take = self._allowance.may_take(taken)
+            self._may_take = self._allowance.may_take(taken)
         self._harmless = mapped + self._may_take - taken
 
     def _touched(self) -> tuple[int, int] | None:
@@ -176,16 +172,3 @@ class LoadWatch:
         done = time.monotonic()
         self._again_at = done + _RARELY * (done - began)
         return measured
-
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        self._signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if not self._child.has_died():
-            with contextlib.suppress(ProcessLookupError):  # it does just now
-                os.kill(self._child.pid, number)
