@@ -66,37 +66,24 @@ def read_count(paths: list[Path]) -> int:
     return 0
 
 
-class OomLedger:
-    """Which of the kernel's kills for want of memory are accounted for.
+class OomKills:
+    """The kernel's kills for want of memory.
 
     A SIGKILL does not say where it came from, but the kernel counts its own: per control group, or for the whole
-    machine. A count that grew since the process started and was not yet put down to another death is taken for this
-    one's.
+    machine. A count that grew since a process started is taken for the cause of its death.
     """
 
     def __init__(self, paths: list[Path] | None = None) -> None:
         self._paths = paths
-        self._claimed = 0
-        self._lock = threading.Lock()
 
     def count(self) -> int:
-        """Kills so far: to be remembered at the start of a process."""
+        """Kills so far."""
         if self._paths is None:
             self._paths = counters(Path("/proc/self/cgroup").read_text())
         return read_count(self._paths)
 
-    def claim(self, at_start: int) -> bool:
-        """Return whether a kill is there for a process that started at this count, and died of SIGKILL just now."""
-        with self._lock:
-            accounted = max(at_start, self._claimed)
-            if self.count() <= accounted:
-                return False
-            self._claimed = accounted + 1
-            return True
 
-
-LEDGER = OomLedger()  # one a process, as the kernel's count is
-
+OOM_KILLS = OomKills()
 
 _CHUNK = 16 << 10  # most messages are shorter by far; larger blocks cost the allocator more than a second read
 _DONTWAIT = int(socket.MSG_DONTWAIT)
@@ -135,7 +122,7 @@ class Child:
         self._fate: tuple[Kind, str] | None = None
         self._outgrown = False
         self._messages = MessageReader()
-        self._at_start = LEDGER.count()
+        self._at_start = OOM_KILLS.count()
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             self.output = Output(model, lane) if host is None else host.output
             if host is None:
@@ -391,7 +378,7 @@ class Child:
             kind = Kind.OUT_OF_MEMORY if self._leash.code == _OUT_OF_MEMORY_CODE else Kind.EXECUTION_FAILED
             return kind, f"ended with exit code {self._leash.code}"
         number = -self._leash.code
-        if number == signal.SIGKILL and LEDGER.claim(self._at_start):
+        if number == signal.SIGKILL and OOM_KILLS.count() > self._at_start:
             return Kind.OUT_OF_MEMORY, "was killed by the system, which ran out of memory,"
         self.killed = number in OF_OTHERS
         return Kind.EXECUTION_FAILED, f"was killed by {signal_name(number)}"

@@ -43,7 +43,7 @@ from model_handlers.worker.fork_client import ForkClient, forks_with
 from model_handlers.worker.load_watch import Allowance, allowing
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import LIMIT
-from model_handlers.worker.process import LEDGER
+from model_handlers.worker.process import OOM_KILLS
 from model_handlers.worker.start import try_file
 from tests.cgroups import few_tasks
 from tests.processes import ends_with_all_it_started, is_over
@@ -247,7 +247,7 @@ def test_kernel_kill_is_out_of_memory(start, tmp_path, monkeypatch):
     """A SIGKILL while the kernel's count of its own grew is out of memory; the next one, by a person, is not."""
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 3\n")
-    monkeypatch.setattr(LEDGER, "_paths", [counter])
+    monkeypatch.setattr(OOM_KILLS, "_paths", [counter])
     handler = start(Misbehaves)
     counter.write_text("low 0\noom 4\noom_kill 4\n")
     killed = fails(handler, "sigkill")

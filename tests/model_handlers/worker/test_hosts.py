@@ -17,7 +17,7 @@ from model_handlers.worker import process, start
 from model_handlers.worker.fork_client import FORKS, forks_with
 from model_handlers.worker.handler import IsolatedHandler
 from model_handlers.worker.parameters import Deadlines
-from model_handlers.worker.process import LEDGER
+from model_handlers.worker.process import OOM_KILLS
 from tests.waiting import eventually
 
 X = np.arange(6, dtype="f4")
@@ -216,8 +216,7 @@ def kernel(tmp_path, monkeypatch):
     """The file in which the kernel counts its kills: three so far."""
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 3\n")
-    monkeypatch.setattr(LEDGER, "_paths", [counter])
-    monkeypatch.setattr(LEDGER, "_claimed", 0)
+    monkeypatch.setattr(OOM_KILLS, "_paths", [counter])
     return counter
 
 

@@ -45,7 +45,7 @@ from model_handlers.onnx import OnnxHandler
 from model_handlers.tensor import BF16, BYTES, FP32, INT32, TensorFormat, TensorSpec
 from model_handlers.worker.output import MAX_LINE, LineSplitter, Output
 from model_handlers.worker.parameters import Deadlines, placement_of
-from model_handlers.worker.process import OomLedger, counters, read_count
+from model_handlers.worker.process import OomKills, counters, read_count
 
 _LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})
 FULL = ModelConfig(
@@ -191,21 +191,16 @@ def test_where_kills_are_counted(membership, first):
     assert paths[-1] == "/proc/vmstat"
 
 
-def test_each_kill_counts_once(tmp_path):
-    """A kill explains one death, of a process that lived when it happened."""
+def test_kills_are_counted_where_the_kernel_does(tmp_path):
+    """By the first file that has a count."""
     missing, without, counter = tmp_path / "missing", tmp_path / "without", tmp_path / "counter"
     without.write_text("oom_kill_disable 0\nunder_oom 0\n")
     counter.write_text("oom 9\noom_kill 2\noom_group_kill 7\n")
-    ledger = OomLedger([missing, without, counter])
-    start = ledger.count()
-    assert start == 2
-    assert not ledger.claim(start)
+    kills = OomKills([missing, without, counter])
+    assert kills.count() == 2
     counter.write_text("oom_kill 4\n")
 
-    assert ledger.claim(start)
-    assert not ledger.claim(4)
-    assert ledger.claim(start)
-    assert not ledger.claim(start)
+    assert kills.count() == 4
     assert read_count([missing, without]) == 0
 
 
