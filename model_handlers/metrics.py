@@ -64,11 +64,7 @@ class MetricKind(Enum):
 
 
 def check_family(name: Any, description: Any) -> None:
-    """Refuse a name of a family that is none, or that is the server's.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """Refuse a name of a family that is none, or that is the server's. Raises MmeError: INVALID_ARGUMENT."""
     if not _is_text(name) or not _is_text(description):
         raise invalid_argument(
             f"name and description of a metric family must be texts of at most {_LONGEST} characters, got "

@@ -227,11 +227,7 @@ _REQUESTS = "sees_requests"
 
 
 def registered_handler(value: str, backend: str, package: str) -> type[Handler]:
-    """The class that an entry point names.
-
-    Raises:
-        MmeError: UNSUPPORTED when it can't be imported, or is no handler.
-    """
+    """The class that an entry point names. Raises MmeError: UNSUPPORTED when it can't be imported, or is no handler."""
     subject = f"backend '{backend}' is registered by the package '{package}' as {value}, which"
     module, _, name = value.partition(":")
     try:

@@ -41,11 +41,7 @@ def advised(error: OSError) -> str:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-        MmeError: UNAVAILABLE, as many threads and processes are there as may be.
-    """
+    """Start a thread. Raises MmeError: UNAVAILABLE, as many threads and processes are there as may be."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -186,11 +182,7 @@ class CancelToken:
         return self._cancelled()
 
     def check(self) -> None:
-        """Go on, or raise.
-
-        Raises:
-            MmeError: CANCELLED.
-        """
+        """Go on, or raise. Raises MmeError: CANCELLED."""
         if self.cancelled:
             raise MmeError(Kind.CANCELLED, f"the load of {self.subject} was cancelled")
 

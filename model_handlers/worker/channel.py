@@ -110,11 +110,7 @@ class Channel:
         return self._unsent_size
 
     def start(self) -> None:
-        """Have frames taken from now on.
-
-        Raises:
-            OSError: the system has no descriptor left; the channel is closed.
-        """
+        """Have frames taken from now on. Raises OSError: the system has no descriptor left; the channel is closed."""
         try:
             with self._lock:  # the first frame may come before this is done
                 LISTENER.add(self._end.fileno(), self)

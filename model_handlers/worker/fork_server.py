@@ -107,11 +107,7 @@ class Order:
     program: Program | None = None
 
     def packet(self) -> bytes:
-        """The order as bytes.
-
-        Raises:
-            OSError: it is too long.
-        """
+        """The order as bytes. Raises OSError: it is too long."""
         data = dumps({"name": self.name, "fds": self.fds, "program": self.program and asdict(self.program)})
         if len(data) > MAX_ORDER:
             raise OSError(errno.E2BIG, f"what it takes to start '{self.name[:200]}' is {len(data)} bytes long")

@@ -124,11 +124,7 @@ class LoadWatch:
             os.close(self._statm)
 
     def __call__(self) -> None:
-        """Look.
-
-        Raises:
-            MmeError: the load is to be stopped.
-        """
+        """Look. Raises MmeError: the load is to be stopped."""
         self._allowance.must_go_on()
         touched = self._touched()
         if touched is None or touched[0] <= self._harmless:

@@ -93,20 +93,12 @@ def seal(fd: int) -> None:
 
 
 def freeze(fd: int) -> None:
-    """Have the file never change again, in any process.
-
-    Raises:
-        OSError: it is mapped somewhere, to be written.
-    """
+    """Have the file never change again, in any process. Raises OSError: it is mapped somewhere, to be written."""
     fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _GROW | _WRITE | _SEAL)
 
 
 def is_frozen(fd: int) -> bool:
-    """Return whether the file can neither shrink nor be written.
-
-    Raises:
-        OSError: it is no such file.
-    """
+    """Return whether the file can neither shrink nor be written. Raises OSError: it is no such file."""
     return fcntl.fcntl(fd, _GET_SEALS) & (_SHRINK | _WRITE) == _SHRINK | _WRITE
 
 
@@ -176,11 +168,7 @@ class Segment:
             self.follow(size)
 
     def follow(self, size: int) -> None:
-        """Map what the other side has grown.
-
-        Raises:
-            ValueError: it has not.
-        """
+        """Map what the other side has grown. Raises ValueError: it has not."""
         if size > self.size:
             self._mapping = mmap.mmap(self.fd, size)  # refuses more than the file has
             self.size = size

@@ -62,11 +62,7 @@ if TYPE_CHECKING:
 
 
 def plain_dumps(value: Any) -> bytes:
-    """A value as bytes.
-
-    Raises:
-        TypeError, ValueError: JSON has no form for it.
-    """
+    """A value as bytes. Raises TypeError, ValueError: JSON has no form for it."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -139,11 +135,7 @@ class MessageReader:
         return here > size and here >= self._length() > size
 
     def next(self) -> Message | None:
-        """The next whole message, None while there is none.
-
-        Raises:
-            ProtocolError: what came is no message.
-        """
+        """The next whole message, None while there is none. Raises ProtocolError: what came is no message."""
         start = self._at + _HEAD
         if len(self._buffer) < start:
             return None
@@ -193,11 +185,7 @@ def error_fields(error: MmeError) -> Message:
 
 
 def error_from(fields: Any) -> MmeError:
-    """The error that crossed.
-
-    Raises:
-        ProtocolError: there is no such error.
-    """
+    """The error that crossed. Raises ProtocolError: there is no such error."""
     try:
         return MmeError(Kind[fields["kind"]], str(fields["message"]), int(fields.get("said", 0)))
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -205,11 +193,7 @@ def error_from(fields: Any) -> MmeError:
 
 
 def checked_parameters(fields: Any) -> dict[str, str | int | float]:
-    """A response's parameters that crossed.
-
-    Raises:
-        ProtocolError: they are something else.
-    """
+    """A response's parameters that crossed. Raises ProtocolError: they are something else."""
     if not isinstance(fields, dict) or not all(isinstance(value, str | int | float) for value in fields.values()):
         raise ProtocolError(f"parameters of a response that are none: {str(fields)[:200]}")
     return fields
@@ -413,11 +397,7 @@ def unpack_answers(fields: Message, shared: Array, count: int, model: str) -> li
 
 
 def answer_fields(response: ModelResponse, packing: Packing, model: str) -> Message:
-    """The fields of one response.
-
-    Raises:
-        MmeError: EXECUTION_FAILED for a tensor or a parameter that can't cross.
-    """
+    """The fields of one response. Raises MmeError: EXECUTION_FAILED for a tensor or a parameter that can't cross."""
     parameters = _parameters(response, model)
     outputs = {
         name: packing.add(array, f"output '{name}' of model '{model}'") for name, array in response.outputs.items()
