@@ -14,17 +14,17 @@ from setuptools import Extension, setup
 
 COMPILED = {
     "model_handlers": [
-        "worker/policies",
-        "worker/wire",
-        "worker/main",
+        "python/host",
+        "python/outputs",
+        "requests",
         "worker/events",
         "worker/handler",
+        "worker/main",
+        "worker/memory",
+        "worker/policies",
         "worker/process",
         "worker/requests_handler",
-        "worker/memory",
-        "python/outputs",
-        "python/host",
-        "requests",
+        "worker/wire",
     ],
     "serve": [
         "cache/entry",

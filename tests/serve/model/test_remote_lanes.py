@@ -15,7 +15,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
-from model_handlers.worker.policies import Pace
+from model_handlers.worker import policies
 from model_handlers.worker.start import start_isolated
 from serve.model.model import Model
 from serve.model.rate_limiter import ResourcePool
@@ -345,7 +345,8 @@ async def test_many_who_wait_are_sent_before_a_batch_is_answered(toys, model_fil
 @pytest.fixture
 def together(monkeypatch):
     """Up to eight requests cross together, however quick the model is known to be, unless a process died."""
-    monkeypatch.setattr(Pace, "together", lambda pace, now: 1 if now < pace._alone_until else 8)
+    monkeypatch.setattr(policies, "_MOST", 8)
+    monkeypatch.setattr(policies, "_TOGETHER_NS", 1 << 60)
 
 
 async def test_requests_that_wait_are_sent_together_and_executed_alone(toys, model_file, monkeypatch, together):
