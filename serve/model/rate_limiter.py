@@ -287,7 +287,8 @@ class ResourcePool:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, counts: Mapping[Pool, int] | None) -> None:
         self._loop = loop
-        self._limiter: RateLimiter[LimitedInstance] | None = None if counts is None else RateLimiter(counts)
+        self._is_on = counts is not None
+        self._limiter: RateLimiter[LimitedInstance] = RateLimiter(counts)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -302,15 +303,15 @@ class ResourcePool:
             MmeError: INVALID_MODEL, see `RateLimiter.join`.
         """
         by_name = {group.name: group for group in groups}
-        of_lanes = [(by_name[name.rpartition("_")[0]], device) for name, device in instances] if by_name else []
-        if not any(group.resources for group, _ in of_lanes):
+        of_groups = [(by_name[name.rpartition("_")[0]], device) for name, device in instances] if by_name else []
+        if not any(group.resources for group, _ in of_groups):
             return None
-        if self._limiter is None:
+        if not self._is_on:
             _log.info("its rate_limiter changes nothing: rate limiting is off", extra={"target_model": model})
             return None
         joined = LimitedInstances(self)
         try:
-            for group, device in of_lanes:
+            for group, device in of_groups:
                 joined.instances.append(self._joined(joined, group, device))
         except BaseException:
             joined.close()
@@ -320,36 +321,32 @@ class ResourcePool:
     def _joined(self, model: LimitedInstances, group: InstanceGroup, device: Device) -> LimitedInstance:
         instance = LimitedInstance(model, len(model.instances))
         with self._lock:
-            granted = self._limiter_there().join(instance, _needs(group, device), group.priority)
+            granted = self._limiter.join(instance, _needs(group, device), group.priority)
         self._tell_later(granted)
         return instance
 
     def leave(self, instances: Iterable[LimitedInstance]) -> None:
         """These take part no longer. On any thread; what follows is on the loop."""
         with self._lock:
-            granted = [other for instance in instances for other in self._limiter_there().leave(instance)]
+            granted = [other for instance in instances for other in self._limiter.leave(instance)]
         self._tell_later(granted)
 
     def ask(self, instance: LimitedInstance) -> None:
         with self._lock:
-            granted = self._limiter_there().ask(instance)
+            granted = self._limiter.ask(instance)
         _tell(granted, but=instance)
 
     def withdraw(self, instance: LimitedInstance) -> None:
         instance.has_turn = False
         with self._lock:
-            granted = self._limiter_there().withdraw(instance)
+            granted = self._limiter.withdraw(instance)
         _tell(granted)
 
     def done(self, instance: LimitedInstance, *, again: bool) -> None:
         instance.has_turn = False
         with self._lock:
-            granted = self._limiter_there().done(instance, again=again)
+            granted = self._limiter.done(instance, again=again)
         _tell(granted)
-
-    def _limiter_there(self) -> RateLimiter[LimitedInstance]:
-        assert self._limiter is not None  # noqa: S101 - without limits there are no such instances
-        return self._limiter
 
     def _tell_later(self, granted: list[LimitedInstance]) -> None:
         if granted:
@@ -358,7 +355,7 @@ class ResourcePool:
 
     def _tell_holders(self, granted: list[LimitedInstance]) -> None:
         with self._lock:
-            granted = [instance for instance in granted if self._limiter_there().holds(instance)]
+            granted = [instance for instance in granted if self._limiter.holds(instance)]
         _tell(granted)
 
 

@@ -25,7 +25,7 @@ from serve.model.tensors import TensorMap, batch_input, flat
 from serve.request import InferenceRequest, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.base import Handler
@@ -73,11 +73,9 @@ def zeros(config: ModelConfig) -> dict[str, Array]:
     shapes = {}
     for spec in all_inputs(config):
         shape = [max(dim, 1) for dim in spec.model_dims]
-        array = np.zeros([1, *shape] if config.max_batch_size > 0 else shape, dtype=spec.data_type.dtype)
+        array = _zeros([1, *shape] if config.max_batch_size > 0 else shape, spec.data_type)
         shapes[spec.name] = array.shape
         array = flat([array]) if spec.allow_ragged_batch else array
-        if spec.data_type is BYTES:
-            array.fill(b"")
         made[spec.name] = array
     for given in config.batch_input:
         told = batch_input(
@@ -231,12 +229,8 @@ def _tensor(given: WarmupInput, name: str, config: ModelConfig, folder: Path) ->
     shape = (1, *given.dims) if config.max_batch_size > 0 else given.dims
     if given.input_data_file is not None:
         return _recorded(given, name, config.name, folder / given.input_data_file).reshape(shape)
-    if given.data_type is BYTES:
-        array = np.empty(shape, np.object_)
-        array.fill(b"")
-        return array
-    if given.random_data is None:
-        return np.zeros(shape, given.data_type.dtype)
+    if given.data_type is BYTES or given.random_data is None:
+        return _zeros(shape, given.data_type)
     random = np.random.default_rng(0)
     if given.data_type.dtype.kind == "f":
         made = np.float64 if given.data_type.dtype == np.float64 else np.float32
@@ -247,19 +241,42 @@ def _tensor(given: WarmupInput, name: str, config: ModelConfig, folder: Path) ->
 
 def _recorded(given: WarmupInput, name: str, model: str, file: Path) -> Array:
     path = f"{FOLDER}/{given.input_data_file}"
-    with disk_errors(f"its data of input '{name}' can't be read from {path}"):
-        if not file.is_file():
-            raise invalid_model(f"there is no file {path}, which its input '{name}' is to be read from")
-        data = file.read_bytes()
-    count = element_count(given.dims)
+    data = _contents(
+        file,
+        f"its data of input '{name}' can't be read from {path}",
+        f"there is no file {path}, which its input '{name}' is to be read from",
+    )
     if given.data_type is BYTES:
-        return decode_bytes_elements(data, count, name, model)
-    size = count * given.data_type.itemsize
+        return decode_bytes_elements(data, element_count(given.dims), name, model)
+    return _numbers(data, given.data_type, given.dims, "warmup", path)
+
+
+def _contents(file: Path, unreadable: str, absent: str) -> bytes:
+    with disk_errors(unreadable):
+        if not file.is_file():
+            raise invalid_model(absent)
+        return file.read_bytes()
+
+
+def _numbers(
+    data: bytes, data_type: DataType, dims: tuple[int, ...], setting: str, path: str, behind: str = ""
+) -> Array:
+    # The file may hold more.
+    count = element_count(dims)
+    size = count * data_type.itemsize
     if len(data) < size:
         raise invalid_model(
-            f"warmup setting expects {size} bytes, but the data provided from {path} only has {len(data)} bytes"
+            f"{setting} setting expects {size} bytes, but the data provided from {path} only has {len(data)} bytes"
+            f"{behind}"
         )
-    return np.frombuffer(data, given.data_type.dtype, count)
+    return np.frombuffer(data, data_type.dtype, count)
+
+
+def _zeros(shape: Sequence[int], data_type: DataType) -> Array:
+    array = np.zeros(shape, data_type.dtype)
+    if data_type is BYTES:
+        array.fill(b"")
+    return array
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
@@ -315,9 +332,7 @@ def _first(state: SequenceState, config: ModelConfig, folder: Path) -> Array:
         array = _recorded_state(state, initial, config.name, folder).reshape(shape)
     else:
         _check_state_room(state, dims, config.name)
-        array = np.zeros(shape, state.data_type.dtype)
-        if state.data_type is BYTES:
-            array.fill(b"")
+        array = _zeros(shape, state.data_type)
     array.flags.writeable = False  # every sequence begins with it
     return array
 
@@ -332,21 +347,15 @@ def _check_state_room(state: SequenceState, dims: tuple[int, ...], model: str) -
 
 
 def _recorded_state(state: SequenceState, initial: InitialState, model: str, folder: Path) -> Array:
-    file, count = folder / initial.data_file, element_count(initial.dims)
     path = f"{STATES_FOLDER}/{initial.data_file}"
-    with disk_errors(f"initial_state '{initial.name}' of model '{model}' can't be read from {path}"):
-        if not file.is_file():
-            raise invalid_model(f"model '{model}' has no file {path}, which initial_state '{initial.name}' names")
-        data = file.read_bytes()
-    if state.data_type is BYTES:
-        try:
-            return decode_bytes_elements(data, count, state.input_name, model)
-        except MmeError as error:
-            raise invalid_model(f"initial_state '{initial.name}' in {path}: {error}") from error
-    size = count * state.data_type.itemsize
-    if len(data) < size:
-        raise invalid_model(
-            f"initial_state setting expects {size} bytes, but the data provided from {path} only has {len(data)} bytes "
-            f"(model {model})"
-        )
-    return np.frombuffer(data, state.data_type.dtype, count)
+    data = _contents(
+        folder / initial.data_file,
+        f"initial_state '{initial.name}' of model '{model}' can't be read from {path}",
+        f"model '{model}' has no file {path}, which initial_state '{initial.name}' names",
+    )
+    if state.data_type is not BYTES:
+        return _numbers(data, state.data_type, initial.dims, "initial_state", path, f" (model {model})")
+    try:
+        return decode_bytes_elements(data, element_count(initial.dims), state.input_name, model)
+    except MmeError as error:
+        raise invalid_model(f"initial_state '{initial.name}' in {path}: {error}") from error
