@@ -8,7 +8,6 @@ in the archive, whose handler.py is its author's and only read here (`custom` lo
 from __future__ import annotations
 
 import ast
-import configparser
 import functools
 import importlib
 import threading
@@ -188,10 +187,12 @@ def _registered(name: str) -> Backend | None:
 
 
 def _entry_points() -> dict[str, tuple[str, str]]:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - a tenth of what a fork server imports, which asks never
+    # a tenth of what a fork server imports, which asks never
+    from configparser import ConfigParser  # noqa: PLC0415
+    from importlib.metadata import entry_points  # noqa: PLC0415
 
     found = {each.name: (each.value, each.dist.name if each.dist else each.value) for each in entry_points(group=GROUP)}
-    checkout = configparser.ConfigParser(interpolation=None)
+    checkout = ConfigParser(interpolation=None)
     checkout.read(Path(__file__).parents[1] / "setup.cfg")
     own = checkout.get("options.entry_points", GROUP, fallback="").strip()
     pairs = (line.split(" = ") for line in own.splitlines())

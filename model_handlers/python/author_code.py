@@ -19,7 +19,6 @@ import builtins
 import importlib
 import importlib.util
 import sys
-import sysconfig
 import threading
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
@@ -265,13 +264,13 @@ class ModelFile:
 class ModelModule:
     """model.py, imported, and its `TritonPythonModel`. Raises INVALID_MODEL."""
 
-    def __init__(self, model: str, file: ModelFile) -> None:
+    def __init__(self, model: str, file: ModelFile, library: Sequence[str]) -> None:
         self._package = free_name(file.version)
         package = sys.modules[self._package] = ModuleType(self._package)
         package.__path__ = [str(file.path.parent)]
         name = f"{self._package}.{file.path.stem}"
         try:
-            directories = [*_library(), *file.directories()]
+            directories = [*library, *file.directories()]
             self._file = ImportedFile(model, file.path, name, directories, file.model_directory)
         except BaseException:
             sys.modules.pop(self._package, None)
@@ -286,12 +285,6 @@ class ModelModule:
         """Forget the module, those that it imported from its own directories, and the directories."""
         self._file.forget()
         sys.modules.pop(self._package, None)
-
-
-def _library() -> list[str]:
-    # Where Python's own library is, of what is looked through.
-    pure, platform = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
-    return [place for place in (pure, platform, f"{platform}/lib-dynload") if place in sys.path]
 
 
 def check_class(model: str, file: ModelFile, source: ast.Module) -> None:

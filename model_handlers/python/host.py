@@ -10,6 +10,8 @@ import functools
 import inspect
 import json
 import logging
+import sys
+import sysconfig
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +61,7 @@ class Host:
         self._loop_lock = threading.Lock()  # both `execute` and `is_ready` may be the first to need it
         with Running(self._context):
             pb_utils.install()
-            self._module = ModelModule(config.name, file)
+            self._module = ModelModule(config.name, file, _library())
             try:
                 self.config = complete(config, self._module.author_class)
                 self._context.outside = outside
@@ -210,3 +212,9 @@ def _fail(responses: list[ResponseState], error: MmeError) -> MmeError:
     for each in responses:
         each.fail(error)
     return error
+
+
+def _library() -> list[str]:
+    # Where Python's own library is, of what is looked through.
+    pure, platform = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    return [place for place in (pure, platform, f"{platform}/lib-dynload") if place in sys.path]
