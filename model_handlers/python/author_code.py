@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from model_handlers.errors import MmeError
 
 
-_OURS = frozenset({"container", "model_handlers", "serve"})
+_OURS = frozenset({"container", "mme", "model_handlers", "serve"})
 _SHARED = frozenset({"numpy"})  # what tensors cross in: there is one in a process
 
 _import = builtins.__import__
