@@ -211,7 +211,7 @@ class LoadApi:
             if not override.files:
                 raise
         made: Source = await asyncio.get_running_loop().run_in_executor(
-            self._loads, self._origins.overridden, name, base, override
+            self._loads, self._origins.overrides.source, name, base, override
         )
         return made
 

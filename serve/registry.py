@@ -98,7 +98,7 @@ class Registry:
                 del rows[row.name]
         for alias in [alias for alias, name in aliases.items() if name not in rows]:
             del aliases[alias]
-        self._origins.sweep_overrides()
+        self._origins.overrides.sweep()
         if rows:
             _log.info("%d models are registered that the worker before had registered", len(rows))
 
@@ -318,7 +318,7 @@ class Registry:
                 raise
         if base is not None and not row.config:
             return base
-        return self._origins.restored(row.name, base, row.config, row.folder)
+        return self._origins.overrides.restored(row.name, base, row.config, row.folder)
 
 
 def _override_of(source: Source) -> tuple[str, str]:

@@ -83,6 +83,11 @@ def directory_size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
+def etag_of(status: os.stat_result) -> str:
+    """The same as a text that outlives a remount, which gives a disk another number."""
+    return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file beside `path` that takes its place at the end, readable for all, or goes."""

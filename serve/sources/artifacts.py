@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from model_handlers.system.threads import CancelToken
     from serve.sources.archive import ExtractLimits
-    from serve.sources.disk_budget import Derived, Hold, Sums, Unpacking
+    from serve.sources.disk_budget import Derived, DiskClaim, Hold, Sums
     from serve.sources.store import Store, StoredObject
 
 
@@ -298,7 +298,7 @@ class Artifacts:
                     self._remember_broken(path, error)
                 raise error
 
-    def _unpack(self, obj: StoredObject, path: Path, unpacking: Unpacking, token: CancelToken) -> MmeError | None:
+    def _unpack(self, obj: StoredObject, path: Path, unpacking: DiskClaim, token: CancelToken) -> MmeError | None:
         claim = functools.partial(self.room.claim, unpacking)
         note = functools.partial(self.room.sums.note, path.name)
         try:

@@ -1,18 +1,18 @@
 """Where models come from: archives of a store, repositories on disk or in S3, folders; what a client sends once.
 
-`find` and `canonical` are for the event loop; `find_all`, `scan` and `overridden` block on disk or network.
+`find` and `canonical` are for the event loop; `find_all` and `scan` block on disk or network.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from model_handlers.config.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.system.disk import disk_errors
+from model_handlers.system.disk import disk_errors, etag_of, identity_of
 from serve.sources.archive import ExtractLimits
 from serve.sources.artifacts import Artifacts
 from serve.sources.layout import COMPILED, CONFIG_NAME, list_models, may_be_model
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
-    from model_handlers.model_calls import Override
     from serve.engine_options import EngineOptions
     from serve.sources.disk_budget import DiskRoom
     from serve.sources.scripts import Scripts
-    from serve.sources.source import Overridden, Source
+    from serve.sources.source import Source
     from serve.weights.store import WeightStore
 
 
 class Origins:
-    """Names over everything that has models. `artifacts` are archives that requests may name, or None."""
+    """Names over everything that has models.
+
+    Attributes:
+        artifacts: archives that requests may name, or None.
+        overrides: what a client sends for one load.
+    """
 
     def __init__(
         self,
@@ -65,7 +69,7 @@ class Origins:
             folders = (options.repository, *options.more_repositories)
             self._repositories = Repositories(folders, scripts, namespaces=options.namespaces)
         self._folders = options.folders
-        self._overrides = Overrides(options.cache_directory / FOLDER, options.life, options.disk_budget)
+        self.overrides = Overrides(options.cache_directory / FOLDER, options.life, options.disk_budget)
 
     def __repr__(self) -> str:
         return f"<Origins {self.artifacts or self._directories or self._repositories or sorted(self._folders)}>"
@@ -124,7 +128,7 @@ class Origins:
         """Whether a repository has a model of that name; one in S3, when it was asked last."""
         if self._directories is not None:
             return self._directories.has(name)
-        with contextlib.suppress(MmeError):
+        with suppress(MmeError):
             if self._repositories is not None and name not in self._folders:
                 return self._repositories.has(name)
             return isinstance(self.find(name), InRepository)
@@ -135,15 +139,6 @@ class Origins:
         """Name → why it is none that can be served, as of the last look at all of them."""
         of_names = self._directories or self._repositories
         return of_names.refused if of_names is not None else {}
-
-    def overridden(self, name: str, base: Source | None, override: Override) -> Overridden:
-        return self._overrides.source(name, base, override)
-
-    def restored(self, name: str, base: Source | None, config: str, folder: str) -> Overridden:
-        return self._overrides.restored(name, base, config, folder)
-
-    def sweep_overrides(self) -> None:
-        self._overrides.sweep()
 
 
 def unavailable(name: str, version: int | None, known: Container[int]) -> MmeError:
@@ -265,43 +260,33 @@ def print_of(path: Path) -> str:
 
     A config.pbtxt that is written again with the same words is the same. What Python keeps of code is not looked at.
     """
+
+    def place(directory: str) -> tuple[int, ...]:
+        with suppress(OSError):  # it went this moment, or is a link to nowhere or to itself: its load will tell
+            return identity_of(os.stat(directory))[:2]  # noqa: PTH116
+        return ()
+
+    def look(file: str, *, is_config: bool) -> str:
+        with suppress(OSError):
+            if not is_config:
+                return etag_of(os.stat(file))  # noqa: PTH116
+            with open(file, "rb") as config:  # noqa: PTH123 - names are texts here
+                return hashlib.sha256(config.read(MAX_CONFIG_SIZE)).hexdigest()
+        return ""
+
     digest = hashlib.sha256()
-    walked = {_place(str(path))}
+    walked = {place(str(path))}
     with disk_errors(f"model directory {path} cannot be read"):
         # A version may be a link, which leads elsewhere from one moment to the next; and links may lead in a circle.
         for base, directories, files in os.walk(path, followlinks=True):
             digest.update(os.fsencode(f"{base}\0"))
-            places = {name: _place(os.path.join(base, name)) for name in sorted(directories)}  # noqa: PTH118
+            places = {name: place(os.path.join(base, name)) for name in sorted(directories)}  # noqa: PTH118
             places.pop(COMPILED, None)
-            directories[:] = [name for name, place in places.items() if place not in walked]
+            directories[:] = [name for name, where in places.items() if where not in walked]
             walked.update(places.values())
-            for name, place in places.items():
-                digest.update(os.fsencode(f"{name}\0{place}\0"))
+            for name, where in places.items():
+                digest.update(os.fsencode(f"{name}\0{where}\0"))
             for file in sorted(files):
-                status = _says if base == str(path) and file == CONFIG_NAME else _status
-                digest.update(os.fsencode(f"{file}\0{status(os.path.join(base, file))}\0"))  # noqa: PTH118
+                is_config = base == str(path) and file == CONFIG_NAME
+                digest.update(os.fsencode(f"{file}\0{look(os.path.join(base, file), is_config=is_config)}\0"))  # noqa: PTH118
     return digest.hexdigest()[:32]
-
-
-def _place(directory: str) -> tuple[int, int]:
-    try:
-        status = os.stat(directory)  # noqa: PTH116
-    except OSError:  # as in `_status`
-        return 0, 0
-    return status.st_dev, status.st_ino
-
-
-def _says(config: str) -> str:
-    try:
-        with open(config, "rb") as file:  # noqa: PTH123 - as all of these
-            return hashlib.sha256(file.read(MAX_CONFIG_SIZE)).hexdigest()
-    except OSError:  # as in `_status`
-        return "none"
-
-
-def _status(file: str) -> str:
-    try:
-        status = os.stat(file)  # noqa: PTH116
-    except OSError:  # it went this moment, is a link to nowhere or to itself: whoever loads the model will tell
-        return "none"
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"

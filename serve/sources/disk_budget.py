@@ -203,7 +203,7 @@ _DEFAULT_SHARE = 0.8  # of what is free at the start, and of what lies there alr
 
 
 @dataclass(slots=True)
-class Unpacking:
+class DiskClaim:
     """An archive on its way to the disk, and the bytes that it has claimed so far."""
 
     name: str
@@ -338,20 +338,20 @@ class DiskRoom:
             os.utime(path, None if seconds is None else (seconds, seconds))
 
     @contextmanager
-    def unpacking(self, name: str, packed: int) -> Iterator[Unpacking]:
+    def unpacking(self, name: str, packed: int) -> Iterator[DiskClaim]:
         """While an archive of `packed` bytes is unpacked: what it claims is given back afterwards."""
         if packed > self.budget + _PACKING:
             raise self._too_large(name)
         with self._guard:
             self._look_again()
-        unpacking = Unpacking(name)
+        unpacking = DiskClaim(name)
         try:
             yield unpacking
         finally:
             with self._guard:
                 self._claimed -= unpacking.claimed
 
-    def claim(self, unpacking: Unpacking, size: int) -> None:
+    def claim(self, unpacking: DiskClaim, size: int) -> None:
         """Make room for so many more bytes of an archive, evicting others. Called before they are written.
 
         Raises:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.system.disk import etag_of
 from model_handlers.system.threads import NEVER, advised
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class LocalStore:
     def _described(self, name: str, status: os.stat_result) -> StoredObject:
         if not stat.S_ISREG(status.st_mode):
             raise unknown_model(name, self.uri)
-        return StoredObject(name, status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}")
+        return StoredObject(name, status.st_size, etag_of(status))
 
     @contextmanager
     def _files(self, name: str) -> Iterator[None]:
