@@ -63,6 +63,28 @@ if TYPE_CHECKING:
 
 
 _COMPLETE, _LOCK = ".complete", ".lock"
+_CONTINUED = re.compile(r"\\\n")  # a line that goes on
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_INCLUDES = re.compile(r"-[rc](?P<short>.*)|--(?:requirem|con)[a-z]*(?:=(?P<long>.*))?")  # pip takes abbreviations
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")  # what pip replaces by the value of an environment variable
+_SHOWN = 200  # characters of a name in a message
+_ERRORS = 3  # of pip's last ones, in an error message
+_PIP = [
+    *("-I", "-m", "pip", "install", "--no-input", "--no-color", "--progress-bar", "off"),
+    *("--disable-pip-version-check", "--root-user-action", "ignore"),
+    "--no-cache-dir",  # what is installed is kept itself
+]
+_SPARE_SHARE, _SPARE_BYTES = 0.05, 1 << 30  # of the disk, for everybody else: the smaller of the two
+_MOST_MEMBERS = 1_000_000  # ten times what large environments have: names are kept until the end
+_LATEST = 1 << 33  # seconds: times beyond it are nonsense
+_INTERPRETER = re.compile(r"python(3(\.\d+)?)?")
+_BAD_NAMES = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EILSEQ)
+_REFUSED = {
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+}
 
 
 class Environments:
@@ -80,9 +102,7 @@ class Environments:
     def find(self, wanted: Wanted, patience: Patience) -> Environment | None:
         """The environment that a model wants; None where it is yet to be made.
 
-        Raises:
-            MmeError: INVALID_MODEL when what the model names is not there, or no environment, as an `ElsewhereError`
-                when the model does not bring it; as `Patience.check`.
+        An `ElsewhereError` says that what the model names, and does not bring, is not there.
         """
         subject = f"model '{patience.model}': {wanted.subject}"
         if not isinstance(wanted, Requirements):
@@ -98,11 +118,7 @@ class Environments:
         return environment if _is_complete(environment) else None
 
     def provide(self, wanted: Wanted, patience: Patience) -> Environment:
-        """The environment that a model wants, made if need be; one that is being made is waited for.
-
-        Raises:
-            MmeError: as `find`; INVALID_MODEL when it can't be made, OUT_OF_MEMORY when the disk is full.
-        """
+        """The environment that a model wants, made if need be; one that is being made is waited for."""
         found = self.find(wanted, patience)
         if found is not None:
             return found
@@ -163,19 +179,6 @@ def _is_complete(environment: Environment) -> bool:
 
 def _beside(environment: Environment, suffix: str) -> Path:
     return environment.prefix.with_name(environment.prefix.name + suffix)
-
-
-_CONTINUED = re.compile(r"\\\n")  # a line that goes on
-_COMMENT = re.compile(r"(^|\s+)#.*$")
-_INCLUDES = re.compile(r"-[rc](?P<short>.*)|--(?:requirem|con)[a-z]*(?:=(?P<long>.*))?")  # pip takes abbreviations
-_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")  # what pip replaces by the value of an environment variable
-_SHOWN = 200  # characters of a name in a message
-_ERRORS = 3  # of pip's last ones, in an error message
-_PIP = [
-    *("-I", "-m", "pip", "install", "--no-input", "--no-color", "--progress-bar", "off"),
-    *("--disable-pip-version-check", "--root-user-action", "ignore"),
-    "--no-cache-dir",  # what is installed is kept itself
-]
 
 
 def installed_name(wanted: Requirements, digests: Digests, patience: Patience) -> str:
@@ -284,25 +287,10 @@ def _server_distributions() -> list[str]:
     return sorted({f"{distribution.name}=={distribution.version}" for distribution in found})
 
 
-_SPARE_SHARE, _SPARE_BYTES = 0.05, 1 << 30  # of the disk, for everybody else: the smaller of the two
-_MOST_MEMBERS = 1_000_000  # ten times what large environments have: names are kept until the end
-_LATEST = 1 << 33  # seconds: times beyond it are nonsense
-_INTERPRETER = re.compile(r"python(3(\.\d+)?)?")
-_BAD_NAMES = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EILSEQ)
-_REFUSED = {
-    tarfile.CHRTYPE: "a device",
-    tarfile.BLKTYPE: "a device",
-    tarfile.FIFOTYPE: "a named pipe",
-    tarfile.GNUTYPE_SPARSE: "a sparse file",
-}
-
-
 def unpack(archive: Path, root: Path, subject: str, token: CancelToken) -> None:
-    """Unpack an environment into the empty folder `root`. What is in it after a failure is the caller's to remove.
+    """Unpack an environment into the empty folder `root`; raises ENOSPC before the disk is quite full.
 
-    Raises:
-        MmeError: INVALID_MODEL when it is refused; as `CancelToken.check`.
-        OSError: what the disk says; ENOSPC before it is quite full.
+    What is in it after a failure is the caller's to remove.
     """
     with InflatedStream(archive.open("rb"), subject, token) as source:
         try:

@@ -96,13 +96,7 @@ def _home(configuration: Path) -> str:
 
 
 class Patience(CancelToken):
-    """A token whose `check` also ends at a deadline, as INVALID_MODEL.
-
-    Args:
-        model: that waits.
-        seconds: how long it may take.
-        token: of its load.
-    """
+    """A token of a model's load, whose `check` also ends after so many seconds, as INVALID_MODEL."""
 
     def __init__(self, model: str, seconds: float, token: CancelToken) -> None:
         super().__init__(f"model '{model}'", lambda: token.cancelled)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # What is another when a file is: device, inode, size, time of the last change in nanoseconds.
 FileIdentity = tuple[int, ...]
-
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 
@@ -86,6 +85,12 @@ def directory_size(path: Path) -> int:
 def etag_of(status: os.stat_result) -> str:
     """The same as a text that outlives a remount, which gives a disk another number."""
     return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
+
+
+def new_file(path: Path) -> BinaryIO:
+    """A file that was not there, and no link, for writing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from isal import isal_zlib
 
 from model_handlers.errors import DamagedError, Kind, MmeError, invalid_model
+from model_handlers.system.disk import new_file
 from model_handlers.system.threads import start_thread
 
 if TYPE_CHECKING:
@@ -36,25 +37,18 @@ _CORRUPT = cast("type[Exception]", isal_zlib.error)  # isal's stubs say an insta
 # What a tar header may take, long names and pax records included. tarfile keeps it in memory whole, whatever size the
 # archive claims for it.
 _HEADER_LIMIT = 1 << 20
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
 Parts = tuple[str, ...]  # the names of a path
 
 
 class InflatedStream:
     """A gzip stream's content as the file that `tarfile` reads: `read`, `tell`, forward `seek`; and as blocks.
 
-    A thread inflates ahead, without Python's lock: a load thread writes files meanwhile. Closing joins it.
+    A thread inflates ahead, without Python's lock: a load thread writes files meanwhile. Leaving joins it.
 
     Attributes:
         last_read: what the latest `read` returned; tells how the headers of an archive ended.
         header_bytes: read since it was set to 0, before each member's header.
         token: checked about twenty times a second, and for each megabyte.
-
-    Args:
-        stream: the compressed bytes, read on another thread. Closed with this.
-        subject: what errors call it: "archive 'a.tar.gz'".
-        token: of the load.
     """
 
     def __init__(self, stream: BinaryIO, subject: str, token: CancelToken) -> None:
@@ -151,12 +145,7 @@ class InflatedStream:
 
 
 def gunzip(stream: BinaryIO, subject: str) -> Iterator[bytes]:
-    """The inflated blocks of `stream`, of at most 1 MiB each. Gzip members that follow each other are one content.
-
-    Raises:
-        MmeError: INVALID_MODEL when the stream is not gzip, is truncated or corrupt, or has garbage behind it;
-            UNAVAILABLE when the source fails.
-    """
+    """The inflated blocks of `stream`, of at most 1 MiB each. Gzip members that follow each other are one content."""
     data = _head(stream, subject)
     while data:
         unused = yield from _gunzip_member(stream, data, subject)
@@ -221,9 +210,6 @@ class Unpacking:
         made: every path that was made so far, the folder's own is (); whether it is a directory.
 
     Args:
-        subject: what errors call the archive: "archive 'a.tar.gz'".
-        root: the folder, which is empty.
-        most_members: that it may hold.
         most_bytes: of all members, skipped ones too; and of the zeros behind them.
         packed: bytes of the archive, where they are known: its headers may not claim more than those can hold.
     """
@@ -244,11 +230,7 @@ class Unpacking:
         self._claimed = 0
 
     def run(self, source: InflatedStream) -> None:
-        """Take every member, then make sure that nothing but padding follows, up to gzip's checksum.
-
-        Raises:
-            MmeError: INVALID_MODEL for what is no tar, is damaged or breaks a rule.
-        """
+        """Take every member, then make sure that nothing but padding follows, up to gzip's checksum."""
         for member in self._headers(source):
             source.token.check()
             self._count(member)
@@ -355,7 +337,7 @@ class Unpacking:
     def _write(self, parts: Parts, member: tarfile.TarInfo, source: InflatedStream) -> None:
         path, crc = self.place(parts), 0
         self.claim(member.size)
-        with os.fdopen(os.open(path, _NEW_FILE, 0o600), "wb") as file:
+        with new_file(path) as file:
             for block in source.blocks(member.size):
                 file.write(block)
                 crc = isal_zlib.crc32(block, crc)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 _MAX_COMPONENT = 255  # bytes of one name between slashes, on every file system in use
-
 _REFUSED_TYPES = {
     tarfile.SYMTYPE: "a symbolic link",
     tarfile.LNKTYPE: "a hard link",
@@ -45,6 +44,11 @@ _REFUSED_TYPES = {
     tarfile.FIFOTYPE: "a named pipe",
     tarfile.GNUTYPE_SPARSE: "a sparse file",
 }
+_COPY_SIZE = 1 << 20
+_SYNCED_ALONE = 256  # files and directories, before all are made to last together
+_STAGING_PREFIX = ".staging-"
+_LEFT: set[Path] = set()  # what could not be removed: that takes descriptors, of which there may be none
+_EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,6 @@ class ExtractLimits:
     max_files: int = 20_000
     max_name_length: int = 1024
     max_depth: int = 32
-
-
-_COPY_SIZE = 1 << 20
-_SYNCED_ALONE = 256  # files and directories, before all are made to last together
 
 
 def extract(
@@ -93,10 +93,6 @@ def extract(
         claim: called before each file is written, with its bytes; what it raises ends the unpacking.
         note: called before the directory appears, with the checksums of its files.
         token: checked about twenty times a second.
-
-    Raises:
-        MmeError: INVALID_MODEL when the archive is refused, OUT_OF_MEMORY when the disk is full, ALREADY_EXISTS when
-            the destination is there, CANCELLED, or what reading the stream raised.
     """
     with stream, disk_errors(f"archive '{name}' cannot be unpacked into {destination.parent}"):
         with staging_directory(destination.parent) as staging:
@@ -256,11 +252,6 @@ def _tar_blocks(path: Path, name: str, progress: Callable[[int], None]) -> Itera
             yield block
             progress(len(block))
     yield bytes(-member.size % tarfile.BLOCKSIZE)
-
-
-_STAGING_PREFIX = ".staging-"
-_LEFT: set[Path] = set()  # what could not be removed: that takes descriptors, of which there may be none
-_EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def remove_staging(directory: Path) -> None:

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 _SECONDS = 60.0  # after something could not be asked, before it is asked again for what is on disk
 _WHOLE = ""  # the scope of the whole store, which is no name
 _MOST = 10_000  # names
+_log = logging.getLogger("mme.artifacts")
+_REPLACEMENTS = 2  # of an archive while it is downloaded, that a fetch bears with
+_BROKEN = 1024  # archives remembered as good for nothing
+_BROKEN_SECONDS = 60.0
 
 
 class Outages:
@@ -79,7 +83,6 @@ class Outages:
             raise UnreachableError(f"{why}; it is asked again in {left:.0f} s", whole=False)
 
     def begins(self, name: str, error: UnreachableError) -> bool:
-        """A name could not be asked for; return whether that is news."""
         scope, now = _WHOLE if error.whole else name, self._clock()
         with self._guard:
             is_new = scope not in self._until
@@ -89,27 +92,14 @@ class Outages:
         return is_new
 
     def is_over(self, name: str) -> bool:
-        """A name was asked for; return whether an outage ended."""
         with self._guard:
             self._left_alone.pop(name, None)
             return [self._until.pop(scope, None) for scope in (_WHOLE, name)] != [None, None]
 
 
-_log = logging.getLogger("mme.artifacts")
-_REPLACEMENTS = 2  # of an archive while it is downloaded, that a fetch bears with
-_BROKEN = 1024  # archives remembered as good for nothing
-_BROKEN_SECONDS = 60.0
-
-
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An unpacked archive.
-
-    Attributes:
-        downloaded: whether this fetch got it from the store.
-        seconds: that download and unpacking took, 0 without.
-        hold: keeps it on disk until it is released.
-    """
+    """An unpacked archive: whether this fetch downloaded it, in how many seconds; its hold keeps it on disk."""
 
     name: str
     path: Path
@@ -130,11 +120,7 @@ class _NameLock:
 
 
 class Artifacts:
-    """The unpacked archives of one store in one directory.
-
-    Attributes:
-        room: what they take of the disk.
-    """
+    """The unpacked archives of one store in one directory; `room` is what they take of the disk."""
 
     def __init__(
         self,
@@ -147,17 +133,7 @@ class Artifacts:
         derived: Derived | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the directory over; what a crashed run left half unpacked is removed.
-
-        Args:
-            store: where archives come from.
-            directory: where they are unpacked.
-            limits: what each may unpack to.
-            budget: bytes for all together; see `DiskRoom`.
-            let_go: see `DiskRoom`.
-            derived: see `DiskRoom`.
-            clock: seconds.
-        """
+        """Take the directory over; what a crashed run left half unpacked is removed. Arguments as of `DiskRoom`."""
         self.store = store
         self.directory = directory
         self._limits = limits
@@ -183,9 +159,6 @@ class Artifacts:
 
         Threads that want the same name share one download. When the store can't be reached, it is what was used last.
         One that is replaced meanwhile is looked up again, a few times. Older etags stay while held or there is room.
-
-        Raises:
-            MmeError: what the store, the archive or the disk have to say; CANCELLED.
         """
         validate_name(name)
         with self._locked(name, token):
@@ -253,7 +226,6 @@ class Artifacts:
                 self.room.remove(path, staging)
 
     def used(self, name: str, seconds: float) -> None:
-        """Note that what is unpacked of an archive was used at that time of the wall clock."""
         for path in self.copies(name)[-1:]:
             if path.stat().st_mtime < seconds:
                 self.room.touch(path, seconds)
@@ -333,14 +305,7 @@ class Artifacts:
     ) -> int:
         stream = watched(self.store.open(obj), token)
         return extract(
-            stream,
-            path,
-            name=obj.name,
-            packed=obj.size,
-            limits=self._limits,
-            claim=claim,
-            note=note,
-            token=token,
+            stream, path, name=obj.name, packed=obj.size, limits=self._limits, claim=claim, note=note, token=token
         )
 
     def _remember_broken(self, path: Path, error: MmeError) -> None:

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 
 
 class Origins:
-    """Names over everything that has models.
-
-    Attributes:
-        artifacts: archives that requests may name, or None.
-        overrides: what a client sends for one load.
-    """
+    """Names over all that has models: `artifacts` of a store, repositories, folders; `overrides` for one load."""
 
     def __init__(
         self,
@@ -57,12 +52,7 @@ class Origins:
         if options.buckets:
             buckets = [open_bucket(url, credentials_for(url, options.credentials)) for url in options.buckets]
             self._directories = Directories(
-                buckets,
-                disk,
-                budget=budget,
-                let_go=let_go,
-                derived=weights,
-                config_name=options.scripts.config_name,
+                buckets, disk, budget=budget, let_go=let_go, derived=weights, config_name=options.scripts.config_name
             )
         self._repositories: Repositories | None = None
         if options.repository is not None:
@@ -87,11 +77,7 @@ class Origins:
         return name if self._repositories is None else self._repositories.canonical(name)
 
     def find(self, name: str) -> Source:
-        """Where a name comes from that was posted without a url.
-
-        Raises:
-            MmeError: UNKNOWN_MODEL; and as `Repositories.find`.
-        """
+        """Where a name comes from that was posted without a url."""
         if self.artifacts is not None:
             return Archived(self.artifacts, validate_name(name))
         if self._directories is not None:
@@ -136,7 +122,7 @@ class Origins:
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Name → why it is none that can be served, as of the last look at all of them."""
+        """Name → why it can't be served, as of the last look at all of them."""
         of_names = self._directories or self._repositories
         return of_names.refused if of_names is not None else {}
 
@@ -155,18 +141,10 @@ def unknown(name: str) -> MmeError:
 
 
 class Repositories:
-    """The models of local repositories: which names there are, and which folder each of them means.
+    """The models of local repositories, one folder each: which names there are, and which folder each of them means.
 
-    A name that two repositories have is refused, or, with namespaces, is the name of two models: `<repository>/<name>`
-    means one of them, the repository being called as its folder is. A name that only one has means it either way.
-
-    Attributes:
-        refused: name → why it can't be served, as of the last look at all of them.
-
-    Args:
-        folders: one for each repository.
-        scripts: what is the same for all inference scripts; may fetch something, on a thread.
-        namespaces: whether two repositories may have models of one name.
+    A name that two repositories have is refused (`refused`: name → why), or, with namespaces, is the name of two
+    models: `<repository>/<name>` means one of them. A name that only one has means it either way.
     """
 
     def __init__(self, folders: tuple[Path, ...], scripts: Callable[[], Scripts], *, namespaces: bool = False) -> None:

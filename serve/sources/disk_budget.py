@@ -43,13 +43,23 @@ if TYPE_CHECKING:
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, and a pid that must be 0
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none, where nobody can share anything
+Sums = dict[str, tuple[int, int]]  # path below the copy → bytes and CRC-32
+_BLOCK_SIZE = 1 << 20
+_NEW_SECONDS = 3600.0  # for which checksums without a copy stay: another server may be about to have it appear
+_log = logging.getLogger("mme.disk")
+_NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}")
+_PACKING = 64 << 10  # bytes that packing may add to files that can't be compressed
+_KEY = 24  # characters of a name that all copies of one archive have in common
+_LOOK_SECONDS = 60.0
+_IN_USE = 1 << 60  # the byte of the lock file that every server holds which uses the directory
+_DEFAULT_SHARE = 0.8  # of what is free at the start, and of what lies there already
 
 
 class ByteLocks:
     """Locks that several processes share through one file, each of them one byte of it.
 
-    They belong to the open file (OFD locks of Linux): they end with it, however its process ends, and two open files
-    exclude each other even within one process. Never waited for. Not thread-safe.
+    They belong to the open file (OFD locks of Linux) and end with it, however its process ends; two open files exclude
+    each other even within one process. Never waited for. Not thread-safe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,12 +99,6 @@ class ByteLocks:
         return True
 
 
-Sums = dict[str, tuple[int, int]]  # path below the copy → bytes and CRC-32
-
-_BLOCK_SIZE = 1 << 20
-_NEW_SECONDS = 3600.0  # for which checksums without a copy stay: another server may be about to have it appear
-
-
 class CopySums:
     """Checksums of unpacked copies, as JSON in `.sums/<name of the copy>`: path → bytes and CRC-32.
 
@@ -113,13 +117,11 @@ class CopySums:
         return f"<CopySums of {self._directory}, {len(self._whole)} seen>"
 
     def note(self, name: str, sums: Sums) -> None:
-        """Keep what is about to appear as the copy of that name."""
         own_directory(self._folder)
         with replacing(self._folder / name) as file:
             file.write(json.dumps({"files": sums}).encode())
 
     def appeared(self, path: Path) -> None:
-        """A copy is in its place, just written."""
         with suppress(FileNotFoundError):  # it left for another already
             self._whole[path.name] = _look_of(path)
 
@@ -193,15 +195,6 @@ def _look_of(path: Path) -> int:
     return hash(tuple(looks))
 
 
-_log = logging.getLogger("mme.disk")
-_NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{16}")
-_PACKING = 64 << 10  # bytes that packing may add to files that can't be compressed
-_KEY = 24  # characters of a name that all copies of one archive have in common
-_LOOK_SECONDS = 60.0
-_IN_USE = 1 << 60  # the byte of the lock file that every server holds which uses the directory
-_DEFAULT_SHARE = 0.8  # of what is free at the start, and of what lies there already
-
-
 @dataclass(slots=True)
 class DiskClaim:
     """An archive on its way to the disk, and the bytes that it has claimed so far."""
@@ -225,11 +218,7 @@ class Hold:
 
 
 class Derived(Protocol):
-    """What lies on the same disk and was made of what archives hold, as the weights of models.
-
-    Attributes:
-        taken: bytes, as far as is known.
-    """
+    """What lies on the same disk and was made of what archives hold: `taken` bytes, as far as is known."""
 
     taken: int
 
@@ -244,14 +233,13 @@ class DiskRoom:
         budget: bytes for all of them.
         archives: bytes of everything unpacked.
         evictions: how many left for others.
-        derived: what counts as well; None for nothing.
-        sums: of the files of all of them.
 
     Args:
         directory: theirs; it exists.
         budget: None for 80 % of what is free there now and of what they take already.
         let_go: called on a load thread that needs room for an archive, by its name: evicts one model from memory, so
             that its archive may leave; returns whether it did.
+        derived: what counts as well; None for nothing.
         clock: seconds.
     """
 
@@ -339,7 +327,6 @@ class DiskRoom:
 
     @contextmanager
     def unpacking(self, name: str, packed: int) -> Iterator[DiskClaim]:
-        """While an archive of `packed` bytes is unpacked: what it claims is given back afterwards."""
         if packed > self.budget + _PACKING:
             raise self._too_large(name)
         with self._guard:
@@ -352,11 +339,7 @@ class DiskRoom:
                 self._claimed -= unpacking.claimed
 
     def claim(self, unpacking: DiskClaim, size: int) -> None:
-        """Make room for so many more bytes of an archive, evicting others. Called before they are written.
-
-        Raises:
-            MmeError: OUT_OF_MEMORY when they do not fit whatever leaves, or models in use leave no room.
-        """
+        """Make room for so many more bytes of an archive, evicting others. Called before they are written."""
         unpacking.claimed += size
         with self._guard:
             self._claimed += size
@@ -406,10 +389,7 @@ class DiskRoom:
         return bool(freed)
 
     def remove(self, path: Path, staging: Path) -> bool:
-        """Move a directory that is not used into staging; whether that was so.
-
-        A crash in between leaves staging, never half a model under its name.
-        """
+        """Move a directory that is not used into staging; a crash in between leaves staging, never half a model."""
         with self._guard:
             if self._users[path.name] or not self._locks.exclude(_byte(path)):
                 return False

@@ -42,6 +42,20 @@ COMPILED = "__pycache__"  # what Python keeps of code that it has read: appears 
 CONFIGS = "configs"  # a directory of configurations that a server may be told to read instead
 _RESERVED = ("warmup", "initial_state", CONFIGS)  # directories of a model that are no versions
 _EXPECTED = f"{CONFIG_NAME} and 1/model.onnx, or one directory that holds them; or code/inference.py beside a model"
+_CONFIG = "config.pbtxt"
+_SAVED_MODEL = "saved_model.pb"
+_SAVED_DIRECTORY = "model.savedmodel"
+_MODEL_FILES = tuple(
+    dict.fromkeys(
+        name for each in BACKENDS for name in (each.filename, *each.variants[1].values()) if name and "/" not in name
+    )
+)
+_VERSION = re.compile(r"(?:v|ver|version)?[-_. ]?0*([1-9][0-9]*)", re.IGNORECASE)  # as people call versions
+BY_SCRIPTS = (".joblib", ".pkl", ".pickle", ".pth")  # files that only code can load
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_LONGEST_POINTER = 1024  # bytes
+_DEEPEST = 5  # directories below the one that was looked into
+_MOST = 1000  # directories that are looked into
 
 
 def is_model(path: Path) -> bool:
@@ -60,7 +74,6 @@ def may_be_model(path: Path, scripts: Scripts) -> bool:
 
 
 def list_models(path: Path, scripts: Scripts = DEFAULT_SCRIPTS) -> list[str]:
-    """The names of the models in a repository, in order: its directories that hold one, and have UTF-8 names."""
     if not path.is_dir():
         raise invalid_argument(f"model repository '{path}' is not a directory: create it, or name another")
     with disk_errors(f"model repository {path} cannot be read"):
@@ -98,8 +111,8 @@ def directories(path: Path) -> list[Path]:
 def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
     """The model directories of an unpacked archive, or of the one folder that holds all of it.
 
-    It is one itself if it needs no script: what it has below is its own, unless that is models of Triton's, which read
-    what lies above or beside them by their code.
+    It is one itself if it needs no script, unless what lies below are models of Triton's, which read what lies beside
+    them by their code.
     """
     found = _candidates_in(path, scripts)
     while not found and (inner := _only_folder(path)):
@@ -227,22 +240,6 @@ def shown_tree(path: Path) -> str:
         if len(found) > _SHOWN_FILES:
             return f"{', '.join(found[:_SHOWN_FILES])} and more"
     return ", ".join(found) or "nothing"
-
-
-_CONFIG = "config.pbtxt"
-_SAVED_MODEL = "saved_model.pb"
-_SAVED_DIRECTORY = "model.savedmodel"
-_MODEL_FILES = tuple(
-    dict.fromkeys(
-        name for each in BACKENDS for name in (each.filename, *each.variants[1].values()) if name and "/" not in name
-    )
-)
-_VERSION = re.compile(r"(?:v|ver|version)?[-_. ]?0*([1-9][0-9]*)", re.IGNORECASE)  # as people call versions
-BY_SCRIPTS = (".joblib", ".pkl", ".pickle", ".pth")  # files that only code can load
-_POINTER = b"version https://git-lfs.github.com/spec/"
-_LONGEST_POINTER = 1024  # bytes
-_DEEPEST = 5  # directories below the one that was looked into
-_MOST = 1000  # directories that are looked into
 
 
 def advice(path: Path, model: str = "") -> str:

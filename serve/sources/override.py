@@ -98,7 +98,6 @@ class OverrideFolder:
         return digest.hexdigest()
 
     def leave(self) -> None:
-        """Have it outlive this process: the next one restores it."""
         self._removal.detach()
 
 
@@ -130,11 +129,7 @@ class Overrides:
                 shutil.rmtree(left, ignore_errors=True)
 
     def source(self, name: str, base: Source | None, override: Override) -> Overridden:
-        """Where model `name` comes from under an override; it must bring all files where `base` is None.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT for an override that makes no sense; OUT_OF_MEMORY for a full disk.
-        """
+        """Where model `name` comes from under an override, which must bring all files where `base` is None."""
         files = check_override(override)
         if not files:
             if base is None:
@@ -160,7 +155,6 @@ class Overrides:
         return Overridden(InRepository(path) if base is None else origin(base), config, there)
 
     def sweep(self) -> None:
-        """Remove what dead workers of this server made and was not restored."""
         kept = {folder.path for folder in self._folders}
         for left in self._directory.glob(f"{self._life}~*"):
             if left not in kept and not goes_on(left.name.split("~")[1]):

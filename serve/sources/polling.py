@@ -60,13 +60,9 @@ class Models(Protocol):
 
 
 class Poller:
-    """Keeps an engine and a repository the same.
+    """Keeps an engine and a repository the same, looking again so many seconds after it was done.
 
-    Args:
-        models: the engine.
-        scan: reads the repository: every name, and what its files look like. Called on a thread.
-        seconds: between two looks.
-        registered: names that the engine knows already, from the worker before.
+    `scan` reads the repository on a thread; `registered` are names that the engine knows from the worker before.
     """
 
     def __init__(

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import EnsembleStep, ModelConfig
 
 
+_log = logging.getLogger("mme.load")
+
+
 def checksum_errors(config: ModelConfig, directory: Path) -> Iterator[MmeError]:
     """An error for each file of the model's directory that is not what its digest says."""
     for agent in config.agents:
@@ -59,15 +62,11 @@ def checksum_errors(config: ModelConfig, directory: Path) -> Iterator[MmeError]:
                 yield invalid_model(f"{whose}: mismatched MD5 hash, expected {expected.strip()}, got {actual}")
 
 
-_log = logging.getLogger("mme.load")
-
-
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
     """One model on disk, with everything that its files and its configuration leave open decided.
 
     Attributes:
-        path: the directory of its configuration and versions.
         config: with backend, platform and model file named.
         versions: number to directory, of those that the version policy selects, ascending.
         members: the other models of its archive, which only it may call; their names begin with its own.
@@ -106,9 +105,9 @@ class ModelDirectory:
 def open_target(path: Path, name: str, scripts: Scripts = DEFAULT_SCRIPTS, *, override: str = "") -> ModelDirectory:
     """The model in an unpacked archive: at its root, in its one model directory, or the one of several to be asked.
 
-    Whatever the configuration calls it, it is served as `name`. Where there are several, the one that requests are for
-    is the ensemble of the others, or has the archive's name or the parameter MME_ENTRY; the others are its members.
-    An `override` is that model's configuration, as JSON, in place of its own.
+    Whatever the configuration calls it, it is served as `name`. Of several the one to be asked is the ensemble of the
+    others, or has the archive's name or the parameter MME_ENTRY; the others are its members. An `override` is that
+    model's configuration, as JSON.
     """
     if not path.is_dir():
         raise invalid_argument(f"model '{name}' should be in {path}, which is not a directory")
@@ -133,14 +132,8 @@ def open_model(
 ) -> ModelDirectory:
     """The model whose own directory is `path`, such as a repository of several holds.
 
-    Args:
-        path: the directory of config.pbtxt and versions, or of an inference script.
-        name: that the model is served under.
-        scripts: what is the same for all inference scripts.
-        strict_name: refuse a configuration that calls the model something else.
-        override: a configuration, as JSON, in place of the model's own; "" for that.
-        others: further repositories, in which the parts of an ensemble may be that are not beside it.
-        fetch: brings a model of a repository that is not on disk, by its name; None where `path` lies in one that is.
+    `strict_name` refuses a configuration that calls it something else. Parts of an ensemble lie beside it or in
+    `others`, or are brought by `fetch`, by their names, where the repository is not on disk.
     """
     if not path.is_dir():
         reason = f"model '{name}' is not in the repository {path.parent}: make {name}/{CONFIG_NAME} and {name}/1/"
@@ -300,7 +293,7 @@ def absent_versions(config: ModelConfig, available: Container[int]) -> list[int]
 
 
 def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scripts: Scripts) -> Backend:
-    """The backend that the configuration names, or that the first version's file or an inference script gives away."""
+    """The backend that the configuration names, or the first version's file or an inference script gives away."""
     if config.backend or config.platform:
         first = next(iter(available.values()), None)
         named = find_backend(config.backend, config.platform, config.name, first)

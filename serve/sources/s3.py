@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import closing, contextmanager, suppress
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 import botocore.session
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import BinaryIO
 
+    _Response = tuple[Any, Mapping[str, Any]]  # as it came, and as it was read
+
     from _typeshed import WriteableBuffer
 
 
@@ -68,6 +70,15 @@ _NO_BUCKET = ("NoSuchBucket",)
 _ABSENT = ("NotFound", "404")  # the object, or its bucket
 _REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
 _BODILESS = ("301", "307", "400", "403")  # HEAD's, of which a GET tells more
+BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked for
+_FIRST_SECONDS = 0.4
+_MOST_SECONDS = 30.0  # that a service may ask for
+_HURRIED_ATTEMPTS = 2
+_PASSING = ("RequestTimeout", "RequestTimeoutException")  # codes of a 400 that may come right
+_CHUNK_SIZE = 256 << 10
+_ATTEMPTS = 4  # openings of one part, before its error is everybody's
+_CLOSE_SECONDS = 0.5  # that the threads of a download that is closed are waited for
+_PATIENCE_SECONDS = 20.0  # without a byte of a part, over several openings, each of which waits for some seconds
 
 
 class S3Store:
@@ -139,15 +150,13 @@ class S3Store:
 
     def open(self, obj: StoredObject) -> BinaryIO:
         """See `Store.open`. Closing it early stops the parts that are on the way."""
-        closed = threading.Event()
 
-        def open_range(start: int, stop: int) -> _Body:
-            with self._retries.for_load(CancelToken(obj.name, closed.is_set)):
+        def open_range(start: int, stop: int, token: CancelToken) -> _Body:
+            with self._retries.for_load(token):
                 return self._get(obj, start, stop)
 
-        download = RangedDownload(
-            open_range, obj.size, part_size=self._part_size, ahead=self._parts_ahead, name=obj.name, closed=closed
-        )
+        ahead, part_size = self._parts_ahead, self._part_size
+        download = RangedDownload(open_range, obj.size, part_size=part_size, ahead=ahead, name=obj.name)
         # not in a BufferedReader: its lock would let no other thread close it while a read waits
         return cast("BinaryIO", download)
 
@@ -215,9 +224,7 @@ class S3Store:
         except BotoCoreError as error:
             reason = f"the store {self.uri} cannot be reached, check network, endpoint and region: {error}"
             raise UnreachableError(reason, whole=isinstance(error, NoConnectionError)) from error
-        except (
-            OSError
-        ) as error:  # a file that boto3 was told to read, as a token; botocore's timeouts are OSErrors, too
+        except OSError as error:  # a file that boto3 was told to read, as a token; behind botocore's, of which some are
             reason = f"the AWS credentials for {self.uri} cannot be had: {error.strerror or error}: {error.filename}"
             raise UnreachableError(reason) from error
 
@@ -292,28 +299,18 @@ class _Body:
         self._body = body
 
     def readinto(self, buffer: memoryview) -> int:
+        """Fill the start of `buffer`; 0 at the end. An MmeError says that the connection broke, unless Damaged."""
         with self._store._s3(self._name):  # noqa: SLF001 - the same module's border
             received: int = self._body.readinto(buffer)
         return received
 
     def interrupt(self) -> None:
+        """Wake the thread that reads."""
         with suppress(AttributeError, OSError, RuntimeError, ValueError):  # it is at its end, or none of urllib3's
             self._body._raw_stream.shutdown()  # noqa: SLF001 - botocore hands nothing out that wakes a reader
 
     def close(self) -> None:
         self._body.close()
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    _Response = tuple[Any, Mapping[str, Any]]  # as it came, and as it was read
-
-BUSY = (429, *range(500, 600))  # statuses that say nothing about what was asked for
-_FIRST_SECONDS = 0.4
-_MOST_SECONDS = 30.0  # that a service may ask for
-_HURRIED_ATTEMPTS = 2
-_PASSING = ("RequestTimeout", "RequestTimeoutException")  # codes of a 400 that may come right
 
 
 def pause(attempt: int) -> float:
@@ -356,11 +353,7 @@ class Retries:
             del self._here.token, self._here.hurried
 
     def __call__(
-        self,
-        response: _Response | None,
-        caught_exception: Exception | None,
-        attempts: int,
-        **_: object,
+        self, response: _Response | None, caught_exception: Exception | None, attempts: int, **_: object
     ) -> int | None:
         """Wait, and have the request sent again by 0; None where its answer, or its error, is what there is."""
         most = _HURRIED_ATTEMPTS if getattr(self._here, "hurried", False) else self._attempts
@@ -387,28 +380,6 @@ def _headers(response: _Response | None) -> dict[str, str]:
     return {} if response is None else {str(name).lower(): str(text) for name, text in response[0].headers.items()}
 
 
-_CHUNK_SIZE = 256 << 10
-_ATTEMPTS = 4  # openings of one part, before its error is everybody's
-_CLOSE_SECONDS = 0.5  # that the threads of a download that is closed are waited for
-_PATIENCE_SECONDS = 20.0  # without a byte of a part, over several openings, each of which waits for some seconds
-
-
-class RangeBody(Protocol):
-    """The bytes of one range while they arrive."""
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Fill the start of `buffer`; 0 at the end. An `MmeError` says that the connection broke.
-
-        Raises:
-            DamagedError: at the end, of bytes that are not what was sent.
-        """
-
-    def interrupt(self) -> None:
-        """Wake the thread that reads; called by any other."""
-
-    def close(self) -> None: ...
-
-
 class _Part:
     """The first `filled` bytes of `data` have arrived and never change again."""
 
@@ -428,26 +399,18 @@ class RangedDownload(io.RawIOBase):
 
     def __init__(
         self,
-        open_range: Callable[[int, int], RangeBody],
+        open_range: Callable[[int, int, CancelToken], _Body],
         size: int,
         *,
         part_size: int,
         ahead: int,
         name: str,
-        closed: threading.Event | None = None,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
-        """Start to download.
+        """Start threads, at most one for each of the `ahead` parts that may be in memory.
 
-        Args:
-            open_range: opens the bytes from its first argument up to, not including, its second. Called by several
-                threads; what it raises ends the download.
-            size: bytes of the object.
-            part_size: bytes of a part; an object that is not larger is asked for whole.
-            ahead: parts in memory, and threads, at most.
-            name: of the object, for errors and threads.
-            closed: set when nothing reads any more.
-            patience: seconds without a byte of a part, after which it is not opened again.
+        `open_range` opens the bytes from its first argument up to, not including, its second, and stops to try when the
+        token is cancelled; what it raises ends the download. A part without a byte for `patience` seconds is given up.
         """
         super().__init__()
         self._open_range = open_range
@@ -456,7 +419,8 @@ class RangedDownload(io.RawIOBase):
         self._ahead = ahead
         self._count = -(-size // part_size)
         self._name = name
-        self._closed = closed or threading.Event()
+        self._stopped = False
+        self._token = CancelToken(name, lambda: self._stopped)
         self._patience = patience
         self._changed = threading.Condition()
         self._parts: dict[int, _Part] = {}
@@ -464,8 +428,7 @@ class RangedDownload(io.RawIOBase):
         self._reading = 0  # the part that the reader is in
         self._offset = 0  # of the reader in that part
         self._error: BaseException | None = None
-        self._stopped = False
-        self._bodies: set[RangeBody] = set()  # being read
+        self._bodies: set[_Body] = set()  # being read
         self._threads: list[threading.Thread] = []
         for lane in range(min(ahead, self._count)):
             thread = threading.Thread(target=self._work, name=f"download {name} {lane}", daemon=True)
@@ -495,7 +458,6 @@ class RangedDownload(io.RawIOBase):
         """Stop the threads. One that waits for the head of an answer is left behind until that comes, or times out."""
         with self._changed:
             self._stopped = True
-            self._closed.set()
             self._changed.notify_all()
             for body in self._bodies:
                 body.interrupt()
@@ -578,11 +540,11 @@ class RangedDownload(io.RawIOBase):
                         raise
                 else:
                     return
-            self._closed.wait(pause(attempt))
+            self._token.sleep(pause(attempt))
 
     @contextmanager
-    def _opened(self, start: int, stop: int) -> Iterator[RangeBody]:
-        with closing(self._open_range(start, stop)) as body:
+    def _opened(self, start: int, stop: int) -> Iterator[_Body]:
+        with closing(self._open_range(start, stop, self._token)) as body:
             with self._changed:
                 self._bodies.add(body)
             try:
@@ -598,7 +560,7 @@ class RangedDownload(io.RawIOBase):
             f"{part.start + part.filled}: the download ended early, try again",
         )
 
-    def _receive(self, part: _Part, body: RangeBody) -> None:
+    def _receive(self, part: _Part, body: _Body) -> None:
         while part.filled < len(part.data) and not self._stopped:
             received = body.readinto(part.data[part.filled : part.filled + _CHUNK_SIZE])
             if not received:

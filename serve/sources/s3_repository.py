@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from isal import isal_zlib
 
 from model_handlers.config.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.system.disk import disk_errors
+from model_handlers.system.disk import disk_errors, new_file
 from model_handlers.system.threads import NEVER
 from serve.sources.archive import publish, staging_directory
 from serve.sources.artifacts import Artifacts, key_of
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.load")
 _ENDPOINT = re.compile(r"(https?://)?([0-9A-Za-z.-]+|\[[0-9A-Fa-f:]+\]):([0-9]+)/(.+)")
+_LANES = 4  # small objects at a time
+_LARGE = 12 << 20  # bytes from which objects take turns: each is fetched in parts at a time, which are in memory
+_COPY_SIZE = 1 << 20
+_MOST_NAME = 255  # bytes, of file systems
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +294,6 @@ class Gathering:
             artifact.hold.release()
 
 
-_LANES = 4  # small objects at a time
-_LARGE = 12 << 20  # bytes from which objects take turns: each is fetched in parts at a time, which are in memory
-_COPY_SIZE = 1 << 20
-_MOST_NAME = 255  # bytes, of file systems
-
-
 def check_names(names: Iterable[str], where: str) -> None:
     """Refuse names that are not those of files in a directory; one that ends with a slash is a directory's."""
     files, folders = set[str](), set[str]()
@@ -325,15 +323,8 @@ def transfer(
     """Bring objects, whose names were checked, into the new directory `destination`, whose parent exists.
 
     Several small ones are fetched at once, large ones in turn, each in parts. Returns when the directory is complete
-    and on the disk. After any failure nothing of it is left.
-
-    Args:
-        objects: by their names below the destination; those that end with a slash are empty directories.
-        open_object: opens one, as `Store.open`; called by several threads.
-        destination: must not exist, or be empty.
-        what: it is, for errors.
-        note: called before the directory appears, with the checksums of its files.
-        token: checked about twenty times a second.
+    and on the disk; after any failure nothing of it is left. Objects have names below the destination; one that ends
+    with a slash is an empty directory. `note` is told the checksums before the directory appears.
     """
     parent = destination.parent
     with disk_errors(f"{what} cannot be written to {parent}"), staging_directory(parent) as staging:
@@ -372,10 +363,11 @@ class _Transfer:
             waiting = {lanes.submit(self._fetch, obj) for obj in objects}
 
             def over(seconds: float) -> bool | None:
-                done, going = wait(waiting, seconds, FIRST_EXCEPTION)
+                nonlocal waiting
+                done, waiting = wait(waiting, seconds, FIRST_EXCEPTION)
                 for each in done:
                     each.result()
-                return None if going else True
+                return None if waiting else True
 
             try:
                 token.wait(over)
@@ -385,15 +377,7 @@ class _Transfer:
                 raise
 
     def _fetch(self, obj: StoredObject) -> None:
-        if obj.size < _LARGE:
-            self._copy(obj)
-            return
-        with self._large:
-            self._copy(obj)
-
-    def _copy(self, obj: StoredObject) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self._root / obj.name, flags, 0o600), "wb") as file:
+        with self._large if obj.size >= _LARGE else nullcontext(), new_file(self._root / obj.name) as file:
             self.sums[obj.name] = obj.size, self._receive(obj, file) if obj.size else 0
             file.flush()
             os.fchmod(file.fileno(), 0o644)

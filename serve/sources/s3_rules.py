@@ -35,7 +35,6 @@ _TOPICS = (
     (re.compile(r"requester pays", re.IGNORECASE), "RequesterPays"),
     (re.compile(r"\bs3express:"), "SessionDenied"),
 )
-
 _KEYS = (
     "S3 does not accept the AWS credentials for {uri} ({code}): they have expired or are wrong, or the region or the "
     "clock is; renew them, or set AWS_DEFAULT_REGION to the bucket's"
@@ -65,7 +64,6 @@ _STS_UNKNOWN = (
     "the token's issuer and audience"
 )
 _LOGIN = "the login of AWS's single sign-on for {uri} does not hold ({code}): run `aws sso login`"
-
 _SENTENCES: Mapping[tuple[str, str], str] = {
     **dict.fromkeys([(S3, code) for code in ("AccessDenied", "AllAccessDisabled", "Forbidden", "403")], _DENIED),
     (S3, "KeyDenied"): (
@@ -129,6 +127,7 @@ _SENTENCES: Mapping[tuple[str, str], str] = {
     (SSO, "Unauthorized"): _LOGIN,
     (SSO, "InvalidGrant"): _LOGIN,
 }
+_SAID_BY_STATUS = {status.phrase for status in HTTPStatus}  # of HEAD, as if it were a message
 
 
 def service_of(operation: str) -> str:
@@ -167,9 +166,6 @@ def message(error: Mapping[str, Any]) -> str:
 def told(service: str, said: str) -> str:
     """The same as the end of a sentence."""
     return f"; {service} says '{said}'" if said and said not in _SAID_BY_STATUS else ""
-
-
-_SAID_BY_STATUS = {status.phrase for status in HTTPStatus}  # of HEAD, as if it were a message
 
 
 class Named(Protocol):

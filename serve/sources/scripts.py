@@ -134,7 +134,6 @@ class Scripts:
         )
 
     def ruled(self, config: ModelConfig) -> ModelConfig:
-        """A configuration whose backend is known, with what the server says about how it is to be completed."""
         sizes = dict(self.batch_sizes)
         size = sizes.get(config.backend, sizes.get("", 0))
         return replace(config, strict=self.strict, default_max_batch_size=size)

@@ -30,6 +30,18 @@ ARCHIVE_SUFFIX = ".tar.gz"
 _MAX_NAME = 1024  # S3's own limit for a key
 
 
+# Fields of the file → what a session of boto3 calls them.
+_FIELDS = {
+    "key_id": "aws_access_key_id",
+    "secret_key": "aws_secret_access_key",
+    "session_token": "aws_session_token",
+    "region": "region_name",
+    "profile": "profile_name",
+}
+Credentials = dict[str, str]  # arguments of a session of boto3; none for those that boto3 finds by itself
+NO_CREDENTIALS: Mapping[str, str] = {}  # but those that boto3 finds
+
+
 @dataclass(frozen=True, slots=True)
 class StoredObject:
     """An archive as its store knows it: relative name, bytes, and an etag that changes when the content does."""
@@ -206,18 +218,6 @@ class LocalStore:
             if isinstance(error, PermissionError):
                 raise UntoldError(f"{reason}{error.strerror}; check its permissions") from error
             raise UnreachableError(reason + advised(error), whole=False) from error
-
-
-# Fields of the file → what a session of boto3 calls them.
-_FIELDS = {
-    "key_id": "aws_access_key_id",
-    "secret_key": "aws_secret_access_key",
-    "session_token": "aws_session_token",
-    "region": "region_name",
-    "profile": "profile_name",
-}
-Credentials = dict[str, str]  # arguments of a session of boto3; none for those that boto3 finds by itself
-NO_CREDENTIALS: Mapping[str, str] = {}  # but those that boto3 finds
 
 
 def read_credentials(path: Path) -> dict[str, Credentials]:

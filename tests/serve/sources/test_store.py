@@ -438,7 +438,7 @@ def test_parts_ahead_are_bounded():
     asked, gate, ahead = [], threading.Event(), threading.Semaphore(0)
     gate.set()
 
-    def open_range(start, stop):
+    def open_range(start, stop, _token):
         asked.append(start)
         ahead.release()
         return MemoryRange(DATA[start:stop], gate)
@@ -475,7 +475,7 @@ class Zeros:
 
 def test_parts_that_were_read_are_freed():
     """Threads that wait for room keep no hold of what they brought: as many parts as may be ahead, and the one read."""
-    with RangedDownload(lambda _start, _stop: Zeros(), 60_000_000, part_size=1_000_000, ahead=4, name="a") as download:
+    with RangedDownload(lambda *_: Zeros(), 60_000_000, part_size=1_000_000, ahead=4, name="a") as download:
         tracemalloc.start()
         try:
             for _ in range(6000):
@@ -491,7 +491,7 @@ def test_reader_let_go_by_close():
     gate, caught = threading.Event(), []
     opened = threading.Event()
 
-    def open_range(start, stop):
+    def open_range(start, stop, _token):
         opened.set()
         return MemoryRange(DATA[start:stop], gate)
 
@@ -543,7 +543,7 @@ def test_ranges_are_closed():
     gate, bodies = threading.Event(), []
     gate.set()
 
-    def open_range(start, stop):
+    def open_range(start, stop, _token):
         bodies.append(MemoryRange(DATA[start:stop] if start != 4000 else b"", gate))
         return bodies[-1]
 
@@ -561,7 +561,7 @@ def test_a_store_that_falls_silent_is_not_waited_for_again_and_again(patience, o
     opened, gate = [], threading.Event()
     gate.set()
 
-    def open_range(start, stop):
+    def open_range(start, stop, _token):
         opened.append(start)
         return MemoryRange(b"", gate)
 
