@@ -9,7 +9,7 @@ A process of a model tells from time to time what has changed, see `changes`:
     [n, [[7, "new", name, description, kind, labels, buckets], [7, "add", 2.0], [9, "set", 1.5], [4, "observe", …]]]
 
 Metrics go by numbers that the process gave them. What it tells crosses on two ways, with its batches' answers and
-between them, so that tellings are numbered as well. `worker.channel.Counted` is where they arrive.
+between them, so that tellings are numbered as well. `worker.channel.MetricReceiver` is where they arrive.
 
 How long a metric lives: counters and histograms as long as the server, so that neither an eviction nor a death makes
 them fall; a gauge, which says how things are, until the last process that told about it has ended, and what a process

@@ -64,7 +64,7 @@ def lower_priority_for_good() -> None:
 
 
 @contextlib.contextmanager
-def standing_back() -> Iterator[None]:
+def low_priority() -> Iterator[None]:
     """Do something at that priority; what it leaves behind, threads and processes, has the usual one in the end."""
     before = threads()
     lower_priority()

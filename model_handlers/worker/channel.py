@@ -448,13 +448,13 @@ _LARGE = 1 << 20  # bytes: half a millisecond
 _STRING = 256  # bytes
 
 
-class Questions:
+class ModelCallServer:
     """What one worker has asked and is not answered yet. `take` waits for nothing."""
 
     def __init__(self, model: str, channel: Channel) -> None:
         self._model = model
         self._channel = channel
-        self._calls: dict[int, _Replier] = {}  # single operations of a dict need no lock
+        self._calls: dict[int, _ReplySender] = {}  # single operations of a dict need no lock
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -483,7 +483,7 @@ class Questions:
             self._channel.post(Frame({"reply": number, "final": True, "error": error_fields(error)}))
         elif "call" in message:
             call = _call_in(message, shared, callers, waiting)
-            replier = _Replier(int(message["call"]), self._channel, self._calls)
+            replier = _ReplySender(int(message["call"]), self._channel, self._calls)
             self._calls[replier.number] = replier
             outside.infer(call, replier)
         else:
@@ -499,14 +499,14 @@ class Questions:
             replier.cancel()
 
 
-class _Replier(Caller):
+class _ReplySender(Caller):
     """A `requests.Responder` that sends what a called model answers to the worker that called it.
 
     Called by one thread at a time. A large answer is written by a thread of its own, and so is what comes behind it:
     the caller is an event loop.
     """
 
-    def __init__(self, number: int, channel: Channel, calls: dict[int, _Replier]) -> None:
+    def __init__(self, number: int, channel: Channel, calls: dict[int, _ReplySender]) -> None:
         super().__init__()
         self.number = number
         self._channel = channel
@@ -662,7 +662,7 @@ _MOST_EARLY = 100  # tellings
 _MOST_WARNINGS = 10
 
 
-class Counted:
+class MetricReceiver:
     """The metrics of one process. Any thread may take what it tells.
 
     What comes with the answers to batches may be far ahead of what is still to be read between them: a thread that
@@ -731,20 +731,20 @@ class Counted:
             return None
 
 
-def _add(metric: Metric, owner: Counted, value: Any) -> None:
+def _add(metric: Metric, owner: MetricReceiver, value: Any) -> None:
     number, kind = float(value), metric.family.kind
     if kind is MetricKind.HISTOGRAM or (kind is MetricKind.COUNTER and not 0 <= number < math.inf):
         raise ValueError(f"{str(value)[:50]} to add to a {kind.value}")
     metric.add(number, owner)
 
 
-def _set(metric: Metric, _: Counted, value: Any) -> None:
+def _set(metric: Metric, _: MetricReceiver, value: Any) -> None:
     if metric.family.kind is not MetricKind.GAUGE:
         raise ValueError(f"a {metric.family.kind.value} to set")
     metric.set(float(value))
 
 
-def _observe(metric: Metric, _: Counted, counts: Any, total: Any) -> None:
+def _observe(metric: Metric, _: MetricReceiver, counts: Any, total: Any) -> None:
     if metric.family.kind is not MetricKind.HISTOGRAM or any(type(n) is not int or n < 0 for n in counts):
         raise ValueError(f"observations of a {metric.family.kind.value}: {str(counts)[:200]}")
     metric.merge(counts, float(total))

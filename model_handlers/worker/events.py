@@ -55,7 +55,7 @@ class Events:
     """One process's channel.
 
     Attributes:
-        before_questions: called before the model asks the server anything, on the thread that does; None for nothing.
+        before_calls: called before the model asks the server anything, on the thread that does; None for nothing.
     """
 
     def __init__(self, end: socket.socket, model: str) -> None:
@@ -76,7 +76,7 @@ class Events:
         self._watching: dict[int, list[Callable[[], None]]] = {}
         self._expected: dict[int, Take] = {}
         self._ask_ready: AskReady | None = None
-        self.before_questions: Callable[[], None] | None = None
+        self.before_calls: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Events of '{self.model}', {self.kept} entries kept>"
@@ -188,8 +188,8 @@ class Events:
             raise MmeError(
                 Kind.UNSUPPORTED, f"model '{self.model}': a process that the model forked can't ask the server anything"
             )
-        if self.before_questions is not None:
-            self.before_questions()
+        if self.before_calls is not None:
+            self.before_calls()
         with self._lock:
             self._expected[number] = take
         self._listen()
@@ -316,7 +316,7 @@ class ResponderInChild:
         self._events.when_cancelled(self.number, tell)
 
 
-class OutsideInChild:
+class WorkerModelCalls:
     """The calls that a model makes of the server (`model_calls.Outside`): each is a frame, answered by its number."""
 
     def __init__(self, events: Events) -> None:
@@ -404,7 +404,7 @@ def _response_in(reply: Message, shared: Array, model: str) -> ModelResponse | M
 _REPORT_PAUSE = 0.2  # seconds
 
 
-class Reports:
+class MetricSender:
     """Tells the server of changed metrics that no batch's answer has taken along."""
 
     def __init__(self, events: Events) -> None:

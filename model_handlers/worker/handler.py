@@ -109,7 +109,7 @@ class IsolatedHandler(Handler):
         self._batch = 0
         self._unfinished = 0  # batches that were begun
         self._unsent = 0  # of those; no other may be sent before them
-        self._buried_child = False
+        self._is_marked_dead = False
         self._last_death = ""
         self._taken = Footprint()
         self._at_load = 0  # bytes of the host that the process took once it had loaded; 0 where that is not known
@@ -121,9 +121,9 @@ class IsolatedHandler(Handler):
         if uses_gpu:
             now = Footprint(self._taken.host, devices.device_memory_used())
             self._taken = now.beyond(Footprint(0, before))
-        allowance = allowed()
-        if allowance is not None:
-            allowance.settle(self.memory().host)
+        quota = allowed()
+        if quota is not None:
+            quota.settle(self.memory().host)
 
     def __repr__(self) -> str:
         return f"<IsolatedHandler {self._lane} in {self.child!r}>"
@@ -171,7 +171,7 @@ class IsolatedHandler(Handler):
         self._unfinished -= 1
         segment = begun.segment
         self._unsent -= segment is None
-        if segment is None or begun.child is not self.child or self._buried_child:
+        if segment is None or begun.child is not self.child or self._is_marked_dead:
             self._revive()
             reply, shared = self._run(*self._packed_inputs(begun.inputs, begun.outputs))
         else:
@@ -207,7 +207,7 @@ class IsolatedHandler(Handler):
         try:
             reply = self.child.answer(EXECUTING, self._limit)
         except ChildDiedError as death:
-            self._bury(death)
+            self._mark_dead(death)
             raise
         try:
             return reply, self._accept(reply, segment)
@@ -270,7 +270,7 @@ class IsolatedHandler(Handler):
         with self._lock:
             self.child.close(self.deadlines.close)
             self._segments.close()
-            self._buried(MmeError(Kind.UNAVAILABLE, f"model '{self.config.name}' was unloaded"))
+            self._fail_open(MmeError(Kind.UNAVAILABLE, f"model '{self.config.name}' was unloaded"))
 
     @property
     def _limit(self) -> float:
@@ -335,12 +335,12 @@ class IsolatedHandler(Handler):
 
     def _broken(self, error: Exception) -> ChildDiedError:
         death = self.child.broke(error, EXECUTING)
-        self._bury(death)
+        self._mark_dead(death)
         return death
 
-    def _bury(self, death: ChildDiedError) -> None:
+    def _mark_dead(self, death: ChildDiedError) -> None:
         _log.error("%s", death, extra={"target_model": self.config.name})
-        self._buried_child = True
+        self._is_marked_dead = True
         self._last_death = death.message
         if isinstance(death, ChildOutgrownError):
             self._budget = self._outgrowths
@@ -348,9 +348,9 @@ class IsolatedHandler(Handler):
             self._budget = self._overruns if death.kind is Kind.TIMED_OUT else self._restarts
         self.child.close(0)
         self._segments.close()
-        self._buried(death)
+        self._fail_open(death)
 
-    def _buried(self, why: MmeError) -> None:
+    def _fail_open(self, why: MmeError) -> None:
         """The process is gone, and this is what is told to requests that still expect something of it."""
 
     def _begin(self) -> tuple[Child, ModelConfig]:
@@ -368,9 +368,9 @@ class IsolatedHandler(Handler):
                 Kind.UNAVAILABLE, f"model '{self.config.name}': no process can be started for it: {advised(error)}"
             ) from error
         try:
-            self._met(child)
-            allowance = allowed() if child.host is None else None
-            with LoadWatch(child, allowance) if allowance is not None else contextlib.nullcontext() as look:
+            self._connected(child)
+            quota = allowed() if child.host is None else None
+            with LoadWatch(child, quota) if quota is not None else contextlib.nullcontext() as look:
                 reply = child.call(self._load, (), self.deadlines.load, _LOADING, look)
             if "loaded" in reply:
                 if child.host is not None:  # what it takes is what its host takes more
@@ -386,16 +386,16 @@ class IsolatedHandler(Handler):
             refusal = MmeError(Kind.INVALID_MODEL, sentence)
         except BaseException:
             child.close(0)
-            self._parted()
+            self._disconnected()
             raise
         child.close(self.deadlines.close)
-        self._parted()
+        self._disconnected()
         raise refusal
 
-    def _met(self, child: Child) -> None:
+    def _connected(self, child: Child) -> None:
         """There is a new process, which is to load the model next."""
 
-    def _parted(self) -> None:
+    def _disconnected(self) -> None:
         """It is gone, and nothing more is to be heard of it."""
 
     def _new_child(self) -> Child:
@@ -414,8 +414,8 @@ class IsolatedHandler(Handler):
         name = self.config.name
         if self._closed.is_set():
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' is unloaded")
-        if not self._buried_child:  # it died between batches
-            self._bury(self.child.death(IDLE))
+        if not self._is_marked_dead:  # it died between batches
+            self._mark_dead(self.child.death(IDLE))
         self._segments = SegmentPool()
         now = time.monotonic()
         at = self._budget.next_at(now)
@@ -427,7 +427,7 @@ class IsolatedHandler(Handler):
         _log.warning("starting the process of '%s' anew", self._lane, extra={"target_model": name})
         try:
             self.child, _ = self._begin()
-            self._buried_child = False
+            self._is_marked_dead = False
         except MmeError as error:
             self._last_death = error.message
             kind = error.kind if error.kind is Kind.OUT_OF_MEMORY else Kind.UNAVAILABLE

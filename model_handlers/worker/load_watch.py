@@ -33,7 +33,7 @@ _OTHERS_LEAST = 128 << 20  # bytes of it: as much as a process takes between two
 _STEP = 4  # a part of what is free beyond that, which one load may take before it is looked at again
 
 
-class OutgrownError(MmeError):
+class ReservationExceededError(MmeError):
     """A load was stopped, since it took more than it could be given. Kind OUT_OF_MEMORY.
 
     Attributes:
@@ -49,12 +49,12 @@ class OutgrownError(MmeError):
         self.final = final
 
 
-class Allowance:
+class LoadQuota:
     """What one load may take. Used on the thread that loads.
 
     Args:
         more: has so many bytes promised to the load in all; returns how many are, which may be more. It may wait while
-            other models leave, and raises OutgrownError where they are not to be had.
+            other models leave, and raises ReservationExceededError where they are not to be had.
         must_go_on: raises once the model is not waited for any more.
 
     Attributes:
@@ -75,7 +75,7 @@ class Allowance:
         """Bytes that a process may take which takes so many now; not less than those.
 
         Raises:
-            OutgrownError: it has to be stopped.
+            ReservationExceededError: it has to be stopped.
             MmeError: `more` can't tell.
         """
         total = self.settled + taken
@@ -85,9 +85,9 @@ class Allowance:
             need = -(-total // _FOR_A_MOMENT) if free else total
             try:
                 self._promised = self._more(need)
-            except OutgrownError as error:
+            except ReservationExceededError as error:
                 stopped = f"{error.message}; it took {total / 1e6:.1f} MB when it was stopped, and was still loading"
-                raise OutgrownError(stopped, error.need, total, final=error.final) from None
+                raise ReservationExceededError(stopped, error.need, total, final=error.final) from None
         return self._most(total, free) - self.settled
 
     def _most(self, total: int, free: int) -> int:
@@ -96,7 +96,7 @@ class Allowance:
         return max(self._promised, min(_FOR_A_MOMENT * self._promised, total + free))
 
 
-_allowed: Ambient[Allowance] = Ambient("what the load under way may take")
+_allowed: Ambient[LoadQuota] = Ambient("what the load under way may take")
 allowing = _allowed.given  # models that are loaded inside may take this together
 allowed = _allowed.get  # what the load under way here may take; None for all that it likes
 
@@ -107,9 +107,9 @@ _RARELY = 4  # times as long as a measurement took, until the next
 class LoadWatch:
     """Looks at one process while its block lasts: called again and again by the thread that waits for it."""
 
-    def __init__(self, child: Child, allowance: Allowance) -> None:
+    def __init__(self, child: Child, quota: LoadQuota) -> None:
         self._child = child
-        self._allowance = allowance
+        self._quota = quota
         self._may_take = 0
         self._harmless = 0  # bytes touched, up to which it can't have taken too much
         self._measured: tuple[int, int] | None = None  # what it took, and what of no file it had touched then
@@ -125,7 +125,7 @@ class LoadWatch:
 
     def __call__(self) -> None:
         """Look. Raises MmeError: the load is to be stopped."""
-        self._allowance.must_go_on()
+        self._quota.must_go_on()
         touched = self._touched()
         if touched is None or touched[0] <= self._harmless:
             return
@@ -134,7 +134,7 @@ class LoadWatch:
         if taken is None:
             return
         if taken > self._may_take:
-            self._may_take = self._allowance.may_take(taken)
+            self._may_take = self._quota.may_take(taken)
         self._harmless = mapped + self._may_take - taken
 
     def _touched(self) -> tuple[int, int] | None:

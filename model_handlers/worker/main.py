@@ -39,8 +39,8 @@ from model_handlers.metrics import METRICS
 from model_handlers.model_calls import offering
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import memory
-from model_handlers.system.priority import lower_priority_for_good, standing_back
-from model_handlers.worker.events import Events, OutsideInChild, Reports
+from model_handlers.system.priority import low_priority, lower_priority_for_good
+from model_handlers.worker.events import Events, MetricSender, WorkerModelCalls
 from model_handlers.worker.memory import SIZES, Segment
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.wire import (
@@ -111,11 +111,11 @@ def _guest(control: socket.socket, events: socket.socket, life: socket.socket) -
 
 def _serve(message: Message, side: _Side, events: socket.socket) -> int:
     said = Events(events, message["config"]["name"])
-    with offering(OutsideInChild(said)):
+    with offering(WorkerModelCalls(said)):
         handler = _load(message, side, said)
     if handler is None:
         return 0
-    reports = Reports(said)
+    reports = MetricSender(said)
     worker = _Worker(handler, side, said)
     while (asked := side.receive()) is not None:
         if asked["do"] == "close":
@@ -217,7 +217,7 @@ def _load(message: Message, side: _Side, said: Events) -> Handler | None:
         device = Device(*message["device"])
         SIZES.growth = message["growth"]
         BusyPoll.longest = message["busy_poll"]
-        with standing_back():
+        with low_priority():
             handler: Handler = handler_class.load(config, Path(message["model_file"]), device, message["lane"])
         if handler.tells_ready:  # the other side may ask at once
             said.answer_ready(handler.ask_ready)
@@ -259,7 +259,7 @@ class _Worker:
         self._side = side
         self._segments: dict[int, Segment] = {}
         self._one_by_one = OneByOne(self._execute_alone)
-        events.before_questions = self._one_by_one.send_answered
+        events.before_calls = self._one_by_one.send_answered
 
     def run(self, message: Message) -> None:
         segment = self._segment(message)

@@ -119,7 +119,7 @@ class Child:
         self._subject = f"model '{model}': the process of '{lane}'"
         self.alive = True
         self.killed = False
-        self._fate: tuple[Kind, str] | None = None
+        self._exit_reason: tuple[Kind, str] | None = None
         self._outgrown = False
         self._messages = MessageReader()
         self._at_start = OOM_KILLS.count()
@@ -171,7 +171,7 @@ class Child:
         """Have it ended, without waiting for that."""
         self._leash.wait(0)
         if not self._leash.over:
-            self._fate = Kind.EXECUTION_FAILED, f"was killed by {signal_name(signal.SIGKILL)}"  # ours
+            self._exit_reason = Kind.EXECUTION_FAILED, f"was killed by {signal_name(signal.SIGKILL)}"  # ours
             self.killed = True
         self._leash.drop()
         self.alive = False
@@ -179,7 +179,7 @@ class Child:
     def outgrow(self, why: str) -> None:
         """Have it ended for the memory that it takes, without waiting: OUT_OF_MEMORY for its callers. On any thread."""
         self._outgrown = True
-        self._fate = self._fate or (Kind.OUT_OF_MEMORY, f"was ended, since {why},")
+        self._exit_reason = self._exit_reason or (Kind.OUT_OF_MEMORY, f"was ended, since {why},")
         self.alive = False
         self._leash.drop()
 
@@ -255,7 +255,7 @@ class Child:
         except ProtocolError as error:
             raise self.broke(error, doing) from None
         except (EOFError, ConnectionError):
-            raise self._died(*self.fate(), doing) from None
+            raise self._died(*self.exit_reason(), doing) from None
         except BaseException:
             self._leash.let_go()
             self.alive = False
@@ -276,7 +276,7 @@ class Child:
 
     def death(self, doing: str) -> ChildDiedError:
         """What to raise of a process whose sockets have closed by themselves."""
-        return self._died(*self.fate(), doing)
+        return self._died(*self.exit_reason(), doing)
 
     def has_died(self) -> bool:
         """Return whether it died while it was not called; waits only for the news of a death that is on its way."""
@@ -355,11 +355,11 @@ class Child:
         except ConnectionError:
             return True
 
-    def fate(self) -> tuple[Kind, str]:
+    def exit_reason(self) -> tuple[Kind, str]:
         """How it ended, once its end of the socket is closed: found out once."""
-        if self._fate is None:
-            self._fate = self._death()
-        return self._fate
+        if self._exit_reason is None:
+            self._exit_reason = self._death()
+        return self._exit_reason
 
     def _death(self) -> tuple[Kind, str]:
         self._leash.wait(_END_SECONDS)
@@ -367,9 +367,9 @@ class Child:
             self._leash.let_go()
             return Kind.EXECUTION_FAILED, "was ended, since it closed its connection"
         if self.host is not None and self.host.died():
-            fate = self.host.fate()
+            exit_reason = self.host.exit_reason()
             self.killed = self.host.killed
-            return fate
+            return exit_reason
         if self._leash.refused:
             return Kind.UNAVAILABLE, f"can't be started: {advised(self._leash.refused)}"
         if self._leash.code is None:
@@ -385,7 +385,7 @@ class Child:
 
     def _died(self, kind: Kind, what: str, doing: str) -> ChildDiedError:
         self.alive = False
-        self._fate = self._fate or (kind, what)
+        self._exit_reason = self._exit_reason or (kind, what)
         words = " | ".join(self.output.last_words())
         last = f"; the last it wrote to standard error: {words[-_WORDS:]}" if words else ""
         sentence = f"{self._subject} {what}" if kind is Kind.UNAVAILABLE else f"{self._subject} {what} {doing}{last}"
@@ -411,7 +411,7 @@ class Host:
     """A worker that several models of one framework on one GPU share: each process there costs a CUDA context.
 
     It is a child like any other, on its own leash; for each model it is sent sockets, and a thread of it serves them as
-    a whole process would. So a guest is a `Child` with a control socket of its own that shares the host's fate: a hang
+    a whole process would. So a guest is a `Child` with a control socket of its own that ends as the host does: a hang
     or a crash ends the host, and all guests are started again in another one. With the last guest it ends.
 
     Called on load threads and lanes' threads. A host's lock is held while it takes a guest in, for microseconds; that
@@ -445,10 +445,10 @@ class Host:
         with self._lock:
             return self._child.has_died()
 
-    def fate(self) -> tuple[Kind, str]:
+    def exit_reason(self) -> tuple[Kind, str]:
         """How it ended: the same for all of its guests."""
         with self._lock:
-            return self._child.fate()
+            return self._child.exit_reason()
 
     def private_memory(self) -> int:
         """Bytes that it takes, all guests together, and no other process shares."""

@@ -22,7 +22,7 @@ from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.metrics import METRICS
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.tensor import BYTES
-from model_handlers.worker.channel import Channel, Counted, DeafError, Questions
+from model_handlers.worker.channel import Channel, DeafError, MetricReceiver, ModelCallServer
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
 from model_handlers.worker.main import PROGRESS
@@ -86,12 +86,12 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._open: dict[int, ModelRequest] = {}  # single operations need no lock
         self._hears = False
         self._loading = False
-        self._unheard: tuple[Child, Exception | None] | None = None
+        self._channel_error: tuple[Child, Exception | None] | None = None
         self._channel: Channel
-        self._questions: Questions
+        self._call_server: ModelCallServer
         self._sent: _Sent | None = None
         self._asking: list[Callable[[bool], None]] = []  # told whether the model is ready; likewise
-        self._counted: Counted
+        self._metric_receiver: MetricReceiver
         self._alone = False
         self._pace = Pace()
         self._input_bytes = 0  # of a request of the last batch
@@ -116,7 +116,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     @property
     def open_calls(self) -> int:
         """How many calls of other models, made in the process, have not had their last answer."""
-        return len(self._questions)
+        return len(self._call_server)
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         message, packing = self._packed(requests)
@@ -182,7 +182,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         except NONSENSE as error:
             return self._over(self._broken(error), sent.numbers, self._begun)
         except ChildDiedError as death:
-            self._bury(death)
+            self._mark_dead(death)
             return self._over(death, sent.numbers, self._begun)
         except BaseException:
             self._forget(sent.numbers)
@@ -205,7 +205,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         try:
             if self.child.alive and 0.0 < self.due() <= time.monotonic():
                 why = f"it gave no answer within {self._limit:g} s"
-                self._bury(self.child.end(why, _RESPONDING, Kind.TIMED_OUT))
+                self._mark_dead(self.child.end(why, _RESPONDING, Kind.TIMED_OUT))
         finally:
             self._lock.release()
 
@@ -225,7 +225,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._asking.pop()(ready)
 
     def _send(self, requests: Sequence[ModelRequest], watch: Watch) -> _Sent | None:
-        if not self.child.alive or (self._unheard is not None and self._unheard[0] is self.child):
+        if not self.child.alive or (self._channel_error is not None and self._channel_error[0] is self.child):
             return None
         message, packing = self._packed(requests)
         watch(self.child.descriptors)
@@ -259,12 +259,12 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """Whether an answer is not for the event loop to take: it would have to wait, or to take many strings apart."""
         end = reply.get("end", 0)
         small = type(end) is int and end <= _FEW_STRINGS
-        return ("metrics" in reply and self._counted.crowded) or (self._answers_text and not small)
+        return ("metrics" in reply and self._metric_receiver.crowded) or (self._answers_text and not small)
 
     def _accept(self, reply: Message, segment: Segment) -> Array:
         if "metrics" in reply:
-            self._counted.await_room(_NEWS_SECONDS)
-            self._counted.take(reply["metrics"])
+            self._metric_receiver.await_room(_NEWS_SECONDS)
+            self._metric_receiver.take(reply["metrics"])
             del reply["metrics"]  # an answer that something else is wrong with is looked at once more
         return super()._accept(reply, segment)
 
@@ -283,14 +283,14 @@ class IsolatedRequestsHandler(IsolatedHandler):
             self._written = segment
         return segment, fds
 
-    def _bury(self, death: ChildDiedError) -> None:
+    def _mark_dead(self, death: ChildDiedError) -> None:
         """The requests that the process had begun end with it; those behind them are owed nothing by it."""
         self._begun = self._count_begun()
         if self._begun < _ALL:
             first = request_number(self._batch, self._begun)
             self._forget([number for number in list(self._open) if number >= first])
         self._pace.died(time.perf_counter_ns())
-        super()._bury(death)
+        super()._mark_dead(death)
         self._written = None  # whose memory is gone
 
     def _count_begun(self) -> int:
@@ -365,29 +365,29 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._loading = False
         return begun
 
-    def _met(self, child: Child) -> None:
+    def _connected(self, child: Child) -> None:
         name = self.config.name
         self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
-        self._questions = Questions(name, self._channel)
-        self._counted = Counted(METRICS, name)
+        self._call_server = ModelCallServer(name, self._channel)
+        self._metric_receiver = MetricReceiver(METRICS, name)
         self._hears = False
         try:
             self._channel.start()
         except OSError as error:
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}': its process can't be heard: {error}") from error
 
-    def _parted(self) -> None:
+    def _disconnected(self) -> None:
         self._channel.drain()
-        self._questions.drop_all()
-        self._counted.close()
+        self._call_server.drop_all()
+        self._metric_receiver.close()
         self._told_ready(ready=False)
 
     def _revive(self) -> None:
-        self._bury_lost()
+        self._mark_lost()
         super()._revive()
 
-    def _buried(self, why: MmeError) -> None:
-        self._parted()
+    def _fail_open(self, why: MmeError) -> None:
+        self._disconnected()
         while self._open:
             _respond(self._open.popitem()[1], why, final=True)
 
@@ -396,7 +396,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         if "respond" in message:
             self._responded(message, shared)
         elif "metrics" in message:
-            self._counted.take(message["metrics"])
+            self._metric_receiver.take(message["metrics"])
         elif "hear" in message:
             self._hear()
         elif "ready" in message:
@@ -404,7 +404,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         elif {"call", "ask", "drop"} & message.keys():
             dropped = "drop" in message
             callers, waiting = ((), ()) if dropped else (self._callers(), self._waiting())
-            self._questions.take(message, shared, self.outside, callers, waiting)
+            self._call_server.take(message, shared, self.outside, callers, waiting)
         else:
             raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
 
@@ -472,29 +472,29 @@ class IsolatedRequestsHandler(IsolatedHandler):
         On a thread that can't wait for what became of it. A batch that executes meanwhile buries it as well; while it
         is loaded, the load hears of its end, and else the first batch does.
         """
-        self._unheard = child, error
+        self._channel_error = child, error
         if child.alive and not self._closed.is_set() and not self._loading:
-            threading.Thread(target=self._mourn, name="model death", daemon=True).start()
+            threading.Thread(target=self._on_death, name="model death", daemon=True).start()
 
-    def _mourn(self) -> None:
+    def _on_death(self) -> None:
         with self._lock:
-            self._bury_lost()
+            self._mark_lost()
 
-    def _bury_lost(self) -> None:
-        if self._unheard is None:
+    def _mark_lost(self) -> None:
+        if self._channel_error is None:
             return
-        (child, error), self._unheard = self._unheard, None
+        (child, error), self._channel_error = self._channel_error, None
         if child is not self.child or not child.alive:
             return
         doing = _RESPONDING if self._open else IDLE
         if error is None:
-            self._bury(child.death(doing))
+            self._mark_dead(child.death(doing))
         elif isinstance(error, DeafError):
-            self._bury(child.end(str(error), doing))
+            self._mark_dead(child.end(str(error), doing))
         elif isinstance(error, ProtocolError):
-            self._bury(child.broke(error, doing))
+            self._mark_dead(child.broke(error, doing))
         else:
-            self._bury(child.end(f"it sent a frame of another form: {error!r}", doing))
+            self._mark_dead(child.end(f"it sent a frame of another form: {error!r}", doing))
 
 
 def _respond(request: ModelRequest, response: ModelResponse | MmeError | None, *, final: bool) -> None:

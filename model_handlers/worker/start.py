@@ -86,7 +86,7 @@ _BYTES_A_SECOND = 1 << 20  # a hundredth of what the slowest reader takes in
 _REAP_SECONDS = 5.0
 
 
-def try_file(handler_class: type[Handler], config: ModelConfig, model_file: Path) -> None:
+def verify_file(handler_class: type[Handler], config: ModelConfig, model_file: Path) -> None:
     """Load a file by `handler_class.try_load` in a process of its own; return if that went well.
 
     Raises:

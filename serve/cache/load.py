@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.threads import CancelToken
-from model_handlers.worker.load_watch import OutgrownError
+from model_handlers.worker.load_watch import ReservationExceededError
 from serve.request import LoadReport
 from serve.threads import Progress
 
@@ -150,7 +150,7 @@ def _of_devices(need: Footprint) -> Iterator[None]:
     """Want of memory in there is that of devices, if a model needs any of them and did not outgrow the host's."""
     try:
         yield
-    except OutgrownError:
+    except ReservationExceededError:
         raise
     except MmeError as error:
         if error.kind is not Kind.OUT_OF_MEMORY or not need.devices:
@@ -324,7 +324,7 @@ class Loading:
         for _ in range(_ATTEMPTS):
             try:
                 taken = await self._load_relieved(entry, prepared, need, left, evicted)
-            except OutgrownError as error:
+            except ReservationExceededError as error:
                 if error.final:
                     raise
                 taken = replace(need, host=min(error.taken, self._room.budget.host))
@@ -426,7 +426,7 @@ class Loading:
             await self._in_time(entry, left, self._on_thread(entry, _ignore, trial))
 
     def _asking(self, entry: Entry, reservation: Reservation, evicted: list[str]) -> Callable[[int], int]:
-        """What a load asks on its thread for as many bytes of the host as it has to have: see `Allowance`."""
+        """What a load asks on its thread for as many bytes of the host as it has to have: see `LoadQuota`."""
         loop = asyncio.get_running_loop()
 
         def more(host: int) -> int:
@@ -460,10 +460,10 @@ class Loading:
         except MmeError as error:
             if error.kind is not Kind.OUT_OF_MEMORY:
                 raise
-            raise OutgrownError(error.message, host, final=True) from None
+            raise ReservationExceededError(error.message, host, final=True) from None
         if victims is None:
             sentence = f"model '{entry.name}' needs {whole.host / 1e6:.1f} MB, which are not free"
-            raise OutgrownError(sentence, host, final=False)
+            raise ReservationExceededError(sentence, host, final=False)
         evicted += victims
         reservation.grow(more)
         return reservation.size.host - reservation.apart

@@ -18,7 +18,7 @@ from model_handlers.config.validate import PLATFORM, check_named
 from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
-from model_handlers.worker.start import try_file
+from model_handlers.worker.start import verify_file
 from serve.loading.prepare import asked_checks, unknown_parameters
 from serve.model.ensemble_plan import check_circle, member_problems
 from serve.model.warmup import Warmup, initial_states
@@ -190,7 +190,7 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
         shown = _relative(model_file, found.path)
         try:
             if handler.tried_first:  # the command would die of it, and tell nothing of the rest
-                try_file(handler, config, model_file)
+                verify_file(handler, config, model_file)
             with _heard() as warnings:
                 completed = handler.autocomplete(config, model_file)
             found.notes += [Located(CONFIG_NAME, Finding("", sentence)) for sentence in warnings]

@@ -18,7 +18,7 @@ from model_handlers.model_calls import offering
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import NEVER, within
-from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
+from model_handlers.worker.load_watch import LoadQuota, ReservationExceededError, allowed, allowing
 from serve.cache.footprints import Footprints
 from serve.control import DEFAULT_LATENCIES, Weights
 from serve.loading.measuring import Scales
@@ -264,10 +264,10 @@ class ModelLoader:
     ) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, members first, warm it up, measure, and remember.
 
-        For `more`, which has bytes of the host reserved while the load goes on, see `Allowance`.
+        For `more`, which has bytes of the host reserved while the load goes on, see `LoadQuota`.
         """
         members: dict[str, Target] = {}
-        allowance = Allowance(more, token.check) if more is not None else None
+        allowance = LoadQuota(more, token.check) if more is not None else None
         try:
             with (
                 self._under_way.of(prepared.target),
@@ -316,7 +316,7 @@ class ModelLoader:
         before = allowance.settled
         try:
             models, taken = self._load_measured(prepared, token)
-        except OutgrownError as error:
+        except ReservationExceededError as error:
             least = Footprint(error.need - before, prepared.estimate.devices)
             self._footprints.takes_at_least(prepared.identity, least)
             raise

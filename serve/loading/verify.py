@@ -24,7 +24,7 @@ from cachetools import LRUCache
 
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.system.disk import disk_errors, file_digest, state_of, text_digest
-from model_handlers.worker.start import try_file
+from model_handlers.worker.start import verify_file
 from serve.control import BatchGuess
 from serve.model.batch_proof import Batching, BatchProof
 
@@ -62,7 +62,7 @@ class Proofs:
         """Try a file of which there is no proof.
 
         Raises:
-            MmeError: as `try_file`; INVALID_MODEL for a file that is written meanwhile.
+            MmeError: as `verify_file`; INVALID_MODEL for a file that is written meanwhile.
         """
         with disk_errors(f"model '{config.name}' cannot be read from {model_file}"):
             reader = _reader(handler, config, model_file)
@@ -71,7 +71,7 @@ class Proofs:
                 return
             proof = f"{file_digest(model_file).hex()} {reader}"
             if not self._has(proof):
-                try_file(handler, config, model_file)
+                verify_file(handler, config, model_file)
             if state_of(model_file.stat()) != status:
                 raise _written(config, model_file)
         self._keep(proof, model_file, reader, status)

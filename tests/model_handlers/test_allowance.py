@@ -4,7 +4,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker import load_watch
-from model_handlers.worker.load_watch import Allowance, OutgrownError, allowed, allowing
+from model_handlers.worker.load_watch import LoadQuota, ReservationExceededError, allowed, allowing
 
 
 class Room:
@@ -16,10 +16,10 @@ class Room:
         self.asked = []
 
     def more(self, need):
-        """See `Allowance`."""
+        """See `LoadQuota`."""
         self.asked.append(need)
         if need > self.budget:
-            raise OutgrownError("model 'm' needs too much", need, final=True)
+            raise ReservationExceededError("model 'm' needs too much", need, final=True)
         return min(need + self.headroom, self.budget)
 
 
@@ -55,7 +55,7 @@ def test_twice_the_promise_is_allowed_where_it_is_really_free(machine, free, hea
     machine(free)
     room = Room(500, headroom)
 
-    assert Allowance(room.more, must_go_on).may_take(taken) == may_take
+    assert LoadQuota(room.more, must_go_on).may_take(taken) == may_take
     assert room.asked == [asked]
 
 
@@ -63,7 +63,7 @@ def test_nothing_is_asked_for_within_what_is_allowed(machine):
     """The promise covers it, or twice the promise does."""
     machine(1000)
     room = Room(500, headroom=50)
-    load = Allowance(room.more, must_go_on)
+    load = LoadQuota(room.more, must_go_on)
     assert load.may_take(100) == 200
     assert load.may_take(150) == 200
     assert len(room.asked) == 1
@@ -78,7 +78,7 @@ def test_what_other_processes_of_the_load_take_counts(machine):
     """Once they are loaded; a process is told what it may take itself."""
     machine(0)
     room = Room(500)
-    load = Allowance(room.more, must_go_on)
+    load = LoadQuota(room.more, must_go_on)
     assert load.may_take(100) == 100
     load.settle(80)
     assert load.may_take(20) == 20
@@ -90,9 +90,11 @@ def test_what_other_processes_of_the_load_take_counts(machine):
 def test_a_refusal_says_what_it_took(machine):
     """Whether it is final is the room's to know."""
     machine(1000)
-    load = Allowance(Room(50).more, must_go_on)
+    load = LoadQuota(Room(50).more, must_go_on)
     assert load.may_take(100) == 100
-    with pytest.raises(OutgrownError, match=r"model 'm' needs too much; it took 0.0 MB when it was stopped") as caught:
+    with pytest.raises(
+        ReservationExceededError, match=r"model 'm' needs too much; it took 0.0 MB when it was stopped"
+    ) as caught:
         load.may_take(102)
 
     assert caught.value.kind is Kind.OUT_OF_MEMORY
@@ -107,12 +109,12 @@ def test_other_errors_are_left_as_they_are(machine):
         raise MmeError(Kind.CANCELLED, "gone")
 
     with pytest.raises(MmeError, match="gone"):
-        Allowance(gone, must_go_on).may_take(1)
+        LoadQuota(gone, must_go_on).may_take(1)
 
 
 def test_it_holds_for_what_is_loaded_inside():
     """And for nothing else."""
-    load = Allowance(Room(1).more, must_go_on)
+    load = LoadQuota(Room(1).more, must_go_on)
     with allowing(load):
         assert allowed() is load
 

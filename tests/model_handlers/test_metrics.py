@@ -8,7 +8,7 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import MetricKind, Metrics
-from model_handlers.worker.channel import Counted
+from model_handlers.worker.channel import MetricReceiver
 from tests.calls import calls_of
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
@@ -199,7 +199,7 @@ class Process:
 
     def __init__(self, server, model="m"):
         self.metrics = Metrics()
-        self.counted = Counted(server, model)
+        self.counted = MetricReceiver(server, model)
 
     def tell(self):
         """Its changes arrive."""
@@ -406,14 +406,14 @@ def test_nonsense_is_an_error_of_who_tells_it(telling):
     server = Metrics()
     counter(server).add(1)
     with pytest.raises((LookupError, TypeError, ValueError, OverflowError)):
-        Counted(server, "m").take(telling)
+        MetricReceiver(server, "m").take(telling)
 
     assert standing(server)[("hits",)] == 1
 
 
 def test_a_process_cannot_make_the_server_grow_by_numbers():
     """However many metrics it makes up."""
-    counted = Counted(Metrics(), "m")
+    counted = MetricReceiver(Metrics(), "m")
     counted.take([1, [[number, "new", "-", "", "counter", {}, []] for number in range(20_000)]])
     with pytest.raises(ValueError, match="more than 20000 metrics"):
         counted.take([2, [[20_000, "new", "-", "", "counter", {}, []]]])

@@ -8,14 +8,14 @@ from pathlib import Path
 STAND_BACK = """
 import os, subprocess, threading
 from model_handlers.system.priority import found_family
-from model_handlers.system.priority import standing_back
+from model_handlers.system.priority import low_priority
 
 def has(*begun):
     return [os.getpriority(os.PRIO_PROCESS, each) for each in (0, *begun)]
 
 done = threading.Event()
 found_family()  # as models' processes do
-with standing_back():
+with low_priority():
     thread = threading.Thread(target=done.wait)
     thread.start()
     shell = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; nice -n 2 sleep 60 & echo $!; wait"], stdout=subprocess.PIPE)
@@ -33,7 +33,7 @@ subprocess.run(["kill", *map(str, sleeps)])
 LOOK = """
 import subprocess, sys
 from pathlib import Path
-from model_handlers.system.priority import standing_back
+from model_handlers.system.priority import low_priority
 
 looked, listing = [], Path.iterdir
 Path.iterdir = lambda path: looked.append(str(path)) or listing(path)
@@ -43,10 +43,10 @@ def looks():
     looked.clear()
     return len(seen)
 
-with standing_back():
+with low_priority():
     pass
 print(looks())
-with standing_back():
+with low_priority():
     subprocess.run(["true"])
 print(looks())
 """

@@ -40,11 +40,11 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.system import memory
 from model_handlers.worker import fork_client, process
 from model_handlers.worker.fork_client import ForkClient, forks_with
-from model_handlers.worker.load_watch import Allowance, allowing
+from model_handlers.worker.load_watch import LoadQuota, allowing
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import LIMIT
 from model_handlers.worker.process import OOM_KILLS
-from model_handlers.worker.start import try_file
+from model_handlers.worker.start import verify_file
 from tests.cgroups import few_tasks
 from tests.processes import ends_with_all_it_started, is_over
 from tests.waiting import PATIENCE, eventually
@@ -407,7 +407,7 @@ def test_a_load_that_is_cancelled_waits_for_no_import(start, monkeypatch):
             raise MmeError(Kind.CANCELLED, "nobody wants it any more")
 
     try:
-        with pytest.raises(MmeError, match="nobody wants it"), allowing(Allowance(int, must_go_on)):
+        with pytest.raises(MmeError, match="nobody wants it"), allowing(LoadQuota(int, must_go_on)):
             start(PreloadTakesLong)
     finally:
         forks_with(PreloadTakesLong.preload).stop()
@@ -440,7 +440,7 @@ def test_a_process_that_cannot_be_forked_names_the_limit(start, tmp_path, monkey
             with pytest.raises(MmeError, match=f"the process of .* can't be started: .*{limit}") as load:
                 start(Preloaded)
             with pytest.raises(MmeError, match=f"can't be started: .*{limit}") as trial:
-                try_file(Preloaded, ModelConfig("m"), tmp_path)
+                verify_file(Preloaded, ModelConfig("m"), tmp_path)
             assert load.value.kind is trial.value.kind is Kind.UNAVAILABLE
             forks.stop()
     finally:

@@ -7,7 +7,7 @@ from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker import process
 from model_handlers.worker.fork_client import ForkClient
-from model_handlers.worker.start import try_file
+from model_handlers.worker.start import verify_file
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def attempt(tmp_path, nothing_held):
     def attempt(text, **parameters):
         (tmp_path / "model.txt").write_text(text)
         try:
-            try_file(Tried, ModelConfig("m", parameters=parameters), tmp_path / "model.txt")
+            verify_file(Tried, ModelConfig("m", parameters=parameters), tmp_path / "model.txt")
         except MmeError as error:
             return error
         return None

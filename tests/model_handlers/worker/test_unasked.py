@@ -443,7 +443,7 @@ def test_a_batch_buries_a_process_that_said_nonsense(start, monkeypatch):
     """Whoever executes next does not wait for the thread that would."""
     handler = start(Unasked)
     left = threading.Event()
-    monkeypatch.setattr(handler, "_mourn", left.set)
+    monkeypatch.setattr(handler, "_on_death", left.set)
     first = handler.child.pid
     _, [held] = execute(handler, "say {}")
     assert left.wait(PATIENCE)

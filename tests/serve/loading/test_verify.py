@@ -30,7 +30,7 @@ class Reader(Handler):
 def tried(monkeypatch):
     """The contents of the files that were tried, in place of a trial."""
     contents = []
-    monkeypatch.setattr(verify, "try_file", lambda _handler, _config, file: contents.append(file.read_text()))
+    monkeypatch.setattr(verify, "verify_file", lambda _handler, _config, file: contents.append(file.read_text()))
     monkeypatch.setattr(Reader, "version", 1)
     return contents
 
@@ -103,7 +103,7 @@ def test_a_file_that_fails_is_tried_again(monkeypatch, tried, file, state):
     """There is no proof of it."""
     known = Proofs(state)
     with monkeypatch.context() as failing:
-        failing.setattr(verify, "try_file", lambda *_: (_ for _ in ()).throw(MmeError(Kind.INVALID_MODEL, "died")))
+        failing.setattr(verify, "verify_file", lambda *_: (_ for _ in ()).throw(MmeError(Kind.INVALID_MODEL, "died")))
         for _ in range(2):
             with pytest.raises(MmeError, match="died"):
                 known.provide(Reader, CONFIG, file)
@@ -119,7 +119,7 @@ def test_a_file_that_is_written_meanwhile_is_refused(monkeypatch, tried, file):
     """While it is tried, and between its trial and its load."""
     known = Proofs()
     with monkeypatch.context() as writing:
-        writing.setattr(verify, "try_file", lambda *_: file.write_text("two, which is longer"))
+        writing.setattr(verify, "verify_file", lambda *_: file.write_text("two, which is longer"))
         with pytest.raises(MmeError, match="was written while it was loaded; load it again once it is whole"):
             known.provide(Reader, CONFIG, file)
     known.provide(Reader, CONFIG, file)
