@@ -328,14 +328,14 @@ class ModelConfig:
         """Whether several requests are executed as one batch."""
         return self.max_batch_size > 1 and (self.dynamic_batching or self.sequence_batching) is not None
 
-    def own(self, name: str) -> str:
+    def local_name(self, name: str) -> str:
         """The name of the model, or of an instance of it, as its author knows it: without the model it is a part of."""
         return name.removeprefix(f"{self.part_of}:") if self.part_of else name
 
-    def authors(self) -> ModelConfig:
+    def author_view(self) -> ModelConfig:
         """The same with the names that its author knows."""
-        groups = tuple(replace(group, name=self.own(group.name)) for group in self.instance_group)
-        return replace(self, name=self.own(self.name), instance_group=groups)
+        groups = tuple(replace(group, name=self.local_name(group.name)) for group in self.instance_group)
+        return replace(self, name=self.local_name(self.name), instance_group=groups)
 
     def input(self, name: str) -> TensorSpec | None:
         """The input of that name, or None."""

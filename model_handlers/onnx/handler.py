@@ -38,7 +38,7 @@ from model_handlers.onnx.session import (
     trim_arena,
     unloadable,
 )
-from model_handlers.onnx.weights import take_weights_out
+from model_handlers.onnx.weights import externalise_initialisers
 from model_handlers.system.devices import lost
 from model_handlers.system.threads import Threads, default_threads, processors
 from model_handlers.tensor import BYTES
@@ -135,7 +135,7 @@ class OnnxHandler(MappedHandler):
 
     @classmethod
     def write_form(cls, config: ModelConfig, model_file: Path, draft: Draft) -> bytes:  # noqa: ARG003 - of the model alone
-        return take_weights_out(_onnx_path(model_file), draft)
+        return externalise_initialisers(_onnx_path(model_file), draft)
 
     @classmethod
     def refine_form(cls, config: ModelConfig, form: Path, draft: Draft) -> bytes:

@@ -61,7 +61,7 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(data: Window, start: int, end: int) -> Iterator[Field]:
+def fields(data: BufferedReader, start: int, end: int) -> Iterator[Field]:
     """The fields of the message from `start` to `end`, in order. Raises INVALID_MODEL when that is no message."""
     at = start
     while at < end:
@@ -82,7 +82,7 @@ def fields(data: Window, start: int, end: int) -> Iterator[Field]:
         at = stop
 
 
-class Window:
+class BufferedReader:
     """A span of a file, of which a part at a time is in memory; offsets count from the span's beginning."""
 
     def __init__(self, span: Span, size: int = 1 << 18) -> None:
@@ -143,16 +143,16 @@ _EXTERNAL = 1  # the value of _TENSOR_WHERE
 _LOCATION = b"location"  # the entry that every external tensor has
 
 
-def take_weights_out(model_file: Path, draft: Draft) -> bytes:
+def externalise_initialisers(model_file: Path, draft: Draft) -> bytes:
     """The model, whose large tensors `draft` has now. Raises OSError where the draft can't be written."""
     source = _opened(model_file, draft)
-    return _Surgeon(Span(source, 0, source.size), model_file.parent, draft).model()
+    return _Externaliser(Span(source, 0, source.size), model_file.parent, draft).model()
 
 
-class _Surgeon:
+class _Externaliser:
     def __init__(self, span: Span, folder: Path, draft: Draft) -> None:
         self._span = span
-        self._window = Window(span)
+        self._window = BufferedReader(span)
         self._folder = folder
         self._draft = draft
 
@@ -279,7 +279,7 @@ def refine(config: ModelConfig, form: Path, draft: Draft) -> bytes:
     for key, value in {"file_name": "weights", "min_size_in_bytes": str(SMALLEST)}.items():
         options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
     create_session(form, options, config.name)
-    return take_weights_out(optimised, draft)
+    return externalise_initialisers(optimised, draft)
 
 
 def load(config: ModelConfig, form: Path, threads: int, *, refined: bool, packed: bool) -> Any:

@@ -161,7 +161,7 @@ def _check_named(what: str, named: Sequence[NamedTensor], completed: Sequence[Te
 
 
 def _asked(config: Config, author_class: type[Any]) -> dict[str, Any]:
-    shown = config.authors()
+    shown = config.author_view()
     try:
         document = json.dumps(with_named(config_json(shown), shown))
         completed = author_class.auto_complete_config(ModelConfig(document))

@@ -55,7 +55,7 @@ class Host:
         self, config: ModelConfig, file: ModelFile, device: Device, lane: str, outside: Outside | None = None
     ) -> None:
         self._context = ModelContext(config.name, file.path.parent, callers=(config.name,))
-        self._lane = config.own(lane)
+        self._lane = config.local_name(lane)
         self._one_at_a_time = threading.Lock()
         self._loop: LoopThread | None = None
         self._loop_lock = threading.Lock()  # both `execute` and `is_ready` may be the first to need it
@@ -147,13 +147,13 @@ class Host:
 
     def _arguments(self, file: ModelFile, device: Device) -> dict[str, str]:
         return {
-            "model_config": json.dumps(config_json(self.config.authors())),
+            "model_config": json.dumps(config_json(self.config.author_view())),
             "model_instance_kind": self._kind(device),
             "model_instance_name": self._lane,
             "model_instance_device_id": str(device.index),
             "model_repository": str(file.model_directory),
             "model_version": file.version,
-            "model_name": self.config.own(self.config.name),
+            "model_name": self.config.local_name(self.config.name),
         }
 
     def _kind(self, device: Device) -> str:

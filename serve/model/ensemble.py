@@ -68,7 +68,7 @@ class EnsembleModel:
         self.executed = InputMeter(None)
         self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
         decoupled = [bool(member.config.decoupled) for member in members]
-        self.graph = Graph(config.own(name), config.ensemble, decoupled)
+        self.graph = Graph(config.local_name(name), config.ensemble, decoupled)
         # its steps; graph: how they hang together
         self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
         self._limiters = InflightLimiters(config.max_inflight_requests) if config.max_inflight_requests else None

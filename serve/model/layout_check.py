@@ -48,7 +48,7 @@ class ValidatedLayouts(Bounded):
 
     def __init__(self, config: ModelConfig, stats: ModelStats) -> None:
         super().__init__(KNOWN_LAYOUTS, KNOWN_BYTES)
-        self._config = config.authors()  # an error names an ensemble's step as its author does
+        self._config = config.author_view()  # an error names an ensemble's step as its author does
         self._stats = stats
 
     def __missing__(self, layout: Layout) -> Checked:

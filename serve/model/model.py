@@ -105,7 +105,7 @@ class Model:
         if self.config.guess is not Guess.NONE:
             signature.proof = proof or BatchProof(self.config)
         self._proof = signature.proof
-        self._queue: Queue[InferenceRequest] = queue_for(self.config.own(name), self.config, len(handlers))
+        self._queue: Queue[InferenceRequest] = queue_for(self.config.local_name(name), self.config, len(handlers))
         self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
         unasked = any(handler.sees_requests for _, handler in handlers)
         self._decoupled = bool(self.config.decoupled)

@@ -12,7 +12,7 @@ from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import Span
 from model_handlers.onnx import OnnxHandler, weights
-from model_handlers.onnx.weights import SMALLEST, Window, bytes_field, fields, varint
+from model_handlers.onnx.weights import SMALLEST, BufferedReader, bytes_field, fields, varint
 from serve.weights.store import Draft
 
 SIDE = 256  # 256 KiB of FP32 a matrix
@@ -385,7 +385,7 @@ def test_numbers_are_read_as_they_are_written(drafts, save, number):
     """Varints of every length."""
     source = drafts().source(save(varint(number) + b"\x01"))
 
-    assert Window(Span(source, 0, source.size)).varint(0, source.size) == (number, source.size - 1)
+    assert BufferedReader(Span(source, 0, source.size)).varint(0, source.size) == (number, source.size - 1)
 
 
 def test_fields_of_every_type_are_found(drafts, save):
@@ -393,7 +393,7 @@ def test_fields_of_every_type_are_found(drafts, save):
     content = varint(1 << 3) + varint(300) + bytes_field(2, b"bytes" * 20) + varint(3 << 3 | 1) + struct.pack("<d", 0.5)
     content += varint(4 << 3 | 5) + struct.pack("<f", 0.5)
     source = drafts().source(save(content))
-    window = Window(Span(source, 0, source.size), 16)
+    window = BufferedReader(Span(source, 0, source.size), 16)
 
     found = [(field.number, window.read(field.value, field.end)) for field in fields(window, 0, source.size)]
 

@@ -162,7 +162,7 @@ def test_an_ensemble_is_asked_for_its_parts(version, tree):
 
     assert (model.config.platform, list(model.versions)) == ("ensemble", [1])
     assert [member.name for member in model.members] == ["m:a"]
-    assert [member.config.own(member.name) for member in model.members] == ["a"]
+    assert [member.config.local_name(member.name) for member in model.members] == ["a"]
 
 
 def test_an_ensemble_of_ensembles_is_the_outermost(tree):
