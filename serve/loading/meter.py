@@ -1,8 +1,10 @@
 """What executions take of the serving process and of GPUs: measured now and then, counted, and given back.
 
 A model is measured when it is loaded. What its executions take later, in arenas, heaps and libraries, no framework
-tells; but the process as a whole can be measured. What it takes beyond all that is known (see `Meter`) is growth:
-`serve/cache/growth.py` says when it counts and which models are charged. Others leave then, or loads are refused.
+tells; but the process as a whole can be measured. What it takes beyond all that is known (see `Meter`) is growth. One
+look may see a batch under way, so growth counts once two looks in a row have seen it; what a look does not see any more
+counts no longer. It is charged to the models that have executed, by the bytes of their inputs; the rest, of models that
+have left, is charged to none. Other models leave then, or loads are refused.
 
 The process is looked at every ten seconds while anything executes, and at most once a second after a batch with more
 input bytes than any before of its model. Nothing here is on the way of a request. On the event loop; what takes time
@@ -17,16 +19,50 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint, total
 from model_handlers.system import devices, memory
-from serve.cache.growth import Growth
 from serve.loading.measuring import taken
 from serve.maintenance import Maintenance
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from serve.cache.model_cache import ModelCache
     from serve.loading.loader import Target
+
+
+class Growth:
+    """The growth of one memory. PURE."""
+
+    def __init__(self) -> None:
+        self.counted = 0  # bytes
+        self.charged: dict[Target, int] = {}  # model → how many of them
+        self.pending = False  # whether the last look saw more than is counted
+        self._seen = 0
+
+    def __repr__(self) -> str:
+        return f"<Growth of {self.counted} bytes, {len(self.charged)} models charged>"
+
+    @property
+    def uncharged(self) -> int:
+        return self.counted - sum(self.charged.values())
+
+    def look(self, beyond: int, inputs: Mapping[Target, int]) -> None:
+        """A look saw so many bytes beyond what is known; `inputs` are those of recent executions, in bytes."""
+        beyond = max(beyond, 0)
+        self.counted, self._seen = min(beyond, self._seen), beyond
+        self.pending = beyond > self.counted
+        rest, whole = self.uncharged, sum(inputs.values())
+        if rest > 0 and whole:
+            for key, size in inputs.items():
+                self.charged[key] = self.charged.get(key, 0) + rest * size // whole
+        elif rest < 0:
+            charged = self.counted - rest
+            self.charged = {key: size * self.counted // charged for key, size in self.charged.items()}
+
+    def keep(self, stays: Callable[[Target], bool]) -> None:
+        """Charge those no more that left: what they did not give back is charged to none."""
+        self.charged = {key: size for key, size in self.charged.items() if size and stays(key)}
+
 
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0
@@ -35,22 +71,15 @@ _NOTABLE = 1 << 20  # bytes that make a difference
 
 
 class _Executing:
-    """A target in memory of which the meter has to know what it executes.
-
-    Attributes:
-        target: it.
-        inputs: bytes of what it executed since the look before the last one.
-        idle: whether it executed nothing since the last look.
-        owes: whether it has executed since it was last asked to give back.
-        kinds: the handlers that execute it in this process.
-    """
+    """A target in memory of which the meter has to know what it executes."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        # the handlers that execute it in this process
         self.kinds = {type(each) for model in target.models() if not model.handlers.apart for each in model.handlers}
-        self.inputs = 0
-        self.idle = True
-        self.owes = False
+        self.inputs = 0  # bytes of what it executed since the look before the last one
+        self.idle = True  # whether it executed nothing since the last look
+        self.owes = False  # whether it has executed since it was last asked to give back
         self._last = 0
         self._total = 0
         self._parts = list(target.parts())
@@ -59,14 +88,13 @@ class _Executing:
         self._known = target.known()
 
     def known(self) -> Footprint:
-        """See `Target`; worked out again where a footprint is another one by now, which few are between two looks."""
+        """See `Target`; worked out again where a footprint is another one by now."""
         footprints = [part.footprint for part in self._parts]
         if not all(map(operator.is_, footprints, self._footprints)):
             self._footprints, self._known = footprints, self.target.known()
         return self._known
 
     def advance(self) -> None:
-        """Another look."""
         total = sum([model.executed.bytes for model in self._models])
         last, self._last, self._total = self._last, total - self._total, total
         self.inputs = last + self._last
@@ -81,11 +109,6 @@ class Meter:
     models took when they were loaded, what loads under way have reserved, requests and responses on the way, and cached
     responses. Of GPUs it is what was taken at the start, and what models took.
 
-    Args:
-        cache: the models in memory.
-        loop: the event loop.
-        passing: bytes of the process that are no model's, and come and go: those of frameworks, requests, responses.
-        counted: told of targets whose growth has changed.
     """
 
     def __init__(
@@ -102,8 +125,8 @@ class Meter:
         self._counted = counted
         memory.trim()
         self._before = taken()
-        self._host: Growth[Target] = Growth()
-        self._gpus: list[Growth[Target]] = [Growth() for _ in range(max(devices.gpu_uuids(), default=-1) + 1)]
+        self._host = Growth()
+        self._gpus = [Growth() for _ in range(max(devices.gpu_uuids(), default=-1) + 1)]
         self._growths = [self._host, *self._gpus]
         self._charged: set[Target] = set()
         self._executing: list[_Executing] = []
@@ -114,7 +137,6 @@ class Meter:
         return f"<Meter of {len(self._executing)} models, {self._host.counted} bytes grown>"
 
     def watch(self, target: Target) -> None:
-        """A target begins to serve."""
         if not self.maintenance.closed and (target.executes_here or target.takes().devices):
             self._executing.append(_Executing(target))
             self.maintenance.look_in(_SECONDS)
@@ -164,7 +186,6 @@ class Meter:
         return total([each.known() for each in self._executing], known)
 
     def _inputs(self, may_be_charged: Callable[[Target], bool]) -> dict[Target, int]:
-        """Bytes of the recent inputs, of those that may have grown a memory by them."""
         return {each.target: each.inputs for each in self._executing if each.inputs and may_be_charged(each.target)}
 
     def _charge(self) -> None:
@@ -196,12 +217,8 @@ def _is_on(gpu: int, target: Target) -> bool:
 def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footprint:
     """What is taken, once what idle models need no more was given back. On a thread.
 
-    Where that is more than there is to be, models that are not idle give back what they could do without.
-
-    Args:
-        executing: the models.
-        counted: bytes of the host that are known, or count already.
-        most: bytes of it that may be taken.
+    So many bytes of the host are known, or `counted`; where more than `most` are taken, models that are not idle give
+    back what they could do without.
     """
     found = taken()
     if found.host <= counted - _NOTABLE:
