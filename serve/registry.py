@@ -33,33 +33,24 @@ _REPLACED = "not loaded since the worker was replaced"
 
 
 class Registry:
-    """Names over a cache.
-
-    Attributes:
-        stats: name → what the cache did for it.
-        body_takers: names of models whose input is a request's body as it came, in memory or not.
-        decoupled: names of models that answer a request any number of times, as they were when they were loaded last.
-        versions: name → those that it was served in last.
-
-    Args:
-        journal: what is registered; what it holds was registered by the worker before.
-        limited: whether requests may name only models that were loaded by name, not any that is there.
-        left_out: names that are not brought back, whatever the journal says: the loads of these end the process.
-    """
+    """Names over a cache."""
 
     def __init__(
         self,
         cache: ModelCache,
         origins: Origins,
         *,
-        journal: Journal,
-        limited: bool = False,
+        journal: Journal,  # what is registered; what it holds was registered by the worker before
+        limited: bool = False,  # whether requests may name only models that were loaded by name, not any that is there
+        # names that are not brought back, whatever the journal says: the loads of these end the process
         left_out: frozenset[str] = frozenset(),
     ) -> None:
-        self.stats: dict[str, TargetStats] = {}
+        self.stats: dict[str, TargetStats] = {}  # name → what the cache did for it
+        # names of models whose input is a request's body as it came, in memory or not
         self.body_takers: set[str] = set()
+        # names of models that answer a request any number of times, as they were when they were loaded last
         self.decoupled: set[str] = set()
-        self.versions: dict[str, list[int]] = {}
+        self.versions: dict[str, list[int]] = {}  # name → those that it was served in last
         self._cache = cache
         self._origins = origins
         self._journal = journal

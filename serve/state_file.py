@@ -239,22 +239,14 @@ _JOURNAL_SECONDS = 1.0  # seconds from a change to the file, where no client wai
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One registered model.
-
-    Attributes:
-        url: the folder that it came from, "" where store or repository have it.
-        body: whether its input is a request's body as it came.
-        used: when it was used last, in seconds since 1970.
-        config: the configuration that a client loaded it with, as JSON; "" for its own.
-        folder: the name of the folder with the files that it was loaded with; "" for its own.
-    """
+    """One registered model."""
 
     name: str
-    url: str = ""
-    body: bool = False
-    used: float = 0.0
-    config: str = ""
-    folder: str = ""
+    url: str = ""  # the folder that it came from, "" where store or repository have it
+    body: bool = False  # whether its input is a request's body as it came
+    used: float = 0.0  # when it was used last, in seconds since 1970
+    config: str = ""  # the configuration that a client loaded it with, as JSON; "" for its own
+    folder: str = ""  # the name of the folder with the files that it was loaded with; "" for its own
 
     def checked(self) -> Row:
         """It; TypeError if its values are not of their types."""
@@ -265,23 +257,14 @@ class Row:
 
 
 class Journal:
-    """The registered models and their other names, in a file. Journals of lives that are over are removed.
+    """The registered models and their other names, in a file. Journals of lives that are over are removed."""
 
-    Attributes:
-        rows: name → what is registered.
-        aliases: other name → name.
-        unloaded: names that were unloaded by name, which a start-up list must not bring back.
-        dormant: models that left because a part was unloaded, or did not load for their parts → all their parts.
-
-    Args:
-        life: whose journal it is; "" keeps none.
-        entries: every model that the cache knows, which tell when they were used last; read on a thread.
-    """
-
+    # No `life` keeps none. Entries tell when models were used last; they are read on a thread.
     def __init__(self, directory: Path, life: str, entries: Mapping[str, Entry], pool: Executor) -> None:
-        self.rows: dict[str, Row] = {}
-        self.aliases: dict[str, str] = {}
-        self.unloaded: set[str] = set()
+        self.rows: dict[str, Row] = {}  # name → what is registered
+        self.aliases: dict[str, str] = {}  # other name → name
+        self.unloaded: set[str] = set()  # names that were unloaded by name, which a start-up list must not bring back
+        # models that left because a part was unloaded, or did not load for their parts → all their parts
         self.dormant: dict[str, frozenset[str]] = {}
         self._changed: deque[tuple[str, str]] = deque()  # filled on the loop, emptied on the thread that writes
         self._entries = entries

@@ -72,24 +72,7 @@ class Failure(NamedTuple):
 
 
 class Entry:
-    """A model the cache knows, in memory or not. An entry is the lease that requests hold.
-
-    Attributes:
-        failure: why its last load failed, or that of its successor; None if that did not fail.
-        failures: loads that failed since one succeeded.
-        resident: what was loaded; None unless READY or UNLOADING. So is its footprint.
-        pins: loads of other models during which it stays in memory; a `pinned` one is never evicted.
-        loaded_at, last_used, loading_since: on the monotonic clock; the last load was asked for at `loading_since`.
-        reload_ns, download_ns: what its last load took without waiting, and its last download.
-        age: see `serve/cache/residents.py`.
-        successor, predecessor: the entry that is being loaded to take its place; the one whose place it is to take.
-        force: whether a successor takes that place even if it is loaded from the very same content.
-        task, waiters: the load under way, and the requests that get a lease when it is done.
-        orphan: a load that was given up and has not ended; no other begins meanwhile.
-        closing: the unload under way, or the removal of what was unpacked; a load waits for it.
-        abandoned: whether it is being unloaded for good; cut_short: because the server shuts down.
-        evicted: whether it left memory for another, and comes back with its next request.
-    """
+    """A model the cache knows, in memory or not. An entry is the lease that requests hold."""
 
     def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[Entry], None]) -> None:
         self._lease_ended = lease_ended
@@ -98,31 +81,36 @@ class Entry:
         self.source = source
         self.state = State.UNAVAILABLE
         self.reason = ""
+        # why its last load failed, or that of its successor; None if that did not fail
         self.failure: Failure | None = None
-        self.failures = 0
-        self.resident: Target | None = None
+        self.failures = 0  # loads that failed since one succeeded
+        self.resident: Target | None = None  # None unless READY or UNLOADING; so is its footprint
         self.prepared: PreparedTarget | None = None
         self.footprint = Footprint()
         self.leases = 0
-        self.pins = 0
-        self.loaded_at = 0.0
+        self.pins = 0  # loads of other models during which it stays in memory; a `pinned` one is never evicted
+        self.loaded_at = 0.0  # on the monotonic clock, as the next one and `loading_since`
         self.last_used = 0.0
-        self.reload_ns = 0
+        self.reload_ns = 0  # that its last load took without waiting; download_ns: its last download
         self.download_ns = 0
         self.pinned = False
-        self.age = 0.0
+        self.age = 0.0  # see `serve/cache/residents.py`
         self.stats = stats
         self._used_before = stats.hits + stats.misses
-        self.abandoned = False
+        self.abandoned = False  # it is being unloaded for good; cut_short: because the server shuts down
         self.cut_short = False
-        self.evicted = False
-        self.force = False
+        self.evicted = False  # whether it left memory for another, and comes back with its next request
+        self.force = False  # whether a successor takes that place even if it is loaded from the very same content
+        # the entry that is being loaded to take its place, and the one whose place it is to take
         self.successor: Entry | None = None
         self.predecessor: Entry | None = None
+        # the load under way, and the requests that get a lease when it is done
         self.task: asyncio.Task[LoadReport] | None = None
-        self.orphan: asyncio.Task[None] | None = None
         self.waiters: list[asyncio.Future[LoadReport]] = []
+        # a load that was given up and has not ended; no other begins meanwhile
+        self.orphan: asyncio.Task[None] | None = None
         self.loading_since = 0.0
+        # the unload under way, or the removal of what was unpacked; a load waits for it
         self.closing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:

@@ -37,25 +37,16 @@ class EventType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent:
-    """One thing that happened.
-
-    Attributes:
-        ns: nanoseconds that waiting, loading (without the download) or unloading took.
-        download_ns: nanoseconds of a load's download, 0 when it was on disk.
-        footprint: what the model takes, or took.
-        why: FAILED: the error; EVICTED: the model that needs the room; UNLOADED: the reason.
-        kind: FAILED: of the error.
-        at: when, in seconds since 1970.
-    """
+    """One thing that happened."""
 
     type: EventType
     name: str
-    ns: int = 0
-    download_ns: int = 0
-    footprint: Footprint = field(default_factory=Footprint)
-    why: str = ""
-    kind: Kind | None = None
-    at: float = field(default_factory=time.time)
+    ns: int = 0  # nanoseconds that waiting, loading (without the download) or unloading took
+    download_ns: int = 0  # nanoseconds of a load's download, 0 when it was on disk
+    footprint: Footprint = field(default_factory=Footprint)  # what the model takes, or took
+    why: str = ""  # FAILED: the error; EVICTED: the model that needs the room; UNLOADED: the reason
+    kind: Kind | None = None  # FAILED: of the error
+    at: float = field(default_factory=time.time)  # when, in seconds since 1970
 
 
 class CacheEvents:

@@ -73,33 +73,21 @@ DEFAULT_RULES = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What the plan has to know of a model in memory.
-
-    Attributes:
-        footprint: bytes that it is charged for.
-        last_used: any clock's reading at its last use; smaller is longer ago.
-        uses: how often it was used since its load.
-        reload_seconds: what it would take to bring it back.
-        age: the age at its last use; see the module.
-        keep_until: that clock's reading before which it stays; `FOR_EVER` if it is pinned.
-        leaving: whether it is being unloaded already, so that its bytes come back.
-        shared: files that others in memory may map too, by name: bytes that come back with the last of them.
-        charged: how many of those bytes are in its footprint.
-        part: how many that were if all that map them were charged alike.
-    """
+    """What the plan has to know of a model in memory."""
 
     name: str
-    footprint: Footprint
-    last_used: float
-    uses: int = 0
-    reload_seconds: float = 0.0
-    age: float = 0.0
-    keep_until: float = 0.0
+    footprint: Footprint  # bytes that it is charged for
+    last_used: float  # any clock's reading at its last use; smaller is longer ago
+    uses: int = 0  # how often it was used since its load
+    reload_seconds: float = 0.0  # what it would take to bring it back
+    age: float = 0.0  # the age at its last use; see the module
+    keep_until: float = 0.0  # that clock's reading before which it stays; `FOR_EVER` if it is pinned
     leased: bool = False
-    leaving: bool = False
+    leaving: bool = False  # whether it is being unloaded already, so that its bytes come back
+    # files that others in memory may map too, by name: bytes that come back with the last of them
     shared: Mapping[str, int] = field(default_factory=dict)
-    charged: int = 0
-    part: int = 0
+    charged: int = 0  # how many of those bytes are in its footprint
+    part: int = 0  # how many that were if all that map them were charged alike
 
     @property
     def own(self) -> Footprint:
@@ -109,23 +97,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do to make room.
+    """What to do to make room."""
 
-    Attributes:
-        victims: names to evict now, in the policy's order.
-        fits: whether the model fits once the victims, and those already leaving, are gone.
-        possible: whether it could fit if all left that may. If not, there are no victims.
-        age: the age once the victims are gone, 0 if there are none, or if the policy knows no age.
-        again_at: when it does not fit: the clock's reading at which the first resident may leave that may not yet, 0
-            if time alone changes nothing.
-        short: when it does not fit: bytes that those would have to hold that may not leave yet, and then may.
-    """
-
-    victims: tuple[str, ...]
-    fits: bool
-    possible: bool
-    age: float = 0.0
+    victims: tuple[str, ...]  # names to evict now, in the policy's order
+    fits: bool  # whether the model fits once the victims, and those already leaving, are gone
+    possible: bool  # whether it could fit if all left that may. If not, there are no victims
+    age: float = 0.0  # the age once the victims are gone, 0 if there are none, or if the policy knows no age
+    # when it does not fit: when the first may leave that may not yet, 0 if time alone changes nothing
     again_at: float = 0.0
+    # when it does not fit: bytes that those would have to hold that may not leave yet, and then may
     short: Footprint | None = field(default=None, compare=False)
 
 

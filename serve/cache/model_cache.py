@@ -56,30 +56,22 @@ _BROKEN = {Kind.INVALID_MODEL, Kind.EXECUTION_FAILED, Kind.INTERNAL}
 
 
 class ModelCache:
-    """Models in memory, within a budget of bytes for all together.
-
-    Args:
-        evicts: whether models make room for others (self-managed), or a full cache is an error (platform).
-        pool: threads for the loader; closers: for closing, the same if None.
-        turns: equipments at a time, and loads at a time.
-        load_patience: seconds that fetching and loading may take.
-        memory_patience: seconds that a load waits for leased models to become free before it gives up.
-        drain_patience: seconds that an unload waits for requests under way.
-    """
+    """Models in memory, within a budget of bytes for all together."""
 
     def __init__(
         self,
         loader: ModelLoader,
         budget: Footprint,
-        pool: Executor,
+        pool: Executor,  # threads for the loader; `closers` for closing, the same if None
         *,
         closers: Executor | None = None,
-        turns: int = 2,
+        turns: int = 2,  # equipments at a time, and loads at a time
         rules: eviction.Rules = eviction.DEFAULT_RULES,
+        # whether models make room for others (self-managed), or a full cache is an error (platform)
         evicts: bool = True,
-        load_patience: float = 350.0,
-        memory_patience: float = 60.0,
-        drain_patience: float = 25.0,
+        load_patience: float = 350.0,  # seconds that fetching and loading may take
+        memory_patience: float = 60.0,  # seconds that a load waits for leased models to become free before it gives up
+        drain_patience: float = 25.0,  # seconds that an unload waits for requests under way
     ) -> None:
         self.entries: dict[str, Entry] = {}
         self.events = CacheEvents()

@@ -33,14 +33,10 @@ _FEW = 64
 
 
 class Order(Generic[K]):
-    """Things in the order of a key that only grows, unless `put` is told.
-
-    Attributes:
-        looks: how often the key was asked.
-    """
+    """Things in the order of a key that only grows, unless `put` is told."""
 
     def __init__(self, key: Callable[[K], tuple[float, float]]) -> None:
-        self.looks = 0
+        self.looks = 0  # how often the key was asked
         self._key = key
         self._numbers: dict[K, int] = {}  # of each the one that it has in the heap; others there are of no use
         self._things: dict[int, K] = {}  # by that number: the heap itself keeps nothing that was removed
@@ -149,24 +145,14 @@ class SharedBytes(Generic[K]):
 
 
 class Residents:
-    """See `eviction.Candidates`.
-
-    Attributes:
-        own: the models in memory, and what each takes without files that others may map.
-        taken: bytes that they are charged for together.
-        staying: those that are not on their way out.
-        pinned: those of them that are never evicted.
-
-    Args:
-        entries: those that names mean.
-        budget: bytes for all models together.
-    """
+    """See `eviction.Candidates`."""
 
     def __init__(self, entries: Mapping[str, Entry], rules: eviction.Rules, budget: Footprint) -> None:
+        # the models in memory, and what each takes without files that others may map
         self.own: dict[Entry, Footprint] = {}
-        self.taken = Footprint()
-        self.staying = eviction.Tally()
-        self.pinned = eviction.Tally()
+        self.taken = Footprint()  # bytes that they are charged for together
+        self.staying = eviction.Tally()  # those that are not on their way out
+        self.pinned = eviction.Tally()  # those of them that are never evicted
         self.shared: SharedBytes[Entry] = SharedBytes()
         self.order: Order[Entry] = Order(self._place)
         self._payers: dict[str, Reservation] = {}  # of files that no model maps yet

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Claim:
-    """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have.
-
-    Attributes:
-        give_way: has the model of that name leave that is in memory, if there is one and it has not been told yet.
-        awaits_own: whether models leave for this claim, whose bytes no other is to take.
-        short: what those must hold that may leave by the next look, for that to be of use; None if that is not known.
-    """
+    """A load that waits for room. `patient` ones wait for models in use, the others ask for more than they have."""
 
     def __init__(
         self, name: str, need: Footprint, *, patient: bool, give_way: Callable[[], None] | None = None
@@ -38,10 +32,12 @@ class _Claim:
         self.name = name
         self.need = need
         self.patient = patient
+        # has the model of that name leave that is in memory, if there is one and it has not been told yet
         self.give_way = give_way
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.evicted: list[str] = []
-        self.awaits_own = False
+        self.awaits_own = False  # whether models leave for this claim, whose bytes no other is to take
+        # what those must hold that may leave by the next look, for that to be of use; None if that is not known
         self.short: Footprint | None = None
 
 
@@ -50,30 +46,22 @@ class _NotNowError(Exception):
 
 
 class Room:
-    """Reservations within a budget of bytes for all models together.
-
-    Attributes:
-        reserved: bytes promised to loads under way.
-        grown: bytes that executions took and no model is charged for.
-
-    Args:
-        evict: begins to carry out a plan, for a model and for a reason of `EVICTION_REASONS`; bytes come back later.
-        evicts: whether models make room for others at all, or what does not fit is out of memory at once.
-        patience: seconds that a claim waits.
-    """
+    """Reservations within a budget of bytes for all models together."""
 
     def __init__(
         self,
         budget: Footprint,
         residents: eviction.Candidates,
+        # begins to carry out a plan, for a model and for a reason of `EVICTION_REASONS`; bytes come back later
         evict: Callable[[eviction.Plan, str, str], None],
         *,
         policy: eviction.Policy = eviction.Policy.LRU,
-        evicts: bool,
-        patience: float,
+        evicts: bool,  # whether models make room for others at all, or what does not fit is out of memory at once
+        patience: float,  # seconds that a claim waits
     ) -> None:
         self.budget = budget
-        self.reserved = self.grown = Footprint()
+        self.reserved = Footprint()  # bytes promised to loads under way
+        self.grown = Footprint()  # bytes that executions took and no model is charged for
         self._residents = residents
         self._evict = evict
         self._policy = policy

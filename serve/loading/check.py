@@ -60,19 +60,14 @@ class Located:
 
 @dataclass(slots=True)
 class Examined:
-    """A model's directory and what is to be said of it.
-
-    Attributes:
-        config: as far as it could be understood; completed from the model file where nothing is wrong.
-        versions: those that would be served.
-        problems: what keeps it from being loaded; notes: what does not.
-    """
+    """A model's directory and what is to be said of it."""
 
     path: Path
     name: str
+    # as far as it could be understood; completed from the model file where nothing is wrong
     config: ModelConfig | None = None
-    versions: dict[int, Path] = field(default_factory=dict)
-    problems: list[Located] = field(default_factory=list)
+    versions: dict[int, Path] = field(default_factory=dict)  # those that would be served
+    problems: list[Located] = field(default_factory=list)  # what keeps it from being loaded; notes: the rest
     notes: list[Located] = field(default_factory=list)
 
     def attempt(self, file: str, field: str, action: Callable[[], object]) -> bool:

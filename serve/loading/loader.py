@@ -62,17 +62,7 @@ AnyModel = Model | EnsembleModel
 
 
 class Target:
-    """The loaded versions of one target model: started on the event loop, closed on a thread, when no lease is left.
-
-    Attributes:
-        members: the other models of its archive, by the names that it calls them by.
-        forms: what it was loaded from; None where that is the models' files.
-        footprint: what it takes, without its members; of one in processes of its own, growth included.
-        at_load: that, when it was loaded.
-        grown: what the executions of it and its members took beyond that of the serving process and of GPUs.
-        closed: whether all of that was given back.
-        labels: output → the names of its classes, where there are any.
-    """
+    """The loaded versions of one target model: started on the event loop, closed on a thread, when no lease is left."""
 
     def __init__(
         self,
@@ -87,14 +77,16 @@ class Target:
         left: Callable[[], None] = memory.trim,
     ) -> None:
         self.name = name
-        self.labels = labels or {}
+        self.labels = labels or {}  # output → the names of its classes, where there are any
         self.versions = versions
-        self.members = members or {}
+        self.members = members or {}  # the other models of its archive, by the names that it calls them by
         self.latest = versions[max(versions)]
-        self.forms = forms
-        self.footprint = self.at_load = footprint or Footprint()
+        self.forms = forms  # what it was loaded from; None where that is the models' files
+        self.at_load = footprint or Footprint()
+        self.footprint = self.at_load  # what it takes, without members; of one in processes of its own, growth included
+        # what the executions of it and its members took beyond that of the serving process and of GPUs
         self.grown = Footprint()
-        self.closed = False
+        self.closed = False  # whether all of that was given back
         self._started = started
         self._left = left
 

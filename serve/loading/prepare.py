@@ -112,32 +112,23 @@ _OF_FILES = {Kind.INVALID_MODEL, Kind.UNSUPPORTED, Kind.INTERNAL}
 
 @dataclass(frozen=True, slots=True)
 class PreparedTarget:
-    """A model's files, found and understood, and where each of its lanes is to run.
+    """A model's files, found and understood, and where each of its lanes is to run."""
 
-    Attributes:
-        target: the name of the target model, also of a member.
-        brought: the environments of its versions.
-        forms: what it is loaded from; None where that is the model's files.
-        members: the other models of the archive.
-        hold: keeps the files on disk, where they were downloaded.
-        content: what it is loaded from, and as what: equal as long as none of that changes.
-    """
-
-    target: str
+    target: str  # the name of the target model, also of a member
     directory: ModelDirectory
     handler: type[Handler] | None  # None for an ensemble
     lanes: list[tuple[str, Device]]
     placement: Placement
-    brought: Brought
+    brought: Brought  # the environments of its versions
     identity: str
     on_disk: Footprint
     estimate: Footprint
     pinned: bool
-    forms: TargetForms | None = None
+    forms: TargetForms | None = None  # what it is loaded from; None where that is the model's files
     download_ns: int = 0
-    members: tuple[PreparedTarget, ...] = ()
-    hold: Hold | Gathering | None = None
-    content: object = None
+    members: tuple[PreparedTarget, ...] = ()  # the other models of the archive
+    hold: Hold | Gathering | None = None  # keeps the files on disk, where they were downloaded
+    content: object = None  # what it is loaded from, and as what: equal as long as none of that changes
 
     @property
     def equipped(self) -> bool:

@@ -1,9 +1,9 @@
 """What models in processes of their own take while they serve: given back where it is not needed, and counted.
 
 A model's process, and the memory that it shares with the serving one, grow with what it executes. So those in use are
-looked at every few seconds, and once more when they are idle: what no batch of late needed goes back to the system, and
-what is left is what the cache counts from then on. Who has been idle since costs nothing. Nothing here is on the way
-of a request: the looking is done on a thread of low priority, which passes by whoever executes. On the event loop.
+looked at every few seconds, and once more when they are idle: what no recent batch needed goes back to the system, and
+what is left is what the cache counts from then on. A model that has been idle since costs nothing. Nothing here is on
+the way of a request: the looking is done on a thread of low priority. On the event loop.
 
 Others leave for a process that grew. Where processes grow so fast that the budget may be passed before the next look,
 that comes within a second. Where two looks in a row find the budget passed all the same, the process that grew most
@@ -31,20 +31,15 @@ _NOTABLE = 1 << 20  # bytes that a model grows by before others leave for it
 
 
 class _Watched:
-    """A target in memory that has processes.
-
-    Attributes:
-        root: the target.
-        parts: itself and its members, as far as they live in processes.
-        idle: whether nobody used it since the last look.
-        rests: whether it was idle then too, and has given back all that it can: its process trims its heap behind one.
-        ousts: whether others may leave for what it grew by: a batch that is executed just then is no reason yet.
-        moves: whether what it takes is more than that of one batch, which executes since the last look.
-    """
+    """A target in memory that has processes."""
 
     def __init__(self, root: Target, parts: Sequence[Target]) -> None:
-        self.root = root
-        self.parts = parts
+        self.root = root  # the target
+        self.parts = parts  # itself and its members, as far as they live in processes
+        # whether it was idle then too, and has given back all that it can: its process trims its heap behind one
+        # whether it was not used since the last look
+        # whether others may leave for what it grew by: a batch that is executed just then is no reason yet
+        # whether what it takes is more than that of one batch, which executes since the last look
         self.idle = self.rests = self.ousts = self.moves = self._grew = self._trimmed = False
         self._executions = 0
         self._complete = True
@@ -95,14 +90,7 @@ class _Watched:
 
 
 class Upkeep:
-    """Looks after everybody in memory that has processes of its own.
-
-    Args:
-        cache: who is in memory.
-        loop: the event loop.
-        lower_priority: called on the thread that looks.
-        counted: told of targets that were looked at.
-    """
+    """Looks after all models in memory that have processes of their own; tells `counted` of those looked at."""
 
     def __init__(
         self,
@@ -125,14 +113,12 @@ class Upkeep:
         return f"<Upkeep of {len(self._watched)} models>"
 
     def watch(self, target: Target) -> None:
-        """A target begins to serve."""
         parts = [part for part in target.parts() if part.apart]
         if parts and not self.maintenance.closed:
             self._watched.append(_Watched(target, parts))
             self.maintenance.look_in(_SECONDS)
 
     async def close(self) -> None:
-        """Look at nobody any more."""
         await self.maintenance.close()
 
     def _rests(self) -> float | None:

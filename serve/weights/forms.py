@@ -37,11 +37,7 @@ _WORTH_PACKING = 1.05  # times quicker, at least
 
 
 class TargetForms:
-    """The forms of a target's versions, whose model files are `files`; `weights` is not PLAIN.
-
-    Attributes:
-        tier: what the loaded target does; PLAIN while any of its versions is not loaded from a form.
-    """
+    """The forms of a target's versions, whose model files are `files`; `weights` is not PLAIN."""
 
     def __init__(
         self,
@@ -51,6 +47,7 @@ class TargetForms:
         config: ModelConfig,
         files: Mapping[int, Path],
     ) -> None:
+        # what the loaded target does; PLAIN while any of its versions is not loaded from a form
         self.tier = Tier.PACKED if weights is Weights.PACKED else Tier.MAPPED
         self.weights = weights
         self._store = store

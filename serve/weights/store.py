@@ -57,20 +57,13 @@ _READABLE = 0o400  # a blob is not written to
 
 
 class Draft:
-    """A form that is being written: see `model_handlers.mapped.Draft`.
-
-    Attributes:
-        folder: the directory for what is needed meanwhile.
-        blobs: what the form shares: name → bytes.
-        sources: what was opened to be read.
-        added: bytes of blobs that were not there before.
-    """
+    """A form that is being written: see `model_handlers.mapped.Draft`."""
 
     def __init__(self, folder: Path, files: Path) -> None:
-        self.folder = folder
-        self.blobs: dict[str, int] = {}
-        self.sources: dict[Path, SourceFile] = {}
-        self.added = 0
+        self.folder = folder  # the directory for what is needed meanwhile
+        self.blobs: dict[str, int] = {}  # what the form shares: name → bytes
+        self.sources: dict[Path, SourceFile] = {}  # what was opened to be read
+        self.added = 0  # bytes of blobs that were not there before
         self._files = files
 
     def __repr__(self) -> str:
@@ -208,18 +201,13 @@ class Reference:
 
 
 class WeightStore:
-    """All forms of one directory.
-
-    Attributes:
-        handlers: those of this process that were loaded from a form.
-        taken: bytes of all files, as counted with the last sweep and written by us since.
-    """
+    """All forms of one directory."""
 
     def __init__(self, directory: Path, has_room: Callable[[int], bool] | None = None) -> None:
         self.directory = directory
-        self.taken = 0
+        self.taken = 0  # bytes of all files, as counted with the last sweep and written by us since
         self._has_room = has_room
-        self.handlers: WeakSet[MappedHandler] = WeakSet()
+        self.handlers: WeakSet[MappedHandler] = WeakSet()  # those of this process that were loaded from a form
         self._files, self._forms, self._refs = (directory / name for name in ("files", "forms", "refs"))
         self._whole: dict[str, FileIdentity] = {}  # file → what it was when it was what its checksum says
         self._is_open = False

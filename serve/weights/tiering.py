@@ -80,23 +80,15 @@ _SHORT = 0.9  # share of the budget from which on memory is short
 
 
 class _Watched:
-    """A part of a target, itself or a member, that serves from forms.
-
-    Attributes:
-        root: the target that is in memory.
-        target: the part.
-        heat: of all its versions together.
-        settled: whether its forms are as good as they get.
-        told: whether the log says that there is no memory to pack it.
-    """
+    """A part of a target, itself or a member, that serves from forms."""
 
     def __init__(self, root: Target, target: Target, forms: TargetForms) -> None:
-        self.root = root
-        self.target = target
+        self.root = root  # the target that is in memory
+        self.target = target  # the part
         self.forms = forms
-        self.heat = Heat(_busy_seconds(target))
-        self.settled = False
-        self.told = False
+        self.heat = Heat(_busy_seconds(target))  # of all its versions together
+        self.settled = False  # whether its forms are as good as they get
+        self.told = False  # whether the log says that there is no memory to pack it
         self._executions = 0
 
     def take_heat(self) -> None:
