@@ -402,8 +402,8 @@ T = TypeVar("T")
 class _Slot:
     """A request's at its step; kept while `followers` of it wait for theirs."""
 
-    def __init__(self, turnstile: InflightLimiter) -> None:
-        self.turnstile = turnstile
+    def __init__(self, limiter: InflightLimiter) -> None:
+        self.limiter = limiter
         self.followers = 0
         self.is_over = False
 
@@ -413,7 +413,7 @@ class _Slot:
 
     def give_up_if_unused(self) -> None:
         if self.is_over and not self.followers:
-            self.turnstile.leave()
+            self.limiter.leave()
 
 
 class InflightLimiters:

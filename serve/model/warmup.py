@@ -133,10 +133,10 @@ class Warmup:
                         raise _failed(sample.name, f"model '{self._config.name}' instance {instance}", error) from error
 
     def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> list[InferenceRequest]:
-        answers, unbegun = _Answers(), []
-        execution = execute_batch(handler, self._signature, batch, answers.post)
+        endings, unbegun = _Endings(), []
+        execution = execute_batch(handler, self._signature, batch, endings.post)
         for request, result in zip(batch, execution.results, strict=True):
-            error = answers.wait_for(request) if result is None else result
+            error = endings.wait_for(request) if result is None else result
             if isinstance(error, NotBegunError):
                 unbegun.append(request)
             elif isinstance(error, MmeError):
@@ -188,7 +188,7 @@ def _of_sequences(config: ModelConfig, directory: Path) -> Iterator[tuple[str, D
         yield state.input_name, state.data_type, first[state.input_name]
 
 
-class _Answers:
+class _Endings:
     """What a model answers unasked: only its end is of interest, and whether it is an error."""
 
     def __init__(self) -> None:
