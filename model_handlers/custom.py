@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
 from model_handlers.config.validate import normalise
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import invalid_model, unsupported
 from model_handlers.python.author_code import ImportedFile, check_syntax, free_name, version_directory, wanted
 from model_handlers.registry import HANDLER_FILE
 
@@ -51,10 +51,7 @@ class FileHandler(Handler):
         """
         check_syntax(config.name, version_directory(config, model_file) / HANDLER_FILE)
         if not (config.inputs and config.outputs):
-            raise MmeError(
-                Kind.UNSUPPORTED,
-                f"model '{config.name}' is completed by its own {HANDLER_FILE}, which only a load runs",
-            )
+            raise unsupported(f"model '{config.name}' is completed by its own {HANDLER_FILE}, which only a load runs")
         return normalise(config)
 
     @classmethod

@@ -114,6 +114,16 @@ def invalid_model(message: str) -> MmeError:
     return MmeError(Kind.INVALID_MODEL, message)
 
 
+def unsupported(message: str) -> MmeError:
+    """What is asked for is not offered here."""
+    return MmeError(Kind.UNSUPPORTED, message)
+
+
+def unavailable(message: str) -> MmeError:
+    """Not now: what it needs is not there, and may be another time."""
+    return MmeError(Kind.UNAVAILABLE, message)
+
+
 def out_of_memory(message: str) -> MmeError:
     """Memory does not suffice. SageMaker evicts other models when it sees this: raise it for nothing else."""
     return MmeError(Kind.OUT_OF_MEMORY, message)

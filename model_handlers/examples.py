@@ -15,7 +15,7 @@ import numpy as np
 from model_handlers.base import Handler
 from model_handlers.config.model_config import integer, number, warn_of_unknown
 from model_handlers.config.validate import normalise
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model, unavailable, unsupported
 from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BYTES
@@ -82,7 +82,7 @@ class StreamingHandler(FilelessHandler):
         answers: list[ModelResponse | MmeError | None] = []
         for request in requests:
             if request.responder is None:
-                answers.append(MmeError(Kind.UNSUPPORTED, f"model '{self.config.name}' answers streams alone"))
+                answers.append(unsupported(f"model '{self.config.name}' answers streams alone"))
                 continue
             self._begin(request, request.responder)
             answers.append(None)
@@ -112,7 +112,7 @@ class StreamingHandler(FilelessHandler):
         thread.start()
 
     def _answer(self, request: ModelRequest, responder: Responder) -> None:
-        gone = MmeError(Kind.UNAVAILABLE, f"model '{self.config.name}' was unloaded")
+        gone = unavailable(f"model '{self.config.name}' was unloaded")
         last: MmeError | None = None
 
         def send(response: ModelResponse) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from model_handlers.base import Handler
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import choice, integer, switch, warn_of_unknown
-from model_handlers.errors import OPENVINO, Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.errors import OPENVINO, MmeError, invalid_argument, invalid_model, unavailable, unsupported
 from model_handlers.system.importing import import_without
 from model_handlers.system.threads import default_threads, prove_room
 from model_handlers.tensor import BY_NAME, BYTES, DataType
@@ -50,8 +50,8 @@ def openvino() -> Any:
         # With it importing OpenVINO reports to its maker, and leaves files in the home directory.
         return import_without("openvino", "openvino_telemetry")
     except ImportError as error:
-        raise MmeError(
-            Kind.UNSUPPORTED, "this model needs OpenVINO, which is not installed; run `pip install 'mme[openvino]'`"
+        raise unsupported(
+            "this model needs OpenVINO, which is not installed; run `pip install 'mme[openvino]'`"
         ) from error
 
 
@@ -145,10 +145,9 @@ def device_name(config: ModelConfig, available: Sequence[str]) -> str:
     """OpenVINO's name for the device: the CPU, unless the configuration names one that is there."""
     name = config.parameters.get(DEVICE, "CPU").strip()
     if name not in (*available, _AUTO):
-        raise MmeError(
-            Kind.UNAVAILABLE,
+        raise unavailable(
             f"model '{config.name}': parameter '{DEVICE}' is '{name}', but the devices that OpenVINO finds here are "
-            f"{', '.join(available)}",
+            f"{', '.join(available)}"
         )
     return name
 
@@ -157,10 +156,9 @@ def properties(config: ModelConfig, threads: int) -> dict[str, object]:
     """What the model is compiled with, to compute on `threads` threads unless the configuration says more."""
     warn_of_unknown(config, _PARAMETERS, "OpenVINO's models", "mme.openvino", _HARMLESS)
     if config.parameters.get("CPU_EXTENSION_PATH"):
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             f"model '{config.name}': parameter 'CPU_EXTENSION_PATH' is not honoured: libraries of custom operations "
-            "are not loaded",
+            "are not loaded"
         )
     streams = _streams(config)
     of_all = integer(config, "INFERENCE_NUM_THREADS", 0, range(1025))
@@ -274,10 +272,9 @@ def name_of(port: Any, config: ModelConfig) -> str:
 def _graph_tensor(port: Any, config: ModelConfig, batch: int) -> SignatureTensor:
     name, type_name = name_of(port, config), port.element_type.get_type_name()
     if type_name not in _TYPES:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             f"model '{config.name}': tensor '{name}' has OpenVINO's type {type_name}, which can't be sent over the "
-            "protocol; convert the model with inputs and outputs of another type",
+            "protocol; convert the model with inputs and outputs of another type"
         )
     data_type: DataType = BY_NAME[_TYPES[type_name]]
     shape = _dimensions(port)

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Handler
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import invalid_model, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,17 +66,9 @@ class Backend:
 # In the order in which Triton tries to recognise a model by its file.
 BACKENDS = (
     Backend(
-        "tensorflow",
-        ("tensorflow_savedmodel",),
-        "model.savedmodel",
-        "model_handlers.tensorflow:SavedModelHandler",
+        "tensorflow", ("tensorflow_savedmodel",), "model.savedmodel", "model_handlers.tensorflow:SavedModelHandler"
     ),
-    Backend(
-        "tensorflow",
-        ("tensorflow_graphdef",),
-        "model.graphdef",
-        "model_handlers.tensorflow:GraphdefHandler",
-    ),
+    Backend("tensorflow", ("tensorflow_graphdef",), "model.graphdef", "model_handlers.tensorflow:GraphdefHandler"),
     Backend("tensorrt", ("tensorrt_plan",), "model.plan", "model_handlers.tensorrt:TensorrtHandler"),
     Backend("onnxruntime", ("onnxruntime_onnx",), "model.onnx", "model_handlers.onnx:OnnxHandler"),
     Backend("openvino", (), "model.xml", "model_handlers.openvino:OpenvinoHandler"),
@@ -234,9 +226,9 @@ def registered_handler(value: str, backend: str, package: str) -> type[Handler]:
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # the package may raise anything
-        raise MmeError(Kind.UNSUPPORTED, f"{subject} can't be imported: {type(error).__name__}: {error}") from error
+        raise unsupported(f"{subject} can't be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Handler)):
-        raise MmeError(Kind.UNSUPPORTED, f"{subject} is no subclass of model_handlers.base.Handler")
+        raise unsupported(f"{subject} is no subclass of model_handlers.base.Handler")
     return found
 
 

@@ -21,7 +21,7 @@ from google.protobuf import json_format, text_format
 from model_handlers.config.bounds import MAX_CONFIG_SIZE, excesses
 from model_handlers.config.convert import OPTIMIZATION, config_from, config_json, said_by, with_named
 from model_handlers.config.validate import normalise
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.errors import MmeError, invalid_argument, invalid_model, unsupported
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.tensor import BY_NUMBER, FP32, INT32
 
@@ -133,10 +133,9 @@ def field_error(path: str, field: FieldDescriptor, value: Any, rule: Rule, model
 
 def refusal(path: str, reason: str, model: str) -> MmeError:
     """The error that refuses a field or its value."""
-    return MmeError(
-        Kind.UNSUPPORTED,
+    return unsupported(
         f"model '{model}': config.pbtxt field '{path}' is not honoured ({reason}); "
-        "remove it or serve the model elsewhere",
+        "remove it or serve the model elsewhere"
     )
 
 

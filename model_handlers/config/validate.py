@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.config.bounds import INT32_MAX, MAX_INSTANCES, MAX_ITEMS, too_large, too_many
 from model_handlers.config.model_config import DEFAULT_IDLE_US, ControlKind, InstanceKind, OldestStrategy, TimeoutAction
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import MmeError, invalid_model, unsupported
 from model_handlers.tensor import BYTES, INT32, INT64, MAX_DIMS, MAX_ELEMENTS, UINT32, UINT64, TensorFormat
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _accelerators(config: ModelConfig) -> Broken:
     spared = ("tensorrt", "auto_mixed_precision", "gpu_io") if config.backend == "tensorflow" else ()
     asked = [*config.cpu_accelerators, *(each for each in config.gpu_accelerators if each.name not in spared)]
     if asked and config.backend not in {"", "onnxruntime"}:
-        yield _unsupported(
+        yield unsupported(
             f"model '{config.name}': config.pbtxt field 'optimization.execution_accelerators' is not honoured for "
             f"backend '{config.backend}', only for 'onnxruntime': remove it"
         )
@@ -162,14 +162,10 @@ def _runtime(config: ModelConfig) -> Broken:
 
 def _batch_strategy(config: ModelConfig) -> Broken:
     if _BATCH_STRATEGY in config.parameters:
-        yield _unsupported(
+        yield unsupported(
             f"model '{config.name}': parameter '{_BATCH_STRATEGY}' is not honoured (how requests are batched is told "
             "by dynamic_batching alone, not by a library); remove it or serve the model elsewhere"
         )
-
-
-def _unsupported(sentence: str) -> MmeError:
-    return MmeError(Kind.UNSUPPORTED, sentence)
 
 
 def _tag(tag: str, config: ModelConfig) -> Broken:

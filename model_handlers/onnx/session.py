@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.config.model_config import integer, warn_of_unknown
-from model_handlers.errors import ONNX_RUNTIME, Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import ONNX_RUNTIME, Kind, MmeError, invalid_model, out_of_memory, unavailable, unsupported
 from model_handlers.system.threads import processors, prove_room, take_threads
 from model_handlers.tensor import BY_NAME
 from model_handlers.tensorrt.engine import tensorrt
@@ -51,10 +51,9 @@ def onnx_runtime() -> Any:
     try:
         import onnxruntime  # noqa: PLC0415 - optional: only a machine that serves ONNX models has it
     except ImportError as error:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             "ONNX models need ONNX Runtime, which is not installed; run `pip install onnxruntime` "
-            "(or `onnxruntime-gpu[cuda,cudnn]` on a machine with a GPU, never both)",
+            "(or `onnxruntime-gpu[cuda,cudnn]` on a machine with a GPU, never both)"
         ) from error
     # Fatal ones only: errors come as exceptions, warnings fill CloudWatch, and either would be lines that are no JSON.
     onnxruntime.set_default_logger_severity(FATAL)
@@ -109,10 +108,9 @@ def session_failure(error: Exception, model: str, *, others: bool, limited: bool
         return failure
     words = _words(error)
     found = _CUDA_FAILURE.search(words)
-    return MmeError(
-        Kind.UNAVAILABLE,
+    return unavailable(
         f"ONNX Runtime can't start a provider for model '{model}' ({found[0] if found else words}); check its options, "
-        "and that the driver, CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu",
+        "and that the driver, CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu"
     )
 
 
@@ -289,10 +287,9 @@ def check_available(wanted: Sequence[Provider], available: Sequence[str], model:
     """Refuse a provider that the installed ONNX Runtime was built without. Raises UNAVAILABLE, naming it."""
     for name, _ in wanted:
         if name not in available:
-            raise MmeError(
-                Kind.UNAVAILABLE,
+            raise unavailable(
                 f"model '{model}' asks for ONNX Runtime's {name}, which the installed build does not have (it has "
-                f"{', '.join(available)}); {_ADVICE.get(name, 'install onnxruntime-gpu')}",
+                f"{', '.join(available)}); {_ADVICE.get(name, 'install onnxruntime-gpu')}"
             )
 
 
@@ -306,10 +303,9 @@ def check_providers(
     missing = next((name for name, _ in wanted if name not in got), "")
     if missing:
         reason = f" ({found})" if (found := why(missing)) else ""
-        raise MmeError(
-            Kind.UNAVAILABLE,
+        raise unavailable(
             f"model '{model}' was to run on {device}, but ONNX Runtime's {missing} did not start{reason}; check that "
-            "the driver, CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu",
+            "the driver, CUDA, cuDNN and, for TensorRT, its version fit the installed onnxruntime-gpu"
         )
 
 
@@ -427,10 +423,9 @@ def firsts(session: Any) -> dict[str, str]:
 def _graph_tensor(node: Any, model: str) -> SignatureTensor:
     type_name = _TYPES.get(node.type)
     if type_name is None:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             f"model '{model}': tensor '{node.name}' has ONNX type {node.type}, which can't be sent over the protocol; "
-            "export the model with plain tensors (with skl2onnx: zipmap=False)",
+            "export the model with plain tensors (with skl2onnx: zipmap=False)"
         )
     shape = tuple(dim if isinstance(dim, int) and dim > 0 else -1 for dim in node.shape)
     return (node.name, BY_NAME[type_name], shape)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import Handler, Placement
 from model_handlers.config.validate import normalise
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import MmeError, unsupported
 from model_handlers.model_calls import offered
 from model_handlers.python.author_code import ModelFile, check_class, check_syntax, wanted
 from model_handlers.python.host import Host
@@ -68,9 +68,8 @@ class PythonHandler(Handler):
         named = bool(config.inputs) + bool(config.outputs)  # a model may do without either
         completes = named < 2 and b"auto_complete_config" in file.path.read_bytes()
         if named == 0 or completes or config.named_inputs or config.named_outputs:
-            raise MmeError(
-                Kind.UNSUPPORTED,
-                f"model '{config.name}' names its inputs and outputs in auto_complete_config, which only a load runs",
+            raise unsupported(
+                f"model '{config.name}' names its inputs and outputs in auto_complete_config, which only a load runs"
             )
         return normalise(config)
 

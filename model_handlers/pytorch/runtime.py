@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import PYTORCH, Kind, MmeError, invalid_argument
+from model_handlers.errors import PYTORCH, Kind, MmeError, invalid_argument, unavailable, unsupported
 from model_handlers.system.devices import lost_process
 from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, DataType
 
@@ -99,8 +99,8 @@ def pytorch() -> Any:
     try:
         import torch  # noqa: PLC0415 - optional, and a second of import
     except ImportError as error:
-        raise MmeError(
-            Kind.UNSUPPORTED, "PyTorch models need PyTorch, which is not installed; run `pip install 'mme[torch]'`"
+        raise unsupported(
+            "PyTorch models need PyTorch, which is not installed; run `pip install 'mme[torch]'`"
         ) from error
     # Inputs lie in memory that numpy may not write to. Models that write into their inputs write into their own copy
     # of a request, which is not read again.
@@ -135,7 +135,7 @@ def cuda_device(index: int, model: str) -> Any:
 
 def _no_gpu(index: int, model: str, reason: str) -> MmeError:
     sentence = f"model '{model}' was to run on gpu:{index}, but PyTorch can't use that GPU ({reason})"
-    return MmeError(Kind.UNAVAILABLE, f"{sentence}; check that the driver fits the installed torch")
+    return unavailable(f"{sentence}; check that the driver fits the installed torch")
 
 
 def on_device(device: Any) -> AbstractContextManager[Any]:

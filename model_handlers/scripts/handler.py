@@ -54,11 +54,9 @@ class ScriptHandler(Handler):
         file = ScriptFile(config, model_file)
         if file.path.parent == FOLDER:
             return preload.preload_for(file.path, (file.model_directory,), _IMPORTS[file.path.name])
-        handles = (
-            default_script(file.model_directory) == SAVED_MODEL
-        )  # which are loaded for a script without a model_fn
-        places = (file.path.parent, file.model_directory)
-        return preload.preload_for(file.path, places, preload.SAVED_MODEL if handles else "")
+        # SavedModels are loaded for a script without a model_fn
+        imports = preload.SAVED_MODEL if default_script(file.model_directory) == SAVED_MODEL else ""
+        return preload.preload_for(file.path, (file.path.parent, file.model_directory), imports)
 
     @classmethod
     def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:

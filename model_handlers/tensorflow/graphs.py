@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.config.autocomplete import given_to
 from model_handlers.config.model_config import all_outputs, integer, warn_of_unknown, warn_once
-from model_handlers.errors import TENSORFLOW, Kind, MmeError, invalid_model
+from model_handlers.errors import TENSORFLOW, MmeError, invalid_model, unavailable, unsupported
 from model_handlers.system.importing import import_without
 from model_handlers.system.threads import processors
 from model_handlers.tensor import BY_DTYPE_NAME, BYTES, FP16, TensorSpec
@@ -60,10 +60,9 @@ def tensorflow() -> Any:
         # Keras is half of the import's time and memory, and writes into the home directory; models need none of it.
         tf = import_without("tensorflow", "keras")
     except ImportError as error:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             "TensorFlow's models need TensorFlow, which is not installed; run `pip install 'mme[tensorflow]'`, or "
-            "`pip install 'mme[openvino]'`, which reads most of them",
+            "`pip install 'mme[openvino]'`, which reads most of them"
         ) from error
     finally:
         if home is None:
@@ -125,10 +124,9 @@ def check(config: ModelConfig) -> None:
         sentence = f"gpu_execution_accelerator {names} changes nothing: TensorFlow computes by itself here"
         warn_once("mme.tensorflow", sentence, config.name)
     if _INIT in config.parameters:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             f"model '{config.name}': parameter '{_INIT}' is not honoured: freeze the graph, so that nothing is to be "
-            "initialised, or export it as a SavedModel",
+            "initialised, or export it as a SavedModel"
         )
 
 
@@ -151,10 +149,9 @@ def session_config(tf: Any, config: ModelConfig, device: Device) -> Any:
 
 def _check_seen(tf: Any, device: Device) -> None:
     if device.index >= len(tf.config.list_physical_devices("GPU")):
-        raise MmeError(
-            Kind.UNAVAILABLE,
+        raise unavailable(
             f"a model was to run on {device}, but TensorFlow does not see that GPU; check that the driver, CUDA and "
-            "cuDNN fit it",
+            "cuDNN fit it"
         )
 
 
@@ -365,10 +362,9 @@ def _tensor(
 ) -> SignatureTensor:
     # The shape of one whose rank is unknown is what the configuration says.
     if type_name not in _TYPES:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             f"model '{config.name}': tensor '{name}' has TensorFlow's type {type_name}, which can't be sent over the "
-            "protocol; export the model with another type",
+            "protocol; export the model with another type"
         )
     if dims is None:
         spec = config.input(name) or config.output(name)

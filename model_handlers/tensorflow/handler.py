@@ -15,7 +15,7 @@ import numpy as np
 from model_handlers.base import Handler, Placement
 from model_handlers.config.autocomplete import complete, given_to
 from model_handlers.config.model_config import all_outputs
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, unsupported
 from model_handlers.openvino import OpenvinoHandler
 from model_handlers.system.importing import is_installed
 from model_handlers.tensor import BF16, BYTES
@@ -163,10 +163,9 @@ def _by_openvino(config: ModelConfig) -> bool:
     if is_installed("tensorflow") or not is_installed("openvino"):
         return False
     if signature_key(config) != DEFAULT_SIGNATURE:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             f"model '{config.name}': parameter '{SIGNATURE}' needs TensorFlow, which is not installed (OpenVINO reads "
-            f"'{DEFAULT_SIGNATURE}' alone); run `pip install 'mme[tensorflow]'`",
+            f"'{DEFAULT_SIGNATURE}' alone); run `pip install 'mme[tensorflow]'`"
         )
     return True
 

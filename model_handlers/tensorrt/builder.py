@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.errors import invalid_argument, invalid_model, unsupported
 from model_handlers.system.disk import replacing
 from model_handlers.tensorrt.engine import installed, last_words, make_logger, require_driver, tensorrt
 
@@ -101,7 +101,7 @@ def build(model: Path, plan: Path, options: BuildOptions, progress: Progress) ->
     framework = tensorrt(options.builder)
     rtx = "rtx" in installed(options.builder)
     if not hasattr(framework, "Builder"):
-        raise MmeError(Kind.UNSUPPORTED, f"{framework.__name__} runs engines and can't build them: install tensorrt")
+        raise unsupported(f"{framework.__name__} runs engines and can't build them: install tensorrt")
     if not rtx:
         require_driver(model.name)
     logger = make_logger(framework)
@@ -136,10 +136,9 @@ def _source(framework: Any, model: Path, options: BuildOptions) -> bytes | None:
         import onnx  # noqa: PLC0415 - for this alone
         from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: PLC0415
     except ImportError as error:
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             f"--fp16 with TensorRT {framework.__version__} converts the model first, which needs {error.name}: run "
-            "`pip install onnx onnxruntime`",
+            "`pip install onnx onnxruntime`"
         ) from error
     converted: bytes = convert_float_to_float16(onnx.load(str(model)), keep_io_types=True).SerializeToString()
     return converted

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model, out_of_memory
+from model_handlers.errors import (
+    Kind,
+    MmeError,
+    invalid_argument,
+    invalid_model,
+    out_of_memory,
+    unavailable,
+    unsupported,
+)
 from model_handlers.tensor import BY_NAME, DataType
 
 if TYPE_CHECKING:
@@ -52,11 +60,11 @@ def tensorrt(builder: str = "") -> Any:
         how = "run `pip install 'mme[tensorrt]'`, with NVIDIA's package index where PyPI's has no libraries for it"
         if builder == "TensorRT-RTX":
             how = "run `pip install 'mme[tensorrt-rtx]'`"
-        raise MmeError(Kind.UNSUPPORTED, f"{wanted} is needed for engines and not installed; {how}")
+        raise unsupported(f"{wanted} is needed for engines and not installed; {how}")
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MmeError(Kind.UNSUPPORTED, f"{wanted} is installed as {name}, but can't be loaded: {error}") from error
+        raise unsupported(f"{wanted} is installed as {name}, but can't be loaded: {error}") from error
 
 
 def require_driver(model: str) -> None:
@@ -70,7 +78,7 @@ def require_driver(model: str) -> None:
 
 
 def _no_gpu(model: str, reason: str) -> MmeError:
-    return MmeError(Kind.UNAVAILABLE, f"model '{model}' is an engine of TensorRT, which needs a GPU, but {reason}")
+    return unavailable(f"model '{model}' is an engine of TensorRT, which needs a GPU, but {reason}")
 
 
 def make_logger(framework: Any) -> Any:
@@ -106,10 +114,7 @@ def cuda() -> Any:
             return importlib.import_module(name)
         except ImportError:
             continue
-    raise MmeError(
-        Kind.UNSUPPORTED,
-        "engines of TensorRT need cuda-python, which is not installed; run `pip install 'mme[tensorrt]'`",
-    )
+    raise unsupported("engines of TensorRT need cuda-python, which is not installed; run `pip install 'mme[tensorrt]'`")
 
 
 def call(function: str, *arguments: Any) -> Any:
@@ -334,7 +339,7 @@ class Engine:
         except TypeError as error:  # of the bindings, since there is none
             words = last_words(self._logger.said)
             sentence = f"model '{model}' was to run on gpu:{device}, but {header.builder} can't begin there ({words})"
-            raise MmeError(Kind.UNAVAILABLE, f"{sentence}; check that the driver fits it") from error
+            raise unavailable(f"{sentence}; check that the driver fits it") from error
         if compatible:
             self._runtime.engine_host_code_allowed = True
         plan = path.read_bytes()
@@ -363,10 +368,9 @@ class Engine:
     def _tensor(self, name: str) -> EngineTensor:
         type_name = self._engine.get_tensor_dtype(name).name
         if type_name not in _TYPES:
-            raise MmeError(
-                Kind.UNSUPPORTED,
+            raise unsupported(
                 f"model '{self.model}': tensor '{name}' has TensorRT's type {type_name}, which can't be sent over the "
-                "protocol; build the engine with inputs and outputs of another type",
+                "protocol; build the engine with inputs and outputs of another type"
             )
         on_host = self._engine.get_tensor_location(name) == self._framework.TensorLocation.HOST
         return EngineTensor(name, BY_NAME[_TYPES[type_name]], tuple(self._engine.get_tensor_shape(name)), on_host)
@@ -494,10 +498,9 @@ class Context:
     def _expect(self, name: str) -> tuple[int, ...]:
         tensor, shape = self._engine.outputs[name], tuple(self._context.get_tensor_shape(name))
         if any(dim < 0 for dim in shape):
-            raise MmeError(
-                Kind.UNSUPPORTED,
+            raise unsupported(
                 f"model '{self._engine.model}': the shape of output '{name}' depends on the values of inputs; build "
-                "the engine so that it has a largest size, and pads",
+                "the engine so that it has a largest size, and pads"
             )
         size = math.prod(shape) * tensor.data_type.itemsize
         memory = self._on_host[name] if tensor.on_host else self._on_device[name]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from model_handlers.base import Handler
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import DynamicBatching, Guess, InstanceKind, choice, switch, warn_of_unknown
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import MmeError, unavailable, unsupported
 from model_handlers.system.devices import lost
 from model_handlers.tensorrt.engine import (
     Engine,
@@ -71,10 +71,9 @@ class TensorrtHandler(Handler):
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Never from the file alone: only the GPU that it was built for can read an engine."""
-        raise MmeError(
-            Kind.UNSUPPORTED,
+        raise unsupported(
             f"the engine of model '{config.name}' was built by {read_header(config.name, model_file)} and is read by "
-            "the GPU that it was built for",
+            "the GPU that it was built for"
         )
 
     @classmethod
@@ -86,10 +85,9 @@ class TensorrtHandler(Handler):
         tensorrt(read_header(config.name, model_file).builder)
         require_driver(config.name)
         if device.kind != "gpu":
-            raise MmeError(
-                Kind.UNAVAILABLE,
+            raise unavailable(
                 f"model '{config.name}' is an engine of TensorRT, which runs on a GPU, but its instances are to run on "
-                "the CPU; give them kind KIND_GPU",
+                "the CPU; give them kind KIND_GPU"
             )
         try:
             engine = Engine(config.name, model_file, device.index, compatible=compatible, strategy=strategy)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from model_handlers.config.model_config import choice, integer, switch
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import MmeError, invalid_model, out_of_memory, unsupported
 from model_handlers.system.importing import import_without, is_installed
 from model_handlers.system.threads import Threads, default_threads, take_threads
 from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
@@ -142,13 +142,12 @@ def imported(name: str) -> Any:
             # For wrappers in scikit-learn's style they would import all of that: 65 MiB and seconds.
             module = import_without(name, "sklearn")
     except ImportError as error:
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"this model of trees needs {name}, which is not installed; run `pip install 'mme[trees]'`",
+        raise unsupported(
+            f"this model of trees needs {name}, which is not installed; run `pip install 'mme[trees]'`"
         ) from error
     except OSError as error:  # LightGBM wants libgomp.so.1, which slim images leave out
-        raise MmeError(
-            Kind.UNSUPPORTED, f"this model of trees needs {name}, which can't be imported ({error}); install that, too"
+        raise unsupported(
+            f"this model of trees needs {name}, which can't be imported ({error}); install that, too"
         ) from error
     if name == "lightgbm":  # it would write to standard output, where lines are JSON
         module.register_logger(logging.getLogger("mme.lightgbm"))
