@@ -35,6 +35,7 @@ from serve.loading import verify
 from serve.loading.loader import ModelLoader
 from serve.loading.measuring import HeapTrim
 from serve.loading.meter import Meter
+from serve.loading.prepare import Preparer
 from serve.loading.upkeep import Upkeep
 from serve.loading.verify import BatchVerdicts, Proofs
 from serve.model.dispatch import LoopPoller
@@ -130,27 +131,30 @@ class Engine:
 
     def _loader(self, known: Footprints) -> ModelLoader:
         options = self.options
-        return ModelLoader(
-            self._loop,
-            self.stats,
-            footprints=known,
-            proofs=Proofs(StateFile(options.cache_directory / "proofs.json", verify.PROOFS_FORM)),
-            verdicts=self._batch_verdicts(),
-            inline_ns=options.inline_ns,
+        preparer = Preparer(
+            known,
             require_gpu=options.require_gpu,
-            outside=functools.partial(ModelCalls, self, self._loop, WaitGraph()),
             scripts=self._script.scripts,
-            retry=OomRetry(self._relieve) if options.evicts else None,
             environments=Environments(options.cache_directory / "environments"),
             store=self._store,
             weights=options.weights,
+            host=options.budget.host,
+        )
+        return ModelLoader(
+            self._loop,
+            self.stats,
+            preparer,
+            proofs=Proofs(StateFile(options.cache_directory / "proofs.json", verify.PROOFS_FORM)),
+            verdicts=self._batch_verdicts(),
+            inline_ns=options.inline_ns,
+            outside=functools.partial(ModelCalls, self, self._loop, WaitGraph()),
+            retry=OomRetry(self._relieve) if options.evicts else None,
             responses=self.responses,
             latencies=options.latencies,
             limits=ResourcePool(self._loop, options.resources),
             poll=self.poll,
             started=self._begins_to_serve,
             under_way=options.under_way,
-            host=options.budget.host,
             larger=self._executes_more,
             threads=ThreadBudget(options.framework_threads) if options.framework_threads else None,
             instances=self._instances,

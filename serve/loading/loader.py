@@ -19,9 +19,7 @@ from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import NEVER, within
 from model_handlers.worker.load_watch import LoadQuota, ReservationExceededError, allowed, allowing
-from serve.cache.footprints import Footprints
-from serve.control import DEFAULT_LATENCIES, Weights
-from serve.loading.measuring import Scales
+from serve.control import DEFAULT_LATENCIES
 from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
 from serve.loading.verify import BatchVerdicts, Proofs
 from serve.model.dispatch import DispatchQueue
@@ -31,7 +29,6 @@ from serve.model.model import Model
 from serve.model.rate_limiter import ResourcePool
 from serve.model.warmup import Warmup, ensemble_labels, initial_states, read_labels
 from serve.sources.repository import ModelDirectory, made_of_parts
-from serve.sources.scripts import Scripts
 from serve.statistics import new_stats
 from serve.threads import UnderWay
 
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.cache import Environments
     from model_handlers.system.threads import CancelToken, ThreadBudget
     from serve.control import Latencies
     from serve.loading.measuring import Others
@@ -55,7 +51,6 @@ if TYPE_CHECKING:
     from serve.statistics import ModelStats
     from serve.threads import ThreadPool
     from serve.weights.forms import TargetForms
-    from serve.weights.store import WeightStore
 
 
 AnyModel = Model | EnsembleModel
@@ -167,7 +162,7 @@ class Target:
 
 
 class ModelLoader:
-    """Loads what a `Preparer` of its own has prepared; see there, and `Model`, for most arguments. On load threads.
+    """Loads what a `Preparer` has prepared; for most arguments see `Model`. On load threads.
 
     `stats` are counters by name and version that outlive a model's stay in memory. `outside` tells by a target's name
     what its models may ask of the server. `started` is told on the event loop of every target that begins to serve,
@@ -179,45 +174,30 @@ class ModelLoader:
         self,
         loop: asyncio.AbstractEventLoop,
         stats: dict[tuple[str, int], ModelStats],
+        preparer: Preparer | None = None,
         *,
-        footprints: Footprints | None = None,
         proofs: Proofs | None = None,
         verdicts: BatchVerdicts | None = None,
         inline_ns: int = 0,
-        require_gpu: bool = False,
         outside: Callable[[str], ModelCalls] | None = None,
         retry: RetryRequest | None = None,
-        scripts: Callable[[], Scripts] = Scripts,
-        environments: Environments | None = None,
-        store: WeightStore | None = None,
-        weights: Weights = Weights.AUTO,
         responses: ResponseCache | None = None,
         latencies: Latencies = DEFAULT_LATENCIES,
         limits: ResourcePool | None = None,
         poll: LoopPoller | None = None,
         started: Callable[[Target], None] | None = None,
         under_way: UnderWay | None = None,
-        host: int = 0,
         larger: Callable[[], None] | None = None,
         threads: ThreadBudget | None = None,
         instances: ThreadPool | None = None,
         left: Callable[[], None] = memory.trim,
     ) -> None:
-        self.scales = Scales()
+        preparer = preparer or Preparer()
+        self.prepare, self.equip = preparer.prepare, preparer.equip
+        self.scales = preparer.scales
+        self._footprints = preparer.footprints
         self._loop = loop
         self._stats = stats
-        self._footprints = footprints = footprints or Footprints()
-        preparer = Preparer(
-            footprints,
-            require_gpu=require_gpu,
-            scripts=scripts,
-            environments=environments,
-            store=store,
-            weights=weights,
-            scales=self.scales,
-            host=host,
-        )
-        self.prepare, self.equip = preparer.prepare, preparer.equip  # of the protocol `Loader`
         self._proofs = proofs or Proofs()
         self._verdicts = verdicts or BatchVerdicts()
         self._inline_ns = inline_ns

@@ -23,8 +23,10 @@ from model_handlers.registry import find_backend, handler_for
 from model_handlers.system import devices
 from model_handlers.worker.parameters import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT, Deadlines, placement_of
 from model_handlers.worker.start import start_isolated
+from serve.cache.footprints import Footprints
 from serve.control import WEIGHTS, Weights, weights_of
 from serve.loading.environments import Brought, look, make
+from serve.loading.measuring import Scales
 from serve.model.ensemble_plan import check_circle
 from serve.model.warmup import warm_up
 from serve.sources.catalog import print_of
@@ -32,6 +34,7 @@ from serve.sources.layout import ENTRY
 from serve.sources.override import digest_of
 from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
 from serve.sources.s3_repository import Gathering
+from serve.sources.scripts import Scripts
 from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
 from serve.weights.forms import TargetForms
 
@@ -43,11 +46,8 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
     from model_handlers.system.threads import CancelToken
-    from serve.cache.footprints import Footprints
-    from serve.loading.measuring import Scales
     from serve.sources.disk_budget import Hold
     from serve.sources.override import OverrideFolder
-    from serve.sources.scripts import Scripts
     from serve.weights.store import WeightStore
 
 
@@ -218,31 +218,26 @@ def _steps(model: PreparedTarget) -> list[str]:
 
 
 class Preparer:
-    """Fetches and opens, on load threads.
-
-    With `require_gpu` KIND_GPU without a GPU is an error. `environments` may be None where no model brings any, `store`
-    for no forms at all. All models together may take `host` bytes, 0 for no bound.
-    """
+    """Fetches and opens, on load threads."""
 
     def __init__(
         self,
-        footprints: Footprints,
+        footprints: Footprints | None = None,
         *,
-        require_gpu: bool,
-        scripts: Callable[[], Scripts],
-        environments: Environments | None,
-        store: WeightStore | None,
-        weights: Weights,
-        scales: Scales,
-        host: int,
+        require_gpu: bool = False,  # whether KIND_GPU without a GPU is an error
+        scripts: Callable[[], Scripts] = Scripts,
+        environments: Environments | None = None,  # None where no model brings any
+        store: WeightStore | None = None,  # None for no forms at all
+        weights: Weights = Weights.AUTO,
+        host: int = 0,  # bytes of the host that all models together may take; 0 for no bound
     ) -> None:
-        self._footprints = footprints
+        self.footprints = footprints or Footprints()
+        self.scales = Scales()
         self._require_gpu = require_gpu
         self._scripts = scripts
         self._environments = environments
         self._store = store
         self._weights = weights
-        self._scales = scales
         self._host = host
         self._shared: set[type[Handler]] = set()  # whose models share by now what they can
 
@@ -340,7 +335,7 @@ class Preparer:
         where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
         identity = f"{content} {placement.value} {where}{brought.mark}"
         watched = placement is Placement.PROCESS
-        estimate = self._footprints.expected(
+        estimate = self.footprints.expected(
             identity, handler.backend, on_disk, handler.estimate_factor, watched=watched
         )
         pinned = is_pinned(directory.config)
@@ -367,8 +362,8 @@ class Preparer:
         if handler in self._shared:
             prepare()
             return
-        _, taken = self._scales.weigh(prepare, token)
-        self._scales.common += taken.host
+        _, taken = self.scales.weigh(prepare, token)
+        self.scales.common += taken.host
         if self._host:
             handler.share(self._host)
         self._shared.add(handler)

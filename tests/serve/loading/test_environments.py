@@ -19,6 +19,7 @@ from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
 from model_handlers.system.threads import NEVER
 from serve.loading.loader import ModelLoader
+from serve.loading.prepare import Preparer
 from serve.sources.source import InRepository
 from tests.environments import (
     another_interpreter,
@@ -58,7 +59,7 @@ def kept(tmp_path):
 def loader(kept):
     """The loader of an engine."""
     loop = asyncio.new_event_loop()
-    yield ModelLoader(loop, {}, environments=Environments(kept))
+    yield ModelLoader(loop, {}, Preparer(environments=Environments(kept)))
     loop.close()
 
 

@@ -32,9 +32,9 @@ def loaded(loader, source, name="m"):
 
 
 @contextlib.asynccontextmanager
-async def serving(source, **options):
+async def serving(source):
     """A started target over a source."""
-    loader = ModelLoader(asyncio.get_running_loop(), {}, **options)
+    loader = ModelLoader(asyncio.get_running_loop(), {})
     resident, _ = loaded(loader, source)
     try:
         yield resident
