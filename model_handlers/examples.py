@@ -52,7 +52,6 @@ class FilelessHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:  # noqa: ARG003 - of no file
-        """Nothing but the configuration is looked at."""
         return cls(cls.autocomplete(config, model_file))
 
     def close(self) -> None:
@@ -97,11 +96,9 @@ class StreamingHandler(FilelessHandler):
         raise NotImplementedError
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not longer than the model lives."""
         self._closing.wait(seconds)
 
     def close(self) -> None:
-        """End the threads: requests that still wait are told."""
         self._closing.set()
         for thread in list(self._threads):
             thread.join()
@@ -170,14 +167,12 @@ class IdentityHandler(FilelessHandler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> IdentityHandler:  # noqa: ARG003 - of no file
-        """Takes as long as `creation_delay_sec` says."""
         warn_of_unknown(config, _KNOWN, "identity models", "mme.examples", _HARMLESS)
         time.sleep(max(0.0, number(config, "creation_delay_sec", 0.0)))
         digits = _LAST_NUMBER.search(lane)
         return cls(cls.autocomplete(config, model_file), int(digits[1]) if digits else 0)
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
-        """Hand the inputs back."""
         for request in requests:
             self._bytes.add(float(sum(_size(self.config, name, array) for name, array in request.inputs.items())))
         if self._seconds:
@@ -221,7 +216,6 @@ class RepeatHandler(StreamingHandler):
         self.pause(sum(float(request.inputs["WAIT"].ravel()[0]) for request in requests) / 1000)
 
     def respond(self, request: ModelRequest, send: Callable[[ModelResponse], None]) -> None:
-        """Before each element its delay."""
         elements, delays = request.inputs["IN"].ravel(), request.inputs["DELAY"].ravel()
         if len(elements) != len(delays):
             raise invalid_argument(
@@ -265,7 +259,6 @@ class SquareHandler(StreamingHandler):
         self._empty = integer(config, _EMPTY, 0, _COUNTS)
 
     def respond(self, request: ModelRequest, send: Callable[[ModelResponse], None]) -> None:
-        """The number, as often as it says."""
         self.pause(self._before)
         value = request.inputs["IN"]
         count = int(value.ravel()[0])

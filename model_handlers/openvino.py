@@ -133,7 +133,6 @@ class Shaping:
 
 
 def shaping(config: ModelConfig) -> Shaping:
-    """What the configuration says about shapes."""
     return Shaping(
         switch(config, "SKIP_OV_DYNAMIC_BATCHSIZE", default=False),
         switch(config, "ENABLE_BATCH_PADDING", default=False),
@@ -292,7 +291,6 @@ def _dimensions(port: Any) -> tuple[int, ...]:
 
 
 def takes_text(tensors: list[SignatureTensor]) -> list[str]:
-    """The names of those that hold strings."""
     return [name for name, data_type, _ in tensors if data_type is BYTES]
 
 

@@ -172,17 +172,14 @@ class Excess(NamedTuple):
     sentence: str
 
     def error(self, model: str) -> MmeError:
-        """The error that refuses it."""
         return invalid_model(f"model '{model}': {self.sentence}")
 
 
 def too_large(path: str, value: int, most: int) -> Excess:
-    """A number beyond its bound."""
     return Excess(path, f"{path} is {value}, at most {most}")
 
 
 def too_many(path: str, number: int, most: int) -> Excess:
-    """A list beyond its bound."""
     return Excess(path, f"{path} has {number} entries, at most {most}")
 
 

@@ -90,7 +90,6 @@ def understand(text: str, *, model: str, strict_name: bool = False) -> Understoo
 
 
 def config_findings(config: ModelConfig) -> Iterator[Finding]:
-    """Every rule that a configuration breaks."""
     for field, error in broken_rules(config):
         yield Finding(field, error.message)
 

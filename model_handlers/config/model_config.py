@@ -313,7 +313,6 @@ class ModelConfig:
 
     @property
     def histograms(self) -> dict[str, tuple[float, ...]]:
-        """The buckets of each metric."""
         return {control.family: control.buckets for control in self.metric_control}
 
     @property
@@ -325,7 +324,6 @@ class ModelConfig:
 
     @property
     def joins(self) -> bool:
-        """Whether several requests are executed as one batch."""
         return self.max_batch_size > 1 and (self.dynamic_batching or self.sequence_batching) is not None
 
     def local_name(self, name: str) -> str:
@@ -333,16 +331,13 @@ class ModelConfig:
         return name.removeprefix(f"{self.part_of}:") if self.part_of else name
 
     def author_view(self) -> ModelConfig:
-        """The same with the names that its author knows."""
         groups = tuple(replace(group, name=self.local_name(group.name)) for group in self.instance_group)
         return replace(self, name=self.local_name(self.name), instance_group=groups)
 
     def input(self, name: str) -> TensorSpec | None:
-        """The input of that name, or None."""
         return next((spec for spec in self.inputs if spec.name == name), None)
 
     def output(self, name: str) -> TensorSpec | None:
-        """The output of that name, or None."""
         return next((spec for spec in self.outputs if spec.name == name), None)
 
 
@@ -377,7 +372,6 @@ class Control:
 
     @property
     def tensor_type(self) -> DataType:
-        """The data type of its tensor."""
         if self.data_type is not None:
             return self.data_type
         from model_handlers.tensor import BOOL, FP32, INT32  # noqa: PLC0415 - which needs numpy, and commands do not
@@ -454,7 +448,6 @@ class SequenceBatching:
     iterative_sequence: bool = False
 
     def controls(self) -> Iterator[tuple[str, Control]]:
-        """Every signal with the name of its tensor."""
         for tensor in self.control_input:
             for control in tensor.control:
                 yield tensor.name, control
@@ -543,7 +536,6 @@ def switch(config: ModelConfig, key: str, *, default: bool) -> bool:
 
 
 def choice(config: ModelConfig, key: str, default: str, allowed: Sequence[str]) -> str:
-    """One of a few words."""
     text = config.parameters.get(key, default).strip()
     if text not in allowed:
         raise _wrong(config, key, f"one of {', '.join(allowed)}")

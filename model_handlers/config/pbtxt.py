@@ -90,7 +90,6 @@ _NOT_HONOURED: Mapping[str, Rule] = {
 
 
 def rule_of(field: FieldDescriptor) -> Rule:
-    """The row of a field."""
     return _NOT_HONOURED.get(field.full_name.removeprefix("mme."), _HONOURED)
 
 
@@ -132,7 +131,6 @@ def field_error(path: str, field: FieldDescriptor, value: Any, rule: Rule, model
 
 
 def refusal(path: str, reason: str, model: str) -> MmeError:
-    """The error that refuses a field or its value."""
     return unsupported(
         f"model '{model}': config.pbtxt field '{path}' is not honoured ({reason}); "
         "remove it or serve the model elsewhere"
@@ -195,7 +193,6 @@ def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False)
 
 
 def config_message(config: ModelConfig) -> pb.ModelConfig:
-    """The published message that says what `config` says."""
     return json_format.ParseDict(with_named(config_json(config, filled_in=False), config), pb.ModelConfig())
 
 

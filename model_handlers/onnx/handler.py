@@ -87,7 +87,6 @@ class OnnxHandler(MappedHandler):
 
     @classmethod
     def share(cls, host: int) -> None:
-        """Have all sessions execute in one arena."""
         share_arena(host)
 
     @classmethod

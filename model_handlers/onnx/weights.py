@@ -92,7 +92,6 @@ class BufferedReader:
         self._held = b""
 
     def read(self, start: int, end: int) -> bytes:
-        """The bytes from `start` to `end`."""
         if not self._start <= start <= end <= self._start + len(self._held):
             self._start = start
             length = min(max(end - start, self._size), self._span.length - start)
@@ -111,7 +110,6 @@ class BufferedReader:
 
 
 def varint(number: int) -> bytes:
-    """A number as the format writes it."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -271,7 +269,6 @@ def _processor() -> str:
 
 
 def refine(config: ModelConfig, form: Path, draft: Draft) -> bytes:
-    """The graph of the optimised model."""
     options = session_options(config, processors())
     options.add_session_config_entry("session.disable_prepacking", "1")
     optimised = draft.folder / "optimised"
@@ -283,7 +280,6 @@ def refine(config: ModelConfig, form: Path, draft: Draft) -> bytes:
 
 
 def load(config: ModelConfig, form: Path, threads: int, *, refined: bool, packed: bool) -> Any:
-    """A session over a form."""
     options = session_options(config, threads)
     if refined:
         options.graph_optimization_level = onnx_runtime().GraphOptimizationLevel.ORT_DISABLE_ALL

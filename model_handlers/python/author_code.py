@@ -67,7 +67,6 @@ class OwnModules:
             builtins.__import__ = _import
 
     def has(self, name: str) -> bool:
-        """Whether a module is the author's."""
         return name.partition(".")[0] in self._names
 
     def module(self, name: str, wanted: Sequence[str], *, top: bool) -> ModuleType:
@@ -253,7 +252,6 @@ class ModelFile:
 
     @property
     def version(self) -> str:
-        """The version's number, as text."""
         return self.version_directory.name
 
     def directories(self) -> list[str]:

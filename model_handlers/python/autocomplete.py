@@ -38,7 +38,6 @@ class ModelConfig:
         self._name: str = self._model_config["name"]
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as it is now, to be read."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
@@ -62,7 +61,6 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
-        """Say whether the model is decoupled: `{"decoupled": bool}`."""
         if any(name != "decoupled" for name in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "
@@ -84,7 +82,6 @@ class ModelConfig:
         self._add("input", input, _INPUT_PROPERTIES)
 
     def add_output(self, output: Mapping[str, Any]) -> None:
-        """Add an output: `name`, `data_type` ("TYPE_FP32") and `dims`."""
         self._add("output", output, _OUTPUT_PROPERTIES)
 
     def _add(self, what: str, tensor: Mapping[str, Any], properties: tuple[str, ...]) -> None:
@@ -136,7 +133,6 @@ def is_incomplete(tensor: Mapping[str, Any]) -> bool:
 
 
 def complete(config: Config, author_class: type[Any]) -> Config:
-    """The configuration with what the author's class adds, checked."""
     if hasattr(author_class, "auto_complete_config") and not config.strict:
         config = _merged(config, _asked(config, author_class))
     _check_named("input", config.named_inputs, config.inputs, config.name)

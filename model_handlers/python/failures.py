@@ -33,7 +33,6 @@ def failed_load(doing: str, error: BaseException, model: str) -> MmeError:
 
 
 def failed_execution(error: BaseException, lane: str) -> MmeError:
-    """Why a batch failed: `execute` raised."""
     if is_memory(error):
         return out_of_memory(f"model instance '{lane}' ran out of memory: {told(error)}")
     return failed_batch(told(error), lane)

@@ -75,7 +75,6 @@ class PythonHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> PythonHandler:
-        """Import model.py, complete the configuration, and call `initialize`."""
         return cls(Host(config, ModelFile(config, model_file), device, lane, offered()))
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:

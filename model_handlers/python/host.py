@@ -82,7 +82,6 @@ class Host:
     def execute(
         self, requests: Sequence[ModelRequest], outside: Outside | None
     ) -> list[ModelResponse | MmeError | None]:
-        """Have the author's `execute` answer the requests. See `Handler.execute_requests`."""
         responses = [ResponseState(self.config, self._lane, request) for request in requests]
         with self._one_at_a_time, Running(self._context):
             self._context.outside = outside

@@ -272,7 +272,6 @@ class ResponseState:
                 self._responder().send(None, final=True)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left."""
         responder = self._request.responder
         return responder is not None and responder.is_cancelled()
 

@@ -110,7 +110,6 @@ class LoopThread:
         task.add_done_callback(self._aside.discard)
 
     def close(self) -> None:
-        """Cancel what is still running, and end the thread."""
         self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -53,7 +53,6 @@ class InferenceResponseSender:
         self._responses.send(response, flags)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left."""
         return self._responses.is_cancelled()
 
     def __del__(self) -> None:
@@ -124,7 +123,6 @@ class InferenceRequest:
         return list(self._inputs)
 
     def request_id(self) -> str:
-        """The client's name for it, or ""."""
         return self._request_id
 
     def correlation_id(self) -> int | str:
@@ -135,7 +133,6 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Set what `flags` gives."""
         self._flags = _integer("flags", flags)
 
     def timeout(self) -> int:
@@ -162,11 +159,9 @@ class InferenceRequest:
         return self._requested_output_names
 
     def preferred_memory(self) -> PreferredMemory:
-        """Where the caller would like to have outputs."""
         return self._preferred_memory or PreferredMemory(MEMORY_CPU, 0)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left."""
         return self._responses is not None and self._responses.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:

@@ -74,7 +74,6 @@ class Tensor:
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:
-        """Whether its elements lie in the host's memory."""
         return True
 
     def as_numpy(self) -> Array:
@@ -365,15 +364,12 @@ class InferenceResponse:
         return list(self._output_tensors)
 
     def has_error(self) -> bool:
-        """Whether something went wrong."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """What went wrong, or None."""
         return self._error
 
     def parameters(self) -> str:
-        """What goes with the outputs, as a JSON object."""
         return json.dumps(self._parameters)
 
     def sent_parameters(self) -> dict[str, Any]:

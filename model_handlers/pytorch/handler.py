@@ -203,7 +203,6 @@ def sets_process(config: ModelConfig) -> bool:
 
 
 def set_up_process(torch: Any, config: ModelConfig, model_file: Path) -> None:
-    """Threads and the switches of TorchScript's interpreter."""
     within = integer(config, "INTRA_OP_THREAD_COUNT", 0, _THREADS) or integer(config, "NUM_THREADS", 0, _THREADS)
     between = next((count for key in _THREADS_BETWEEN if (count := integer(config, key, 0, _THREADS))), 0)
     torch.set_num_threads(within or default_threads(model_file))
@@ -286,7 +285,6 @@ class TorchHandler(Handler):
         raise lost(refusal, on)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Call the model once."""
         torch, model = pytorch(), self.config.name
         program = self._program
         assert program is not None  # noqa: S101 - it is not closed

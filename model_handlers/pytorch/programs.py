@@ -212,7 +212,6 @@ def source_of(path: Path) -> Path:
 
 
 def weights_of(path: Path) -> Path | None:
-    """The weights of code, None where it brings none."""
     weights = path.with_suffix(_WEIGHTS)
     return weights if weights.is_file() else None
 

@@ -34,7 +34,6 @@ def data_type(dtype: Any) -> DataType | None:
 
 
 def to_tensor(torch: Any, array: Array, spec: TensorSpec, device: Any) -> Any:
-    """An input as a tensor on a device."""
     tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     if spec.data_type is BF16:
         tensor = tensor.view(torch.bfloat16)

@@ -122,7 +122,6 @@ def number(word: str) -> float | None:
 
 
 def value_of(cell: str) -> float | str:
-    """What a cell means."""
     if not cell or cell.isspace():
         return np.nan
     value = number(cell)
@@ -423,7 +422,6 @@ _OF_MODELS = (404, 409)
 
 
 def failed_call(function: str, error: BaseException, model: str) -> MmeError:
-    """Why a request failed: the function raised."""
     if isinstance(error, MmeError):
         return error
     if is_memory(error):
@@ -456,7 +454,6 @@ def unsupported_media_type(model: str, function: str, reason: str, types: Sequen
 
 
 def not_acceptable(model: str, function: str, reason: str, types: Sequence[str] = WRITES) -> MmeError:
-    """The client accepts no type that the function writes."""
     return MmeError(Kind.NOT_ACCEPTABLE, _unsupported(model, function, reason, "output_fn writes", types))
 
 

@@ -94,7 +94,6 @@ def load_pipeline(model: str, model_dir: Path, task: str, device: Device) -> Any
 
 
 def is_pipeline(model: Any) -> bool:
-    """Whether a model is one of the library's pipelines."""
     return any(each.__module__.partition(".")[0] == "transformers" for each in type(model).__mro__)
 
 
@@ -253,7 +252,6 @@ class Defaults:
         return _floats(data) if text and _is_scikit(model) else data
 
     def predict_fn(self, data: Any, model: Any) -> Any:
-        """What the model makes of it."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
             with torch.inference_mode():

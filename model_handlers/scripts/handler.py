@@ -66,7 +66,6 @@ class ScriptHandler(Handler):
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Check that the script is Python."""
         check_syntax(config.name, ScriptFile(config, model_file).path)
         return normalise(with_body(config))
 
@@ -76,7 +75,6 @@ class ScriptHandler(Handler):
         return cls(ScriptHost(config, ScriptFile(config, model_file), device))
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
-        """Have the script answer each request, one after another."""
         return [self._host.answer(request) for request in requests]
 
     def close(self) -> None:

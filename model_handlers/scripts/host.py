@@ -95,7 +95,6 @@ class Context:
         self.begin("", {})
 
     def begin(self, request_id: str, headers: dict[str, str]) -> None:
-        """From now on it is about this request."""
         self.request_ids = {0: request_id}
         self.request_processor = [RequestProperties(headers)]
         self._status = 200
@@ -103,15 +102,12 @@ class Context:
         self._headers: dict[str, str] = {}
 
     def get_request_id(self, idx: int = 0) -> str:
-        """The client's id for the request, or ""."""
         return self.request_ids[idx]
 
     def get_request_header(self, idx: int, key: str) -> str | None:
-        """A header of the request, in whatever case."""
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> dict[str, str]:
-        """All headers that are known of the request."""
         return self.request_processor[idx].get_request_properties()
 
     def set_response_content_type(self, idx: int, value: str) -> None:  # noqa: ARG002 - its interface
@@ -147,7 +143,6 @@ class RequestProperties:
         return dict(self._headers)
 
     def get_request_property(self, key: str) -> str | None:
-        """One, in whatever case."""
         return next((value for name, value in self._headers.items() if name.lower() == key.lower()), None)
 
 
@@ -198,7 +193,6 @@ class ScriptFile:
         self.path = Path(outside) / model_file.name if outside else model_file
 
     def imported(self, model: str) -> ImportedFile:
-        """The script, imported. Raises INVALID_MODEL, OUT_OF_MEMORY."""
         toolkits.install()
         code = self.path.parent
         places = (code, *(each for each in (code / _LIBRARY,) if each.is_dir()), self.model_directory)
@@ -306,7 +300,6 @@ class ScriptResponse:
         return self._response(body)
 
     def piece(self, piece: Any) -> ModelResponse:
-        """One of the pieces as an answer of several."""
         return self._response(self._as_bytes(piece))
 
     def _response(self, body: bytes | bytearray | memoryview) -> ModelResponse:

@@ -384,25 +384,20 @@ class ServingResponse:
 
     @property
     def ok(self) -> bool:
-        """Whether it is an answer."""
         return self.status_code < HTTPStatus.BAD_REQUEST
 
     @property
     def reason(self) -> str:
-        """The status in words."""
         return HTTPStatus(self.status_code).phrase
 
     @property
     def text(self) -> str:
-        """The body as text."""
         return self.content.decode()
 
     def json(self, **options: Any) -> Any:
-        """The document in the body."""
         return json.loads(self.content, **options)
 
     def raise_for_status(self) -> None:
-        """Raise where it is an error."""
         if not self.ok:
             raise RuntimeError(f"{self.status_code} {self.reason}: {self.text}")
 

@@ -71,25 +71,21 @@ class DefaultInferenceHandler:
         raise NotImplementedError("Please provide a model_fn implementation.")
 
     def default_input_fn(self, input_data: Any, content_type: str, context: Any = None) -> Any:  # noqa: ARG002
-        """What the body says."""
         return content_types.decode(input_data, content_type)
 
     def default_predict_fn(self, data: Any, model: Any, context: Any = None) -> Any:
         raise NotImplementedError("Please provide a predict_fn implementation.")
 
     def default_output_fn(self, prediction: Any, accept: str, context: Any = None) -> Any:  # noqa: ARG002
-        """The prediction as a body, and its content type."""
         return content_types.encode(prediction, accept), accept
 
 
 def read_file(path: str, mode: str = "r") -> Any:
-    """What is in a file."""
     with Path(path).open(mode) as file:
         return file.read()
 
 
 def write_file(path: str, data: Any, mode: str = "w") -> None:
-    """Put it into a file."""
     with Path(path).open(mode) as file:
         file.write(data)
 
@@ -101,7 +97,6 @@ def retrieve_content_type_header(request_property: dict[str, str]) -> str | None
 
 
 def parse_accept(accept: str) -> list[str]:
-    """The media types of an Accept header."""
     return accept.replace(" ", "").split(",")
 
 

@@ -71,7 +71,6 @@ class Folds:
         return config
 
     def num_features(self) -> int:
-        """How many features a row has."""
         features: int = self._boosters[0].num_features()
         return features
 

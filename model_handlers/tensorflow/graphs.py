@@ -105,7 +105,6 @@ _CALLER = -1  # the thread that calls runs the operators, one after the other
 
 
 def signature_key(config: ModelConfig) -> str:
-    """The signature that requests are for."""
     return config.parameters.get(SIGNATURE, "").strip() or DEFAULT_SIGNATURE
 
 
@@ -115,7 +114,6 @@ def tag(config: ModelConfig) -> str:
 
 
 def check(config: ModelConfig) -> None:
-    """Refuse what is not honoured."""
     warn_of_unknown(
         config, (SIGNATURE, TAG, _WITHIN, _BETWEEN, _INIT), "TensorFlow models", "mme.tensorflow", _WITHOUT_EFFECT
     )
@@ -215,7 +213,6 @@ class Function:
         return dict(zip(self._fetches, results, strict=True))
 
     def close(self) -> None:
-        """Drop the graph's variables."""
         self._session.close()
 
 

@@ -68,7 +68,6 @@ class TensorflowHandler(Handler):
 
     @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:
-        """Import the framework that reads the model."""
         if _by_openvino(config):
             OpenvinoHandler.prepare(config, model_file)
         else:
@@ -99,16 +98,13 @@ class TensorflowHandler(Handler):
 
     @classmethod
     def described(cls, config: ModelConfig, model_file: Path) -> tuple[list[Any], list[Any]]:
-        """The model's inputs and outputs."""
         raise NotImplementedError
 
     @classmethod
     def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
-        """The model, read into a session."""
         raise NotImplementedError
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Call the function once."""
         assert self._function is not None  # noqa: S101 - it is not closed
         given = {name: _given(array, self._inputs[name]) for name, array in inputs.items()}
         try:
@@ -121,7 +117,6 @@ class TensorflowHandler(Handler):
         return [_array(results[name], self._outputs[name]) for name in outputs]
 
     def close(self) -> None:
-        """Drop the function and its variables."""
         if self._function is not None:
             self._function.close()
         self._function = None

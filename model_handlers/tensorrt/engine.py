@@ -98,7 +98,6 @@ def make_logger(framework: Any) -> Any:
 
 
 def last_words(said: Sequence[str]) -> str:
-    """What a logger kept, in one line."""
     return " ".join(said[0].split())[:300] if said else "it does not say why"
 
 
@@ -108,7 +107,6 @@ _NON_BLOCKING = 1
 
 @functools.cache
 def cuda() -> Any:
-    """CUDA's runtime. Raises UNSUPPORTED where cuda-python is not installed."""
     for name in _MODULES:
         try:
             return importlib.import_module(name)
@@ -135,7 +133,6 @@ def set_device(index: int) -> None:
 
 
 def free_memory() -> int:
-    """Bytes of the device that are free."""
     free, _ = call("cudaMemGetInfo")
     return int(free)
 
@@ -160,7 +157,6 @@ class Stream:
         call("cudaStreamSynchronize", self.handle)
 
     def close(self) -> None:
-        """It is not used any more."""
         call("cudaStreamDestroy", self.handle)
 
 
@@ -244,7 +240,6 @@ class Profile:
     ranges: Mapping[str, tuple[Shape, Shape, Shape]]
 
     def takes(self, shapes: Mapping[str, Shape]) -> bool:
-        """Whether every input is within its range."""
         return all(
             len(shape) == len(low) and all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
             for shape, (low, _, high) in ((shapes[name], self.ranges[name]) for name in shapes)
@@ -396,11 +391,9 @@ class Engine:
         return Context(self, made)
 
     def set_device(self) -> None:
-        """The calling thread's calls go where the engine is."""
         set_device(self._device)
 
     def failure(self, what: str) -> MmeError:
-        """TensorRT refused something while it executed."""
         said, self._logger.said = self._logger.said, []
         return MmeError(
             Kind.EXECUTION_FAILED, f"TensorRT failed while running model '{self.model}' ({what}): {last_words(said)}"
@@ -523,7 +516,6 @@ class Context:
         ]
 
     def close(self) -> None:
-        """Give its memory back."""
         self._engine.set_device()
         self._stream.wait()
         self._context = None

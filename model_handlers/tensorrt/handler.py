@@ -65,7 +65,6 @@ class TensorrtHandler(Handler):
 
     @classmethod
     def gpu_capable(cls) -> bool:
-        """Whether TensorRT is installed: it computes on nothing else."""
         return bool(installed())
 
     @classmethod
@@ -114,7 +113,6 @@ class TensorrtHandler(Handler):
             self._idle.append(context)
 
     def close(self) -> None:
-        """Give back the contexts and the engine."""
         self._close_contexts()
         self._engine.close()
 

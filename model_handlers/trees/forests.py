@@ -211,7 +211,6 @@ class Forest(Protocol):
 
 
 def library_of(kind: FileKind) -> str:
-    """The library that computes files of a kind here."""
     if kind in {FileKind.XGBOOST_JSON, FileKind.XGBOOST_UBJ} and is_installed("xgboost"):
         return "xgboost"
     if kind is FileKind.LIGHTGBM and is_installed("lightgbm"):

@@ -148,7 +148,6 @@ class Outcome:
 
 
 def outcome_of(config: ModelConfig, forest: Forest) -> Outcome:
-    """What the parameters ask for."""
     classes = switch(config, "is_classifier", default=switch(config, "output_class", default=False))
     threshold = number(config, "threshold", _DEFAULT_THRESHOLD)
     if switch(config, "predict_proba", default=False):
@@ -206,12 +205,10 @@ class TreesHandler(Handler):
 
     @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:
-        """Import the library that the file needs."""
         imported(library_of(kind_of(config, model_file)))
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Features and classes, as the file tells them."""
         threads_of(config, model_file).give_back()  # it refuses a parameter
         forest = open_forest(config, model_file)
         return _complete(config, forest, outcome_of(config, forest).columns)
@@ -229,7 +226,6 @@ class TreesHandler(Handler):
 
     @classmethod
     def reader(cls, config: ModelConfig, model_file: Path) -> str:
-        """The library that reads the file, and its version."""
         library = library_of(kind_of(config, model_file))
         return f"{library} {imported(library).__version__}"
 
@@ -249,7 +245,6 @@ class TreesHandler(Handler):
             ) from error
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Compute one batch of rows."""
         rows = np.ascontiguousarray(inputs[INPUT], np.float32)
         try:
             compute, forest = self._crew.compute, self._forest

@@ -123,7 +123,6 @@ def _check_categories(number: int, tree: Mapping[str, str], kinds: Array) -> Non
 
 
 def check_treelite(model: Any) -> None:
-    """Look through a model of treelite, by its accessors."""
     header = model.get_header_accessor()
     targets, classes = int(header.get_field("num_target")[0]), header.get_field("num_class")
     shape = header.get_field("leaf_vector_shape")

@@ -13,5 +13,4 @@ if TYPE_CHECKING:
 
 
 def output_fn(prediction: Mapping[str, Any], accept: str, context: Context) -> tuple[bytes, str]:
-    """That as JSON."""
     return tensorflow.answer(prediction, accept, literal=context.literal)
