@@ -148,16 +148,11 @@ class Candidates(Protocol):
     """The models in memory, as far as a plan has to look at them."""
 
     @property
-    def taken(self) -> Footprint:
-        """What they are charged for together."""
-
+    def taken(self) -> Footprint: ...  # what they are charged for together
     @property
-    def staying(self) -> Tally:
-        """Those that are not leaving already."""
-
+    def staying(self) -> Tally: ...  # those that are not leaving already
     @property
-    def pinned(self) -> Tally:
-        """Those of them that are pinned."""
+    def pinned(self) -> Tally: ...  # those of them that are pinned
 
     def candidates(self, now: float, *, and_from_disk: bool = False) -> Iterable[Candidate]:
         """Those that may go at that reading of the clock, in the policy's order.

@@ -89,16 +89,11 @@ class Footprints:
     def expected(
         self, identity: str, backend: str, on_disk: Footprint, factor: float, *, watched: bool = False
     ) -> Footprint:
-        """What an artifact is going to take.
+        """What an artifact is going to take: what is to be loaded, and how, and by whose handler.
 
-        A guess is no more than a whole budget that the files fit, where more than that ends the load and nothing else.
-
-        Args:
-            identity: what is to be loaded, and how.
-            backend: whose handler loads it.
-            on_disk: bytes of its files, as often as each kind of memory is to hold them.
-            factor: as that of `expected`.
-            watched: whether a load that takes too much of the host is stopped, as one is of a device by its driver.
+        `on_disk` are bytes of its files, as often as each kind of memory is to hold them. A load that is `watched` is
+        stopped where it takes too much of the host, as one is of a device by its driver: then a guess is no more than a
+        whole budget that the files fit.
         """
         with self._lock:
             seen = self._seen.get(identity)
