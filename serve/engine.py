@@ -45,9 +45,9 @@ from serve.model.response_cache import ResponseCache
 from serve.model_calls import ModelCalls
 from serve.registry import Registry
 from serve.request import LoadReport
-from serve.sources.catalog import Origins
+from serve.sources.catalog import ModelCatalog
 from serve.sources.scripts import SharedScript
-from serve.sources.source import InBucket, InRepository, origin
+from serve.sources.source import InRepository, S3Model, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import Journal, LazyFile, StateFile
 from serve.threads import LOAD_PATIENCE_SECONDS, STARTER, ThreadPool, on_daemon
@@ -88,7 +88,7 @@ class Engine:
         self._loop = loop
         self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
         self._script = SharedScript(options.scripts, options.cache_directory)
-        self.origins = Origins(options, self._script.scripts, self._store, self._let_go)
+        self.origins = ModelCatalog(options, self._script.scripts, self._store, self._let_go)
         self._loads = ThreadPool("load", lower_priority, idle_seconds=0, patience=LOAD_PATIENCE_SECONDS)
         self.poll = LoopPoller(loop, self._loads.works)
         # Threads of their own: an unload must not queue behind the downloads it would make room for.
@@ -349,7 +349,7 @@ class Engine:
         self.registry.versions[event.name] = sorted(target.versions)
         source = origin(self.cache.entries[event.name].source)
         namespace = ""
-        if self.options.namespaces and isinstance(source, InRepository | InBucket):
+        if self.options.namespaces and isinstance(source, InRepository | S3Model):
             namespace = source.repository
         for model in target.models():
             model.stats.tags, model.stats.namespace = model.config.metric_tags, namespace

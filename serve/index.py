@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from serve.loading.loader import AnyModel, Target
     from serve.model.warmup import Labels
     from serve.registry import Registry
-    from serve.sources.catalog import Origins
+    from serve.sources.catalog import ModelCatalog
     from serve.statistics import ModelStats, TargetStats
 
 DOWN = "a process of it died too often; a load begins anew"
@@ -40,7 +40,7 @@ class ModelIndex:
         entries: Mapping[str, Entry],
         stats: Mapping[tuple[str, int], ModelStats],
         registry: Registry,
-        origins: Origins,
+        origins: ModelCatalog,
     ) -> None:
         self._entries = entries
         self._stats = stats

@@ -20,7 +20,7 @@ from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
 from serve.registry import Dependents
 from serve.sources.catalog import unknown
-from serve.sources.source import Archived, InBucket, InRepository, Overridden, Unpacked, origin, source_of
+from serve.sources.source import Archived, InRepository, Overridden, S3Model, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from serve.engine_options import EngineOptions
     from serve.registry import Registry
     from serve.request import LoadReport
-    from serve.sources.catalog import Origins
+    from serve.sources.catalog import ModelCatalog
     from serve.sources.source import Source
 
 
@@ -49,7 +49,7 @@ class LoadApi:
         options: EngineOptions,
         cache: ModelCache,
         register: Registry,
-        origins: Origins,
+        origins: ModelCatalog,
         *,
         loads: Executor,
         unloads: Executor,
@@ -187,7 +187,7 @@ class LoadApi:
         whole = self._cache.entries.get(name)
         if self._options.control is not Control.EXPLICIT or whole is None or whole.state is not State.READY:
             return
-        if not isinstance(origin(whole.source), InRepository | InBucket):
+        if not isinstance(origin(whole.source), InRepository | S3Model):
             return
         # What it is made of must not put it out of memory. No lease: an unload would wait for us, and we for the unload
         # where a part brings back what left with it.
@@ -337,7 +337,7 @@ class LoadApi:
             self._registry.disable(entry.name)
             if entry.name not in self._registry.suspended:  # else it comes back as what it was
                 self._by_name.discard(entry.name)
-        in_repository = isinstance(entry.source, InRepository | InBucket)
+        in_repository = isinstance(entry.source, InRepository | S3Model)
         if not in_repository or not self._origins.offers(entry.name):
             self._registry.forget(entry)
 
@@ -347,10 +347,8 @@ class LoadApi:
         if not isinstance(source, Archived) or entry.busy or self._cache.entries.get(entry.name) is not entry:
             return
         artifacts, name = source.artifacts, source.name
-        removal = (
-            functools.partial(artifacts.condemn, name, error) if error else functools.partial(artifacts.discard, name)
-        )
-        entry.closing = asyncio.get_running_loop().run_in_executor(self._unloads, removal)
+        remove = functools.partial(artifacts.quarantine, error=error) if error else artifacts.discard
+        entry.closing = asyncio.get_running_loop().run_in_executor(self._unloads, remove, name)
         try:
             await asyncio.shield(entry.closing)
         finally:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError, invalid_argument
 from serve.cache.events import EventType
-from serve.sources.catalog import Origins, unavailable, unknown
-from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked, origin, source_of
+from serve.sources.catalog import ModelCatalog, unavailable, unknown
+from serve.sources.source import Archived, InRepository, Overridden, S3Model, Source, Unpacked, origin, source_of
 from serve.state_file import Row, clock
 from serve.statistics import TargetStats
 
@@ -38,7 +38,7 @@ class Registry:
     def __init__(
         self,
         cache: ModelCache,
-        origins: Origins,
+        origins: ModelCatalog,
         *,
         journal: Journal,  # what is registered; what it holds was registered by the worker before
         limited: bool = False,  # whether requests may name only models that were loaded by name, not any that is there
@@ -143,7 +143,7 @@ class Registry:
 
         Raises:
             MmeError: UNKNOWN_MODEL; UNKNOWN_VERSION for one that was loaded, or was to be, and may not be named now,
-                UNAVAILABLE if they name a version that it had then; and as `Origins.find`.
+                UNAVAILABLE if they name a version that it had then; and as `ModelCatalog.find`.
         """
         if self._served is not None and name not in self._served:
             if name in self._cache.entries:
@@ -297,7 +297,7 @@ class Registry:
         if row.body:
             self.body_takers.add(row.name)
         base = origin(entry.source)
-        if isinstance(base, Archived | InBucket) and row.used:
+        if isinstance(base, Archived | S3Model) and row.used:
             base.artifacts.used(row.name, row.used)
 
     def _source_in(self, row: Row) -> Source:
@@ -333,7 +333,7 @@ class Dependents:
             self.loaded(self._entries[event.name])
 
     def loaded(self, whole: Entry) -> None:
-        if isinstance(origin(whole.source), InRepository | InBucket):
+        if isinstance(origin(whole.source), InRepository | S3Model):
             for member in whole.leased().members:
                 self._wholes.setdefault(member, {})[whole.name] = None
 
@@ -377,14 +377,14 @@ def _member(part: Entry) -> str:
     there = origin(part.source)
     if isinstance(there, InRepository):
         return there.path.name
-    return there.name if isinstance(there, InBucket) else ""
+    return there.name if isinstance(there, S3Model) else ""
 
 
 def _holds(whole: Entry, part: Entry) -> bool:
     if whole.resident is None or whole is part:
         return False
     here, there = origin(whole.source), origin(part.source)
-    if isinstance(here, InBucket) and isinstance(there, InBucket):
+    if isinstance(here, S3Model) and isinstance(there, S3Model):
         return there.name in whole.resident.members
     if not isinstance(here, InRepository) or not isinstance(there, InRepository):
         return False

@@ -33,9 +33,9 @@ from serve.sources.catalog import print_of
 from serve.sources.layout import ENTRY
 from serve.sources.override import digest_of
 from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
-from serve.sources.s3_repository import Gathering
+from serve.sources.s3_repository import FetchedModels
 from serve.sources.scripts import Scripts
-from serve.sources.source import Archived, InBucket, InRepository, Overridden, Source, Unpacked
+from serve.sources.source import Archived, InRepository, Overridden, S3Model, Source, Unpacked
 from serve.weights.forms import TargetForms
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class PreparedTarget:
     forms: TargetForms | None = None  # what it is loaded from; None where that is the model's files
     download_ns: int = 0
     members: tuple[PreparedTarget, ...] = ()  # the other models of the archive
-    hold: Hold | Gathering | None = None  # keeps the files on disk, where they were downloaded
+    hold: Hold | FetchedModels | None = None  # keeps the files on disk, where they were downloaded
     content: object = None  # what it is loaded from, and as what: equal as long as none of that changes
 
     @property
@@ -246,7 +246,7 @@ class Preparer:
         if isinstance(source, Overridden):
             override, sent = source.config, source.folder
             source = source.base if sent is None else InRepository(sent.path)
-        if isinstance(source, InBucket):
+        if isinstance(source, S3Model):
             return self._gathered(name, source, override, token)
         if not isinstance(source, Archived):
             with still_there(name, [source.path]):
@@ -281,8 +281,8 @@ class Preparer:
             raise
         return replace(prepared, download_ns=download_ns, hold=artifact.hold, content=(artifact.identity, override))
 
-    def _gathered(self, name: str, source: InBucket, override: str, token: CancelToken) -> PreparedTarget:
-        models = Gathering(source.artifacts, token)
+    def _gathered(self, name: str, source: S3Model, override: str, token: CancelToken) -> PreparedTarget:
+        models = FetchedModels(source.artifacts, token)
         if override:
             source.artifacts.want_whole(source.name)
         try:

@@ -25,7 +25,7 @@ from model_handlers.errors import DamagedError, Kind, MmeError
 from model_handlers.system.disk import directory_size, disk_errors, is_disk_full, own_directory, text_digest
 from model_handlers.system.threads import NEVER
 from serve.sources.archive import extract, remove_staging, staging_directory
-from serve.sources.disk_budget import DiskRoom
+from serve.sources.disk_budget import DiskBudget
 from serve.sources.store import ARCHIVE_SUFFIX, ReplacedError, UnreachableError, validate_name, wrong_name
 from serve.threads import watched
 
@@ -74,7 +74,7 @@ class Outages:
                     self._until[scope] = now + _SECONDS
         return False
 
-    def must_wait(self, name: str) -> None:
+    def check_pause(self, name: str) -> None:
         """Raise an `UnreachableError` as long as the store asks to be left alone for a name."""
         with self._guard:
             until, why = self._left_alone.get(name, (0.0, ""))
@@ -129,11 +129,11 @@ class Artifacts:
         limits: ExtractLimits | None = None,
         *,
         budget: int | None = None,
-        let_go: Callable[[str], bool] = lambda _: False,
+        evict: Callable[[str], bool] = lambda _: False,
         derived: Derived | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the directory over; what a crashed run left half unpacked is removed. Arguments as of `DiskRoom`."""
+        """Take the directory over; what a crashed run left half unpacked is removed. Arguments as of `DiskBudget`."""
         self.store = store
         self.directory = directory
         self._limits = limits
@@ -145,7 +145,7 @@ class Artifacts:
         with disk_errors(f"{directory} cannot hold unpacked models"):
             own_directory(directory)
             remove_staging(directory)
-            self.room = DiskRoom(directory, budget, let_go, derived, clock)
+            self.room = DiskBudget(directory, budget, evict, derived, clock)
 
     def __repr__(self) -> str:
         return f"<Artifacts of {self.store!r} in {self.directory}, {self.busy} busy>"
@@ -216,7 +216,7 @@ class Artifacts:
             for path in self.copies(name):
                 self.room.remove(path, staging)
 
-    def condemn(self, name: str, error: MmeError) -> None:
+    def quarantine(self, name: str, error: MmeError) -> None:
         """What was fetched last under that name can't be loaded, for that reason: remove it, and remember why."""
         problem = f"what was unpacked of '{name}' cannot be removed"
         with self._locked(name, NEVER), disk_errors(problem), staging_directory(self.directory) as staging:
@@ -236,7 +236,7 @@ class Artifacts:
         if copies and self._outages.goes_on(name):
             return None, copies[-1]
         if not copies:
-            self._outages.must_wait(name)
+            self._outages.check_pause(name)
         try:
             obj = self._stat(name, token, hurried=bool(copies))
         except UnreachableError as error:
@@ -265,7 +265,7 @@ class Artifacts:
             if isinstance(error, DamagedError) and not arrived_damaged:
                 arrived_damaged = True
                 _log.warning("it is downloaded once more: %s", error, extra=_of(obj.name))
-            elif error is not None and not (is_disk_full(error) and self.room.make_way(obj.name, unpacking.claimed)):
+            elif error is not None and not (is_disk_full(error) and self.room.evict_for(obj.name, unpacking.claimed)):
                 if error.kind is Kind.INVALID_MODEL:
                     self._remember_broken(path, error)
                 raise error

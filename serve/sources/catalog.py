@@ -18,7 +18,7 @@ from serve.sources.artifacts import Artifacts
 from serve.sources.layout import COMPILED, CONFIG_NAME, list_models, may_be_model
 from serve.sources.override import FOLDER, Overrides
 from serve.sources.s3_repository import Directories, open_bucket
-from serve.sources.source import Archived, InBucket, InRepository, is_plain
+from serve.sources.source import Archived, InRepository, S3Model, is_plain
 from serve.sources.store import ARCHIVE_SUFFIX, credentials_for, open_store, validate_name, wrong_name
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serve.engine_options import EngineOptions
-    from serve.sources.disk_budget import DiskRoom
+    from serve.sources.disk_budget import DiskBudget
     from serve.sources.scripts import Scripts
     from serve.sources.source import Source
     from serve.weights.store import WeightStore
 
 
-class Origins:
+class ModelCatalog:
     """Names over all that has models: `artifacts` of a store, repositories, folders; `overrides` for one load."""
 
     def __init__(
@@ -40,19 +40,24 @@ class Origins:
         options: EngineOptions,
         scripts: Callable[[], Scripts],
         weights: WeightStore,
-        let_go: Callable[[str], bool],
+        evict: Callable[[str], bool],
     ) -> None:
         disk, budget = options.cache_directory, options.disk_budget
         self.artifacts: Artifacts | None = None
         if options.store:
             limits = ExtractLimits(max_files=options.max_archive_files)
             store = open_store(options.store)
-            self.artifacts = Artifacts(store, disk, limits, budget=budget, let_go=let_go, derived=weights)
+            self.artifacts = Artifacts(store, disk, limits, budget=budget, evict=evict, derived=weights)
         self._directories: Directories | None = None
         if options.buckets:
             buckets = [open_bucket(url, credentials_for(url, options.credentials)) for url in options.buckets]
             self._directories = Directories(
-                buckets, disk, budget=budget, let_go=let_go, derived=weights, config_name=options.scripts.config_name
+                buckets,
+                disk,
+                budget=budget,
+                evict=evict,
+                derived=weights,
+                config_name=options.scripts.config_name,
             )
         self._repositories: Repositories | None = None
         if options.repository is not None:
@@ -62,10 +67,10 @@ class Origins:
         self.overrides = Overrides(options.cache_directory / FOLDER, options.life, options.disk_budget)
 
     def __repr__(self) -> str:
-        return f"<Origins {self.artifacts or self._directories or self._repositories or sorted(self._folders)}>"
+        return f"<ModelCatalog {self.artifacts or self._directories or self._repositories or sorted(self._folders)}>"
 
     @property
-    def room(self) -> DiskRoom | None:
+    def room(self) -> DiskBudget | None:
         """What downloads take of the disk; None where nothing is downloaded."""
         downloaded = self.artifacts or self._directories
         return downloaded.room if downloaded is not None else None
@@ -83,7 +88,7 @@ class Origins:
         if self._directories is not None:
             if not is_plain(name) or wrong_name(name):
                 raise unknown(name)
-            return InBucket(self._directories, name)
+            return S3Model(self._directories, name)
         if name in self._folders:
             return InRepository(self._folders[name])
         found = self._repositories.find(name) if self._repositories is not None else None

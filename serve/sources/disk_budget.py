@@ -207,7 +207,7 @@ class DiskClaim:
 class Hold:
     """The use of one directory, until `release`."""
 
-    room: DiskRoom
+    room: DiskBudget
     path: Path
     _held: bool = field(default=True)
 
@@ -226,7 +226,7 @@ class Derived(Protocol):
         """Remove what was made of archives that are gone."""
 
 
-class DiskRoom:
+class DiskBudget:
     """Room for unpacked archives in one directory, whose names are those that `Artifacts` gives.
 
     Attributes:
@@ -237,7 +237,7 @@ class DiskRoom:
     Args:
         directory: theirs; it exists.
         budget: None for 80 % of what is free there now and of what they take already.
-        let_go: called on a load thread that needs room for an archive, by its name: evicts one model from memory, so
+        evict: called on a load thread that needs room for an archive, by its name: evicts one model from memory, so
             that its archive may leave; returns whether it did.
         derived: what counts as well; None for nothing.
         clock: seconds.
@@ -247,13 +247,13 @@ class DiskRoom:
         self,
         directory: Path,
         budget: int | None = None,
-        let_go: Callable[[str], bool] = lambda _: False,
+        evict: Callable[[str], bool] = lambda _: False,
         derived: Derived | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._clock = clock
-        self._let_go = let_go
+        self._evict = evict
         self._guard = threading.RLock()
         self._locks = ByteLocks(directory / ".locks")
         self._users: Counter[str] = Counter()
@@ -272,7 +272,9 @@ class DiskRoom:
         self.budget = int((free + self.used) * _DEFAULT_SHARE) if budget is None else budget
 
     def __repr__(self) -> str:
-        return f"<DiskRoom {self.used / 1e6:.1f} MB of {self.budget / 1e6:.1f} MB taken by {len(self._sizes)} archives>"
+        return (
+            f"<DiskBudget {self.used / 1e6:.1f} MB of {self.budget / 1e6:.1f} MB taken by {len(self._sizes)} archives>"
+        )
 
     @property
     def used(self) -> int:
@@ -348,7 +350,7 @@ class DiskRoom:
         while self.used > self.budget:
             if self._shrink():
                 continue
-            if self._evict_one(unpacking.name) is None and not self._let_go(unpacking.name):
+            if self._evict_one(unpacking.name) is None and not self._evict(unpacking.name):
                 raise out_of_memory(
                     f"'{unpacking.name}' finds no room on disk: models in memory, and those on their way to the disk, "
                     f"hold {_shown(self.used - size)} of {_shown(self.budget)}; raise MME_DISK_BUDGET, or unload a "
@@ -377,13 +379,13 @@ class DiskRoom:
         with self._guard:
             self._appeared(path.name, size)
 
-    def make_way(self, name: str, size: int) -> bool:
+    def evict_for(self, name: str, size: int) -> bool:
         """The disk is full, whatever the budget says: remove so many bytes. Whether any came back."""
         freed: list[int] = []
         while sum(freed) < size:
             evicted = self._evict_one(name)
             self._shrink()
-            if evicted is None and (freed or not self._let_go(name)):
+            if evicted is None and (freed or not self._evict(name)):
                 break
             freed += [] if evicted is None else [evicted]
         return bool(freed)

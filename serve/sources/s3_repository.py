@@ -84,11 +84,11 @@ class Directories(Artifacts):
         directory: Path,
         *,
         budget: int | None = None,
-        let_go: Callable[[str], bool] = lambda _: False,
+        evict: Callable[[str], bool] = lambda _: False,
         derived: Derived | None = None,
         config_name: str = "",
     ) -> None:
-        super().__init__(buckets[0], directory, budget=budget, let_go=let_go, derived=derived)
+        super().__init__(buckets[0], directory, budget=budget, evict=evict, derived=derived)
         self.refused: dict[str, str] = {}
         self._buckets = tuple(buckets)
         self._places: dict[str, str] = {}  # model → where it was when that was asked last
@@ -251,7 +251,7 @@ def _etag(objects: Iterable[StoredObject]) -> str:
     return digest.hexdigest()
 
 
-class Gathering:
+class FetchedModels:
     """A model of a repository in S3 together with the models that it consists of, fetched for one load, each once.
 
     Used by one load thread until the model is there; then it holds the files on disk until it is released.
@@ -263,7 +263,7 @@ class Gathering:
         self._fetched: dict[str, Artifact] = {}
 
     def __repr__(self) -> str:
-        return f"<Gathering of {', '.join(self._fetched)}>"
+        return f"<FetchedModels of {', '.join(self._fetched)}>"
 
     def fetch(self, name: str) -> Path:
         """A model's directory, on disk."""

@@ -55,7 +55,7 @@ class InRepository:
 
 
 @dataclass(frozen=True, slots=True)
-class InBucket:
+class S3Model:
     """A source: a model's directory in a repository in S3, by its name there."""
 
     artifacts: Directories
@@ -70,7 +70,7 @@ class InBucket:
         return self.artifacts.place(self.name)
 
 
-Origin = Archived | Unpacked | InRepository | InBucket
+Origin = Archived | Unpacked | InRepository | S3Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,7 +360,7 @@ class WeightStore:
         self._count()
 
     def shrink(self) -> None:
-        """Remove what nothing leads to, now that the disk is short of room: see `DiskRoom`."""
+        """Remove what nothing leads to, now that the disk is short of room: see `DiskBudget`."""
         self.sweep(_HURRIED_SECONDS)
 
     def _count(self) -> None:

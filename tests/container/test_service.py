@@ -21,7 +21,7 @@ from model_handlers.worker.parameters import Deadlines
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
 from serve.engine import Engine
-from serve.sources.catalog import Origins
+from serve.sources.catalog import ModelCatalog
 from tests.fake_nvml import FakeNvml
 from tests.waiting import eventually
 
@@ -229,7 +229,7 @@ def test_a_store_that_can_not_be_read_is_told_at_the_start(start, tmp_path, capl
     """With what to do."""
     (tmp_path / "store").mkdir()
     reason = MmeError(Kind.UNAVAILABLE, "S3 denies access to it: allow s3:ListBucket")
-    monkeypatch.setattr(Origins, "is_bare", Mock(side_effect=reason))
+    monkeypatch.setattr(ModelCatalog, "is_bare", Mock(side_effect=reason))
     start(mode=Mode.STORE, model_store=str(tmp_path / "store"), cache_dir=tmp_path / "cache")
     eventually(lambda: "no model can be loaded for now: S3 denies access to it" in caplog.text)
 

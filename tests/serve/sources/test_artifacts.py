@@ -209,7 +209,7 @@ def test_why_an_archive_was_condemned_is_remembered_without_its_error(store, tmp
     try:
         load()
     except MmeError as error:
-        artifacts.condemn("a.tar.gz", error)
+        artifacts.quarantine("a.tar.gz", error)
 
     with pytest.raises(MmeError, match=r"no such graph .so it was found within the last 60 s"):
         artifacts.fetch("a.tar.gz")

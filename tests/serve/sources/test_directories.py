@@ -14,7 +14,7 @@ from model_handlers.system.threads import NEVER, CancelToken
 from serve.loading.loader import ModelLoader
 from serve.sources.s3 import S3Store
 from serve.sources.s3_repository import Directories, check_names, open_bucket, transfer
-from serve.sources.source import InBucket
+from serve.sources.source import S3Model
 from tests.serve import faulty_s3
 from tests.serve.faulty_s3 import FaultyS3
 
@@ -223,7 +223,7 @@ def test_several_repositories_are_one(put, repository, s3_bucket):
     where = f"s3://{s3_bucket}/r/x/ and s3://{s3_bucket}/r/y/"
     assert models.refused == {"both": f"model 'both' is in 2 repositories, {where}: rename or remove one"}
     assert error_of(models.fetch, "both") == (Kind.INVALID_MODEL, models.refused["both"])
-    assert [InBucket(models, name).url for name in "ab"] == [f"s3://{s3_bucket}/r/{url}" for url in ("x/a", "y/b")]
+    assert [S3Model(models, name).url for name in "ab"] == [f"s3://{s3_bucket}/r/{url}" for url in ("x/a", "y/b")]
     assert tree(models.fetch("b").path) == {"b/1/m": b"b"}
     assert f"nothing under s3://{s3_bucket}/r/x/c/ or s3://{s3_bucket}/r/y/c/, put" in error_of(models.fetch, "c")[1]
     put({"x/both/1/m": None})
@@ -452,7 +452,7 @@ async def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
         return [name for name in ("whole", "part") if models.copies(name)]
 
     def prepare():
-        return ModelLoader(asyncio.get_running_loop(), {}).prepare("whole", InBucket(models, "whole"), NEVER)
+        return ModelLoader(asyncio.get_running_loop(), {}).prepare("whole", S3Model(models, "whole"), NEVER)
 
     prepared = prepare()
     assert [member.directory.path.name for member in prepared.members] == ["part"]

@@ -16,7 +16,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.system.threads import NEVER
 from serve.sources.archive import pack
 from serve.sources.artifacts import Artifacts
-from serve.sources.disk_budget import ByteLocks, DiskRoom
+from serve.sources.disk_budget import ByteLocks, DiskBudget
 from serve.sources.store import LocalStore
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -60,7 +60,7 @@ class Tier:
         self.asked = []
         self.goes = lambda: False
         budget = int(archives * SIZE) if archives is not None else None
-        self.artifacts = Artifacts(store, folder / "disk", budget=budget, let_go=self._let_go, **options)
+        self.artifacts = Artifacts(store, folder / "disk", budget=budget, evict=self._let_go, **options)
         self.room = self.artifacts.room
         self.holds = {}
         self.clock = 0
@@ -453,8 +453,8 @@ def test_locks_end_with_their_process(tmp_path):
 
 def test_a_room_says_what_it_holds(tmp_path):
     """Its repr is fit for logs."""
-    room = DiskRoom(tmp_path, 3_000_000)
-    assert repr(room) == "<DiskRoom 0.0 MB of 3.0 MB taken by 0 archives>"
+    room = DiskBudget(tmp_path, 3_000_000)
+    assert repr(room) == "<DiskBudget 0.0 MB of 3.0 MB taken by 0 archives>"
     room.close()
 
 
