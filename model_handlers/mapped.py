@@ -32,13 +32,7 @@ PIECE = 1 << 19
 
 
 class SourceFile:
-    """A file that is open for reading. To be closed.
-
-    Attributes:
-        path: where it was.
-        size: bytes.
-        identity: what it was when it was opened.
-    """
+    """A file that is open for reading, and what it was when it was opened. To be closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,21 +45,12 @@ class SourceFile:
         return f"<SourceFile {self.path}, {self.size} bytes>"
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly so many bytes.
-
-        Raises:
-            MmeError: INVALID_MODEL when the file ends before.
-        """
+        """Exactly so many bytes, or an INVALID_MODEL error."""
         data = bytearray(length)
         self.read_into(memoryview(data), offset)
         return bytes(data)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer.
-
-        Raises:
-            MmeError: as `read`.
-        """
         while buffer:
             count = os.preadv(self.fd, [buffer], offset)
             if not count:
@@ -73,11 +58,9 @@ class SourceFile:
             buffer, offset = buffer[count:], offset + count
 
     def is_unchanged(self) -> bool:
-        """Whether nobody has written to it since it was opened."""
         return identity_of(os.fstat(self.fd)) == self.identity
 
     def close(self) -> None:
-        """Give the descriptor back."""
         os.close(self.fd)
 
 
@@ -90,11 +73,7 @@ class Span:
     length: int
 
     def pieces(self) -> Iterator[memoryview]:
-        """Its content, a bounded piece at a time, each good until the next.
-
-        Raises:
-            MmeError: INVALID_MODEL when the file ends before.
-        """
+        """Its content, a bounded piece at a time, each good until the next."""
         buffer = memoryview(bytearray(min(PIECE, self.length)))
         for start in range(0, self.length, PIECE):
             piece = buffer[: self.length - start]
@@ -102,11 +81,7 @@ class Span:
             yield piece
 
     def equals(self, other: Span) -> bool:
-        """Whether both have the same bytes.
-
-        Raises:
-            MmeError: as `pieces`.
-        """
+        """Whether both have the same bytes."""
         if self.length != other.length:
             return False
         # Arrays of bytes are compared at once, views one element after the other.
@@ -122,16 +97,12 @@ class Span:
 
 
 class Draft(Protocol):
-    """A form that is being written.
-
-    Attributes:
-        folder: a directory for what is needed meanwhile; it goes with the draft.
-    """
+    """A form that is being written; `folder` is a directory for what is needed meanwhile, and goes with it."""
 
     folder: Path
 
     def source(self, path: Path) -> SourceFile:
-        """Open a file that the form is made from; it is made anew when one of them changes. Closed with the draft."""
+        """Open a file that the form is made from; it is made again when one of them changes. Closed with the draft."""
 
     def put(self, span: Span) -> str:
         """Have a blob of just these bytes beside the graph; returns its name. The same bytes get one name."""
@@ -162,11 +133,7 @@ class Trial:
 
 
 class MappedHandler(Handler):
-    """A handler that can load its models from forms, on the CPU.
-
-    Attributes:
-        mappings: how many files it maps; none any more once it is closed.
-    """
+    """A handler that can load its models from forms, on the CPU. It maps `mappings` files until it is closed."""
 
     mappings: int = 0
 
@@ -178,44 +145,26 @@ class MappedHandler(Handler):
     @classmethod
     @abstractmethod
     def write_form(cls, config: ModelConfig, model_file: Path, draft: Draft) -> bytes:
-        """Take a model apart. On the way of the first load: no dearer than to read the file and write the weights.
+        """Take a model apart; return the graph. No dearer than to read the file and write the weights.
 
-        Returns:
-            the graph.
-
-        Raises:
-            MmeError: INVALID_MODEL when the file is none that this can be done with.
-            OSError: the disk has something against it.
+        An INVALID_MODEL error says that it can't be done with the file.
         """
 
     @classmethod
     @abstractmethod
     def refine_form(cls, config: ModelConfig, form: Path, draft: Draft) -> bytes:
-        """The graph of the refined form of a written one. In a process of its own.
-
-        Raises:
-            MmeError: the framework has something against it.
-            OSError: as `write_form`.
-        """
+        """The graph of the refined form of a written one. In a process of its own."""
 
     @classmethod
     @abstractmethod
     def try_form(cls, config: ModelConfig, form: Path) -> Trial:
-        """Load a refined form, mapped and packed, and execute it. In a process of its own.
-
-        Raises:
-            MmeError: the framework has something against it.
-        """
+        """Load a refined form, mapped and packed, and execute it. In a process of its own."""
 
     @classmethod
     @abstractmethod
     def load_form(cls, config: ModelConfig, form: Path, *, refined: bool, packed: bool) -> MappedHandler:
-        """Load the model of a form. See `Handler.load`.
+        """Load the model of a form, whose graph is `form`. See `Handler.load`.
 
-        Args:
-            config: the model's configuration.
-            form: the graph.
-            refined: whether the form is.
-            packed: whether weights are rearranged for the processor, which takes time and private memory, and makes
-                executions quicker; or stay where they are mapped.
+        `packed` rearranges weights for the processor, which takes time and private memory, and makes executions
+        quicker; else they stay where they are mapped.
         """

@@ -74,7 +74,7 @@ _PIP = [
     *("--disable-pip-version-check", "--root-user-action", "ignore"),
     "--no-cache-dir",  # what is installed is kept itself
 ]
-_SPARE_SHARE, _SPARE_BYTES = 0.05, 1 << 30  # of the disk, for everybody else: the smaller of the two
+_SPARE_SHARE, _SPARE_BYTES = 0.05, 1 << 30  # of the disk, for all others: the smaller of the two
 _MOST_MEMBERS = 1_000_000  # ten times what large environments have: names are kept until the end
 _LATEST = 1 << 33  # seconds: times beyond it are nonsense
 _INTERPRETER = re.compile(r"python(3(\.\d+)?)?")

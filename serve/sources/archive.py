@@ -53,14 +53,7 @@ _EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 @dataclass(frozen=True, slots=True)
 class ExtractLimits:
-    """How much an archive may unpack to.
-
-    Attributes:
-        max_bytes: of all members together.
-        max_files: members, directories included.
-        max_name_length: UTF-8 bytes of a member's path.
-        max_depth: names in a member's path.
-    """
+    """How much an archive may unpack to: bytes, members, UTF-8 bytes of a path, names in a path."""
 
     max_bytes: int = 64 << 30
     max_files: int = 20_000
@@ -82,17 +75,9 @@ def extract(
     """Unpack the .tar.gz that `stream` delivers into the new directory `destination`, whose parent exists.
 
     Returns the bytes of its files when the directory is complete and on the disk; after any failure nothing of it is
-    left. The stream is read on another thread, to its end, and closed whatever happens.
-
-    Args:
-        stream: the archive's bytes.
-        destination: must not exist, or be empty.
-        name: the archive's name, for errors.
-        packed: its bytes, where they are known.
-        limits: the defaults of `ExtractLimits` if None.
-        claim: called before each file is written, with its bytes; what it raises ends the unpacking.
-        note: called before the directory appears, with the checksums of its files.
-        token: checked about twenty times a second.
+    left. The stream is read on another thread, to its end, and closed whatever happens. `packed` are its bytes, where
+    they are known. `claim` is called with the bytes of each file before it is written, and ends the unpacking by what
+    it raises; `note` with the checksums of all files before the directory appears.
     """
     with stream, disk_errors(f"archive '{name}' cannot be unpacked into {destination.parent}"):
         with staging_directory(destination.parent) as staging:

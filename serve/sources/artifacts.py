@@ -1,12 +1,9 @@
 """The disk tier: archives of a store, unpacked once per etag and found again by later runs.
 
-A directory's name is made of the archive's place and its etag, so that a directory that is there is complete, and
-needs no index that could disagree with it. The store is asked each time for the etag that is current; when it can't
-be reached, what is on disk has to do. An archive that is good for nothing is remembered for a while instead of being
-downloaded for every request.
-
-It refuses to know what is inside: whoever fetches an archive holds it, and it stays on disk until it is released.
-Synchronous and thread-safe; runs on load threads, which wait for each other only when they want the same archive.
+A directory's name is made of the archive's place and its etag, so that a directory that is there is complete, and needs
+no index that could disagree with it. The store is asked each time for the current etag; when it can't be reached, what
+is on disk has to do. A broken archive is remembered for a while instead of being downloaded for every request. Runs on
+load threads, which wait for each other only when they want the same archive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The byte budget of unpacked archives: what lies there, whether it is whole, who uses it, what has to go for more.
+"""The byte budget of unpacked archives: what lies there, whether it is whole, what is used, what has to go for more.
 
 Unused archives leave least recently used first; the time of a directory is its last use, so that the order outlives
 the process. One that is in memory or being loaded never leaves: it is held, here and, by a lock that ends with the
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, and a pid that must be 0
 _TAKEN = (errno.EAGAIN, errno.EACCES)
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none, where nobody can share anything
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none, where nothing can be shared
 Sums = dict[str, tuple[int, int]]  # path below the copy → bytes and CRC-32
 _BLOCK_SIZE = 1 << 20
 _NEW_SECONDS = 3600.0  # for which checksums without a copy stay: another server may be about to have it appear
@@ -259,7 +259,7 @@ class DiskBudget:
         self._users: Counter[str] = Counter()
         self._sizes: dict[str, int] = {}
         self._copies: dict[str, set[str]] = {}  # their names, by what those of one archive have in common
-        self._idle: dict[str, None] = {}  # whom nobody here uses, the one used longest ago first
+        self._idle: dict[str, None] = {}  # not used here, the one used longest ago first
         self._in_order = True
         self._looked_at = 0.0
         self.archives = self._claimed = 0
@@ -324,7 +324,7 @@ class DiskBudget:
         """Note the last use of a directory, now or at that time of the wall clock, if the disk allows."""
         if seconds is not None:
             self._in_order = False
-        with suppress(OSError):  # it is no more than a hint whom to remove first
+        with suppress(OSError):  # it is no more than a hint what to remove first
             os.utime(path, None if seconds is None else (seconds, seconds))
 
     @contextmanager

@@ -266,7 +266,7 @@ def is_pointer(file: Path) -> bool:
             return False
         with file.open("rb") as opened:
             return opened.read(len(_POINTER)) == _POINTER
-    except OSError:  # whoever loads it will tell
+    except OSError:  # its load will tell
         return False
 
 

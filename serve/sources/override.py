@@ -1,12 +1,9 @@
 """Models that are loaded with another configuration than their own, or with files of the client's, for that one load.
 
-An `Override` is a request; what becomes of it is a source like any other (`source.Overridden`). Files lie in a folder
-of their own under the cache directory, and nowhere near those that they stand for; it is removed when nobody refers to
-it any more. All of them together may take as much of the disk as archives may.
-
-A folder outlives a worker that dies, since the journal names it: the next worker of the same master restores it, and
-removes those that nobody named. What a whole server leaves behind is removed by its master, or by the next server. A
-folder is called `<life of the master>~<life of the worker that made it>~…`. Folders are made on load threads.
+Files lie in a folder of their own under the cache directory, removed with the last reference to it; all of them may
+take as much of the disk as archives may. A folder outlives a worker that dies, since the journal names it: the next
+worker of the same master restores it, and removes the others; what a whole server leaves is removed by its master, or
+by the next server. A folder is called `<life of the master>~<life of the worker that made it>~…`.
 """
 
 from __future__ import annotations

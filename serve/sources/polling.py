@@ -1,9 +1,7 @@
 """A repository whose models are served as its folder has them.
 
-What was added is loaded, what changed is loaded anew, what was removed is unloaded. What fails to load is tried again
-when it has changed, or at the next look if nothing is wrong with it, and whatever was served before goes on. `changes`
-is pure. The poller lives on the event loop and reads directories on a thread; it looks again so many seconds after it
-was done with what it saw.
+What fails to load is tried again when it has changed, or at the next look if nothing is wrong with it; whatever was
+served before goes on. The poller lives on the event loop and reads directories on a thread.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class Poller:
         """Look once, and do what there is to do; returns whether each model is served."""
         try:
             now = await on_daemon("poll", self._scan)
-        except Exception as error:  # noqa: BLE001 - nobody else would look again
+        except Exception as error:  # noqa: BLE001 - nothing else would look again
             _log.error("everything stays as it is, the repository can't be read: %s", error)
             return False
         changed, self._seen = changes(self._seen, now), now

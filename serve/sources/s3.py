@@ -76,7 +76,7 @@ _MOST_SECONDS = 30.0  # that a service may ask for
 _HURRIED_ATTEMPTS = 2
 _PASSING = ("RequestTimeout", "RequestTimeoutException")  # codes of a 400 that may come right
 _CHUNK_SIZE = 256 << 10
-_ATTEMPTS = 4  # openings of one part, before its error is everybody's
+_ATTEMPTS = 4  # openings of one part, before its error is the download's
 _CLOSE_SECONDS = 0.5  # that the threads of a download that is closed are waited for
 _PATIENCE_SECONDS = 20.0  # without a byte of a part, over several openings, each of which waits for some seconds
 

@@ -60,7 +60,7 @@ class StoredDirectory(StoredObject):
 
 def open_bucket(url: str, credentials: Mapping[str, str] = NO_CREDENTIALS) -> S3Store:
     """What lies under `s3://bucket/prefix`, or `s3://[https://]host:port/bucket/prefix` of an S3 that is not AWS's."""
-    from serve.sources.s3 import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
+    from serve.sources.s3 import S3Store  # noqa: PLC0415 - boto3 comes with it: folders need none
 
     place = url.removeprefix("s3://")
     endpoint = ""

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 S3, STS, SSO = "S3", "STS", "SSO"
 _OPERATIONS = {
-    "AssumeRole": STS,
-    "AssumeRoleWithWebIdentity": STS,
-    "AssumeRoleWithSAML": STS,
-    "GetSessionToken": STS,
-    "GetRoleCredentials": SSO,
-    "CreateToken": SSO,
+    **dict.fromkeys(("AssumeRole", "AssumeRoleWithWebIdentity", "AssumeRoleWithSAML", "GetSessionToken"), STS),
+    **dict.fromkeys(("GetRoleCredentials", "CreateToken"), SSO),
 }
 _LONGEST = 300  # characters of a message
 _SPACES = re.compile(r"\s+")
@@ -35,98 +31,76 @@ _TOPICS = (
     (re.compile(r"requester pays", re.IGNORECASE), "RequesterPays"),
     (re.compile(r"\bs3express:"), "SessionDenied"),
 )
-_KEYS = (
-    "S3 does not accept the AWS credentials for {uri} ({code}): they have expired or are wrong, or the region or the "
-    "clock is; renew them, or set AWS_DEFAULT_REGION to the bucket's"
-)
-_DENIED = (
-    "S3 denies access to {uri}{name}: allow s3:GetObject and s3:ListBucket to this role (without the latter, S3 denies "
-    "what does not exist)"
-)
-_ELSEWHERE = (
-    "the bucket of {uri} is in another region than this process asks ({code}): set AWS_DEFAULT_REGION to the bucket's"
-)
-_NO_ENDPOINT = (
-    "S3 sends the requests for {uri} elsewhere for now ({code}), as it does of a bucket that is new or moves: set "
-    "AWS_DEFAULT_REGION to the bucket's region, or try again in an hour"
-)
-_KEY = "the key of KMS that {uri}{name} is encrypted with can't be used ({code}): enable it, or encrypt the object anew"
-_TRUST = (
-    "STS does not let this process assume its role for {uri}: the role's trust policy has to allow it (IRSA: the OIDC "
-    "provider of the cluster, and this namespace and service account)"
-)
-_STS_EXPIRED = (
-    "STS does not accept the token of this process for {uri}, since it has expired ({code}): renew the token file, or "
-    "the credentials that the role is assumed with"
-)
-_STS_UNKNOWN = (
-    "STS does not accept the web identity token of this process for {uri} ({code}): IAM needs an identity provider of "
-    "the token's issuer and audience"
-)
-_LOGIN = "the login of AWS's single sign-on for {uri} does not hold ({code}): run `aws sso login`"
-_SENTENCES: Mapping[tuple[str, str], str] = {
-    **dict.fromkeys([(S3, code) for code in ("AccessDenied", "AllAccessDisabled", "Forbidden", "403")], _DENIED),
+# Service and codes → sentence.
+_TABLE = {
+    (S3, "AccessDenied AllAccessDisabled Forbidden 403"): (
+        "S3 denies access to {uri}{name}: allow s3:GetObject and s3:ListBucket to this role (without the latter, S3 "
+        "denies what does not exist)"
+    ),
     (S3, "KeyDenied"): (
-        "KMS does not let this role decrypt {uri}{name}: allow kms:Decrypt on the bucket's key, to the role and in the "
-        "key's policy"
+        "KMS does not let this role decrypt {uri}{name}: allow kms:Decrypt on the bucket's key, to the role and in "
+        "the key's policy"
     ),
     (S3, "ExplicitDeny"): (
-        "a policy denies {uri}{name} to this role explicitly, which no allowance outweighs: change the policy that the "
-        "message names"
+        "a policy denies {uri}{name} to this role explicitly, which no allowance outweighs: change the policy that "
+        "the message names"
     ),
     (S3, "SessionDenied"): (
         "S3 Express does not let this role open a session for {uri}: allow s3express:CreateSession on the directory "
         "bucket"
     ),
     (S3, "407"): (
-        "the proxy between this process and {uri} wants to know who asks: name the user and the password in HTTP_PROXY "
-        "or HTTPS_PROXY, or the host in NO_PROXY"
+        "the proxy between this process and {uri} wants to know who asks: name the user and the password in "
+        "HTTP_PROXY or HTTPS_PROXY, or the host in NO_PROXY"
     ),
     (S3, "RequesterPays"): (
-        "whoever asks for {uri}{name} has to pay for it (requester pays), which this server does not: copy the models "
-        "to a bucket of your own"
+        "whoever asks for {uri}{name} has to pay for it (requester pays), which this server does not: copy the "
+        "models to a bucket of your own"
     ),
-    **dict.fromkeys(
-        [(S3, code) for code in ("KMS.Disabled", "KMS.KMSInvalidState", "KMS.NotFound", "KMS.InvalidKeyUsage")], _KEY
+    (S3, "KMS.Disabled KMS.KMSInvalidState KMS.NotFound KMS.InvalidKeyUsage"): (
+        "the key of KMS that {uri}{name} is encrypted with can't be used ({code}): enable it, or encrypt the object "
+        "anew"
     ),
-    **dict.fromkeys(
-        [
-            (S3, code)
-            for code in (
-                "ExpiredToken",
-                "InvalidAccessKeyId",
-                "InvalidToken",
-                "RequestTimeTooSkewed",
-                "SignatureDoesNotMatch",
-                "400",  # HEAD with an expired token
-            )
-        ],
-        _KEYS,
+    (
+        S3,
+        "ExpiredToken InvalidAccessKeyId InvalidToken RequestTimeTooSkewed SignatureDoesNotMatch 400",
+    ): (  # 400: HEAD with an expired token
+        "S3 does not accept the AWS credentials for {uri} ({code}): they have expired or are wrong, or the region or "
+        "the clock is; renew them, or set AWS_DEFAULT_REGION to the bucket's"
     ),
-    **dict.fromkeys(
-        [
-            (S3, code)
-            for code in ("301", "AuthorizationHeaderMalformed", "IllegalLocationConstraint", "PermanentRedirect")
-        ],
-        _ELSEWHERE,
+    (S3, "301 AuthorizationHeaderMalformed IllegalLocationConstraint PermanentRedirect"): (
+        "the bucket of {uri} is in another region than this process asks ({code}): set AWS_DEFAULT_REGION to the "
+        "bucket's"
     ),
-    **dict.fromkeys([(S3, code) for code in ("307", "TemporaryRedirect", "Redirect")], _NO_ENDPOINT),
+    (S3, "307 TemporaryRedirect Redirect"): (
+        "S3 sends the requests for {uri} elsewhere for now ({code}), as it does of a bucket that is new or moves: "
+        "set AWS_DEFAULT_REGION to the bucket's region, or try again in an hour"
+    ),
     (S3, "InvalidObjectState"): "{uri}{name} is archived in a cold storage class: restore it first",
-    (STS, "AccessDenied"): _TRUST,
-    (STS, "ExpiredToken"): _STS_EXPIRED,
-    (STS, "InvalidIdentityToken"): _STS_UNKNOWN,
-    (STS, "IDPRejectedClaim"): _STS_UNKNOWN,
+    (STS, "AccessDenied"): (
+        "STS does not let this process assume its role for {uri}: the role's trust policy has to allow it (IRSA: the "
+        "OIDC provider of the cluster, and this namespace and service account)"
+    ),
+    (STS, "ExpiredToken"): (
+        "STS does not accept the token of this process for {uri}, since it has expired ({code}): renew the token "
+        "file, or the credentials that the role is assumed with"
+    ),
+    (STS, "InvalidIdentityToken IDPRejectedClaim"): (
+        "STS does not accept the web identity token of this process for {uri} ({code}): IAM needs an identity "
+        "provider of the token's issuer and audience"
+    ),
     (STS, "RegionDisabled"): (
         "STS is switched off in the region that this process asks for {uri} ({code}): switch it on in IAM's account "
         "settings, or set AWS_STS_REGIONAL_ENDPOINTS"
     ),
-    **dict.fromkeys(
-        [(STS, c) for c in ("InvalidClientTokenId", "SignatureDoesNotMatch")],
-        "STS does not accept the AWS credentials that a role is to be assumed with for {uri} ({code}): renew them",
+    (STS, "InvalidClientTokenId SignatureDoesNotMatch"): (
+        "STS does not accept the AWS credentials that a role is to be assumed with for {uri} ({code}): renew them"
     ),
-    (SSO, "Unauthorized"): _LOGIN,
-    (SSO, "InvalidGrant"): _LOGIN,
+    (SSO, "Unauthorized InvalidGrant"): (
+        "the login of AWS's single sign-on for {uri} does not hold ({code}): run `aws sso login`"
+    ),
 }
+_SENTENCES = {(service, code): text for (service, codes), text in _TABLE.items() for code in codes.split()}
 _SAID_BY_STATUS = {status.phrase for status in HTTPStatus}  # of HEAD, as if it were a message
 
 
@@ -188,7 +162,7 @@ def served(objects: Sequence[T], config: str, model: str) -> tuple[T, ...]:
     """What there is of a model without versions that are not served, by the text of its configuration."""
     try:
         parsed = parse_config(config, model=model, strict_name=False)
-    except MmeError:  # whoever loads it tells
+    except MmeError:  # its load tells
         return tuple(objects)
     if parsed.agents or parsed.op_libraries:  # which may name files of any version
         return tuple(objects)

@@ -1,10 +1,8 @@
 """Models that are an inference script with its files, as SageMaker's own containers take them, and no config.pbtxt.
 
-    model.joblib  code/inference.py           the script in `code/`, or beside the model
-    model.joblib                              a script for all models, in a folder outside of their archives
-    xgboost-model                             no script: one of those that are built in
-
-Looks at names, and at the first byte of boosters, on load threads; says what a configuration would have said.
+model.joblib  code/inference.py           the script in `code/`, or beside the model
+model.joblib                              a script for all models, in a folder outside of their archives
+xgboost-model                             no script: one of those that are built in
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a model comes from: an archive in a store, a folder that somebody unpacked, a repository, on disk or in S3."""
+"""Where a model comes from: an archive in a store, an unpacked folder, a repository, on disk or in S3."""
 
 from __future__ import annotations
 

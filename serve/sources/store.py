@@ -68,9 +68,7 @@ class ReplacedError(MmeError):
 class UnreachableError(UntoldError):
     """The store can't be asked now; what it said before may hold still.
 
-    Attributes:
-        whole: whether that is so of all that it has; else of what was asked for.
-        asked_pause: seconds that the store asks to be left alone for.
+    It is so of the `whole` store, or of what was asked for; `asked_pause` seconds it asks to be left alone for.
     """
 
     def __init__(self, message: str, *, whole: bool = True, asked_pause: float = 0.0) -> None:
@@ -113,7 +111,7 @@ def open_store(uri: str) -> Store:
         return LocalStore(Path(rest or "/"))
     if scheme != "s3":
         raise invalid_argument(f"model store '{uri}' is neither s3://bucket/prefix nor a local folder")
-    from serve.sources.s3 import S3Store  # noqa: PLC0415 - boto3 comes with it: who serves a folder needs none
+    from serve.sources.s3 import S3Store  # noqa: PLC0415 - boto3 comes with it: folders need none
 
     bucket, _, prefix = rest.partition("/")
     return S3Store(bucket, prefix)

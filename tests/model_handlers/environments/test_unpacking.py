@@ -207,6 +207,8 @@ def broken(archives, what):
         "cut in a header": gzip.compress(tar[: second + 100]),
         "cut between members": gzip.compress(tar[:second]),
         "bad header": gzip.compress(tar[:second] + b"x" * 512 + tar[second + 512 :]),
+        "two tars": gzip.compress(tar * 2),
+        "huge claim": gzip.compress(archives.member("x", size=1 << 40)[0].tobuf(tarfile.GNU_FORMAT)),
         "huge header": gzip.compress(archives.member("x", size=1 << 33, type=b"x")[0].tobuf(tarfile.GNU_FORMAT)),
     }[what]
 
@@ -227,6 +229,8 @@ def broken(archives, what):
         ("cut in a header", "is truncated: its tar has no end"),
         ("cut between members", "is truncated: its tar has no end"),
         ("bad header", "has a corrupt tar header behind member 1"),
+        ("two tars", "has trailing garbage behind its tar data; pack it again"),
+        ("huge claim", "claims 1099511627776 bytes for member 'x', more than its"),
         ("huge header", "has a tar header of more than 1048576 bytes"),
     ],
 )
