@@ -238,16 +238,20 @@ class IsolatedHandler(Handler):
             return {}
 
     def give_back(self, *, idle: bool) -> bool:
+        """Have an idle process trim its heap, and retire what batches made large. Others retire it by their need."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
+            complete = not self._segments.busy
             if idle and not self._unfinished and self.child.alive:
-                self.child.begin({"do": "rest"}, (), self._limit)
-            holes, complete = self._segments.rest(idle=idle)
+                self._segments.rest()
+                message = {"do": "rest", "retired": self._segments.take_retired()}
+                self.child.call(message, (), self._limit, "while it gave memory back")
+        except ChildDiedError as death:
+            self._mark_dead(death)
+            complete = True
         finally:
             self._lock.release()
-        for hole in holes:
-            hole.make()
         return complete
 
     def growth(self) -> int:
@@ -290,12 +294,11 @@ class IsolatedHandler(Handler):
         packing.write(segment.memory())
         self._batch += 1
         segment.batch, segment.out = self._batch, True
-        retired, self._segments.retired = self._segments.retired, []
         message |= {
             "do": "run",
             "batch": self._batch,
             "segment": [segment.id, segment.size],
-            "retired": retired,
+            "retired": self._segments.take_retired(),
             "at": packing.end,
         }
         return segment, fds

@@ -124,7 +124,9 @@ def _serve(message: Message, side: _Side, events: socket.socket) -> int:
             worker.close()
             return 0
         if asked["do"] == "rest":
+            worker.drop(asked["retired"])
             memory.trim()
+            side.send({"rested": True})
         else:
             worker.run(asked)
     return 0  # the serving process is gone, and a clean end is not waited for
@@ -286,11 +288,15 @@ class _Worker:
         for fd in self._side.fds:
             os.close(fd)
 
-    def _segment(self, message: Message) -> Segment:
-        for id_ in message["retired"]:
+    def drop(self, retired: list[int]) -> None:
+        """Close segments that the other side uses no more."""
+        for id_ in retired:
             segment = self._segments.pop(id_, None)
             if segment is not None:
                 segment.close()
+
+    def _segment(self, message: Message) -> Segment:
+        self.drop(message["retired"])
         id_, size = message["segment"]
         if id_ not in self._segments:
             self._segments[id_] = Segment(id_, self._side.fds.pop(0), size)

@@ -6,8 +6,9 @@ it. Sealed against shrinking: a process that truncated it could otherwise kill t
 A segment grows by both sides mapping it again, larger; views of the old mapping go on reading the same pages. `lend`
 gives out its bytes as an array for one batch. numpy lets every view of an array keep that array alive, so the segment
 is busy exactly as long as the lent array lives, which a weak reference tells. If the worker gives the segment up
-meanwhile, the mapping goes with the last view. Pages that a large batch touched stay until `SegmentPool.rest` makes
-holes behind what recent batches needed. Used by one thread at a time in each process; views may go on any thread.
+meanwhile, the mapping goes with the last view. Pages that a large batch touched stay until the segment is retired: when
+it is far larger than recent batches need, or idle. Used by one thread at a time in each process; views may go on any
+thread.
 
 The channel is the second socket between the processes. The control socket carries batches, strictly one question and
 one answer; all else crosses on the channel at any time: responses of a model while it executes or after it, its calls
@@ -26,7 +27,6 @@ looked at its contents, or shrink, which would kill its reader, is a `ProtocolEr
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 _CLOEXEC, _ALLOW_SEALING = 1, 2
 _ADD_SEALS, _GET_SEALS = 1033, 1034
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _SEAL, _SHRINK, _GROW, _WRITE = 1, 2, 4, 8
 
 
@@ -69,15 +68,6 @@ def new_memfd(name: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return fd
-
-
-def punch_hole(fd: int, start: int, size: int) -> None:
-    """Give pages of a file back to the system; they read as zeros. Other threads run meanwhile."""
-    library = ctypes.CDLL(None, use_errno=True)
-    offset = ctypes.c_int64
-    if library.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset(start), offset(size)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def memory_refusal(error: OSError, sentence: str) -> MmeError:
@@ -105,7 +95,7 @@ def is_frozen(fd: int) -> bool:
 _SPARE = 2  # free segments kept beside the one that is taken
 _WINDOW = 64  # batches over which a need counts as recent
 _KEPT = 1 << 20  # a segment of this size is no burden
-_RESTING = 64 << 10  # bytes that each idle segment keeps: a small batch finds its pages
+_RESTING = 64 << 10  # bytes of a segment that is kept while the worker is idle
 _BLOCK = 512  # what fstat counts in
 _EXCESS = 4  # times the recent need: growth doubles, so twice is usual
 
@@ -141,7 +131,6 @@ class Segment:
         self.size = size
         self.batch = 0
         self.out = False
-        self.resting = False
         self._mapping = mmap.mmap(fd, size)
         self._lent: weakref.ref[Array] | None = None
 
@@ -189,20 +178,10 @@ class Segment:
         """Bytes of memory that it takes, whichever side touched them."""
         return os.fstat(self.fd).st_blocks * _BLOCK
 
-    def hole(self, beyond: int) -> Hole:
-        """What gives back the pages behind its first bytes; the segment is not taken until it was made.
-
-        Raises:
-            OSError: the system has no descriptor for it.
-        """
-        hole = Hole(self, os.dup(self.fd), beyond, self.size - beyond)
-        self.resting = True
-        return hole
-
     @property
     def busy(self) -> bool:
-        """Whether a batch is on its way in it, pages are given back, or views of what was lent live."""
-        return self.out or self.resting or (self._lent is not None and self._lent() is not None)
+        """Whether a batch is on its way in it, or views of what was lent live."""
+        return self.out or (self._lent is not None and self._lent() is not None)
 
     def close(self) -> None:
         """Give it up; views that still live keep their mapping until they go."""
@@ -210,28 +189,6 @@ class Segment:
             os.close(self.fd)
             self.fd = -1
             del self._mapping
-
-
-class Hole:
-    """Pages of a segment that are to be given back to the system, on both sides. To be made once, on any thread.
-
-    It takes a quarter of a millisecond for each megabyte, so nothing waits for it: the descriptor is its own, and the
-    segment may be closed meanwhile.
-    """
-
-    def __init__(self, segment: Segment, fd: int, start: int, size: int) -> None:
-        self._segment = segment
-        self._fd = fd
-        self._start = start
-        self._size = size
-
-    def make(self) -> None:
-        try:
-            with contextlib.suppress(OSError):  # a system that can't do that keeps them
-                punch_hole(self._fd, self._start, self._size)
-        finally:
-            os.close(self._fd)
-            self._segment.resting = False
 
 
 class SegmentPool:
@@ -280,19 +237,20 @@ class SegmentPool:
                 self.retire(segment)
             self._recent_need, self._need, self._batches = self._need, 0, 0
 
-    def rest(self, *, idle: bool) -> tuple[list[Hole], bool]:
-        """What gives back pages that no recent batch needed: none since the last time but one, or none if `idle`.
+    @property
+    def busy(self) -> bool:
+        """Whether any segment is."""
+        return any(segment.busy for segment in self._segments)
 
-        Returns:
-            the holes to be made, and whether every segment could be looked at: none was busy.
-        """
-        enough = _page_rounded(max(_RESTING, 0 if idle else max(self._need, self._recent_need)))
-        self._recent_need, self._need, self._batches = self._need, 0, 0
-        free = [segment for segment in self._segments if not segment.busy]
-        holes: list[Hole] = []
-        with contextlib.suppress(OSError):
-            holes += (segment.hole(enough) for segment in free if segment.taken > enough)
-        return holes, len(free) == len(self._segments)
+    def rest(self) -> None:
+        """Retire free segments that take more than a small batch needs."""
+        for segment in [segment for segment in self._segments if not segment.busy and segment.taken > _RESTING]:
+            self.retire(segment)
+
+    def take_retired(self) -> list[int]:
+        """Ids that the worker is told of now."""
+        retired, self.retired = self.retired, []
+        return retired
 
     @property
     def taken(self) -> int:

@@ -20,8 +20,8 @@ tensor at a multiple of 64 bytes:
 A message names each tensor by `[datatype, offset, bytes, shape]`. An output that is an input, untouched, is not written
 again: its place is that of the input. BYTES tensors lie in their wire form and are taken apart by the reader.
 
-    serving process → worker       {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "rest"}   {"do": "close"}
-    worker → serving process       {"loaded": …}       {"ran": n, …}                  (nothing)        (ends)
+    serving process → worker    {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "rest", …}   {"do": "close"}
+    worker → serving process    {"loaded": …}       {"ran": n, …}                  {"rested": true}    (ends)
 
 Requests that the batcher joined send the same inputs and want the same outputs. Each of their inputs crosses as one
 tensor, of which every request has its rows, and so does each output if the answers are alike:

@@ -296,9 +296,18 @@ def test_an_idle_process_gives_back_what_its_model_freed(start):
     do(handler, "fragment")
     before = handler.memory().host
     assert handler.give_back(idle=True)
-    do(handler, "where")  # behind it
 
     assert handler.memory().host < before - 16 * MIB
+
+
+def test_a_process_that_died_has_given_back_all(start):
+    """Its death is found then, and the next batch starts it again."""
+    handler = start(Echo)
+    psutil.Process(handler.child.pid).kill()
+
+    assert handler.give_back(idle=True)
+    assert not handler.child.alive
+    assert np.array_equal(handler.execute({"x": np.ones(4, "u1")}, ["copy"])[0], np.ones(4, "u1"))
 
 
 def test_surroundings(start):

@@ -167,84 +167,45 @@ def test_closed_under_a_view(pool):
     assert kept[0] == 5
 
 
-def rested(pool, *, idle):
-    """Have a pool give back what it can; whether that was all."""
-    holes, complete = pool.rest(idle=idle)
-    for hole in holes:
-        hole.make()
-    return complete
+def test_an_idle_pool_retires_what_batches_made_large(pool):
+    """Both sides give it up; a small one is kept for the next batch."""
+    large, _ = pool.take(16 * MIB)
+    large.out = True
+    small, _ = pool.take(4096)
+    large.out = False
+    large.lend(writable=True)[:] = 1
+    small.memory()[0] = 1
+
+    assert not pool.busy
+    pool.rest()
+    assert pool.taken < MIB
+    assert pool.take_retired() == [large.id]
+    assert pool.take_retired() == []
+    assert pool.take(4096) == (small, False)
 
 
-def test_pages_that_no_batch_of_late_needed_are_given_back(pool):
-    """Both sides go on with their mappings; what was needed since the last look but one stays."""
-    ours, _ = pool.take(64 * MIB)
-    theirs = Segment(ours.id, os.dup(ours.fd), ours.size)
-    ours.lend(writable=True)[:] = 1
-    assert int(theirs.lend().sum()) == 64 * MIB
-    pool.used(64 * MIB)
-    taken = []
-    for _ in range(3):
-        assert rested(pool, idle=False)
-        taken.append(pool.taken)
-        pool.used(MIB)
-
-    assert taken[:2] == [64 * MIB] * 2
-    assert taken[2] == MIB
-    assert int(ours.lend().sum()) == int(theirs.lend().sum()) == MIB
-    theirs.lend(writable=True)[-1] = 7
-    assert ours.lend()[-1] == 7
-    theirs.close()
-
-
-def test_an_idle_pool_gives_back_all_but_a_few_pages(pool):
-    """At once, and whatever was needed of late."""
-    segment, _ = pool.take(16 * MIB)
-    segment.lend(writable=True)[:] = 1
-    pool.used(16 * MIB)
-
-    assert rested(pool, idle=True)
-    assert 0 < pool.taken < MIB
-    assert pool.take(16 * MIB) == (segment, False)
-
-
-def test_a_segment_that_somebody_looks_at_keeps_its_pages(pool):
-    """Nobody's answer turns into zeros; it is told that there is more to give back."""
+def test_a_segment_that_is_looked_at_is_kept(pool):
+    """No answer turns into zeros; it is told that there is more to give back."""
     segment, _ = pool.take(16 * MIB)
     segment.lend(writable=True)[:] = 1
     kept = segment.lend()[-MIB:]
 
-    assert not rested(pool, idle=True)
+    assert pool.busy
+    pool.rest()
     assert pool.taken == 16 * MIB
     assert int(kept.sum()) == MIB
     del kept
-    assert rested(pool, idle=True)
-    assert pool.taken < MIB
+    assert not pool.busy
+    pool.rest()
+    assert pool.taken == 0
 
 
-def test_a_segment_on_its_way_keeps_its_pages(pool):
+def test_a_segment_on_its_way_is_kept(pool):
     """What was sent and not answered yet may be read at any time."""
     segment, _ = pool.take(16 * MIB)
     segment.lend(writable=True)[:] = 1
     segment.out = True
 
-    assert not rested(pool, idle=True)
+    assert pool.busy
+    pool.rest()
     assert pool.taken == 16 * MIB
-
-
-def test_nobody_takes_a_segment_whose_pages_are_given_back(pool):
-    """Nor does it matter that the segment is closed meanwhile, and its descriptor another file's."""
-    segment, _ = pool.take(16 * MIB)
-    segment.lend(writable=True)[:] = 1
-    holes, _ = pool.rest(idle=True)
-    other, fresh = pool.take(MIB)
-    assert fresh
-    other.lend(writable=True)[:] = 1
-    number = segment.fd
-    pool.retire(segment)
-    os.dup2(other.fd, number)
-    for hole in holes:
-        hole.make()
-    os.close(number)
-
-    assert int(other.lend()[:MIB].sum()) == MIB
-    assert not segment.resting
