@@ -28,7 +28,11 @@ _TRIM_SECONDS = 1.0
 
 
 class Scales:
-    """One a process: loads into it take turns here. Frameworks, which models share, take `common` bytes of the host."""
+    """One a process: whatever loads into it takes turns here. Frameworks, which models share, take `common` bytes.
+
+    The cache keeps loads apart from one another already; but frameworks are imported while models are prepared, and
+    weights change over while models serve.
+    """
 
     def __init__(self) -> None:
         self.common = 0
