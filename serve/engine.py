@@ -224,11 +224,7 @@ class Engine:
         return True
 
     def submit_to_member(self, target: str, member: str, version: int | None, request: InferenceRequest) -> bool:
-        """Accept a request for a model of an archive, made by another one of it; False if there is no such model.
-
-        Raises:
-            MmeError: the request was not accepted.
-        """
+        """Accept a request for a model of an archive, made by another one of it; False if there is no such model."""
         entry = self.cache.entries.get(target)
         if entry is None or entry.resident is None or member not in entry.resident.members:
             return False
@@ -243,11 +239,7 @@ class Engine:
         return True
 
     async def submit_cold(self, name: str, version: int | None, request: InferenceRequest) -> LoadReport:
-        """Accept a request for any model, loading the model first; see `submit`.
-
-        Raises:
-            MmeError: UNKNOWN_MODEL, or why it can't be loaded, or why the request does not fit it.
-        """
+        """Accept a request for any model, loading the model first; see `submit`."""
         return await self.submit_made(name, version, lambda _config: request)
 
     async def submit_made(

@@ -18,17 +18,14 @@ _log = logging.getLogger("mme.cache")
 
 
 class Maintenance:
-    """One look at a time, each at the earliest time that was asked for.
-
-    Args:
-        rests: seconds until the next look, asked after each, failed ones too; None for none until `look_in`.
-    """
+    """One look at a time, each at the earliest time that was asked for."""
 
     def __init__(
         self,
         name: str,
         loop: asyncio.AbstractEventLoop,
         look: Callable[[], Awaitable[None]],  # looks once
+        # seconds until the next look, asked after each, failed ones too; None for none until `look_in`
         rests: Callable[[], float | None],
         initializer: Callable[[], None] = lambda: None,  # called on its thread first
     ) -> None:

@@ -48,13 +48,6 @@ class ThreadPool(Executor):
     Where none is idle one is started. Until it runs, the work waits for it or for the first that becomes idle: where
     the system has no room for another thread, those that there are do the work.
 
-    Args:
-        keeps_one: whether one thread is there from the beginning and never ends, so that work gets done on a system
-            without room for threads.
-        idle_seconds: after which a thread without work ends; 0 for a fresh thread for each piece of work.
-        patience: seconds that submitted work waits for a thread for which the system has no room; then that is its
-            error.
-
     Raises:
         MmeError: UNAVAILABLE, there is no room for the one that it keeps.
     """
@@ -65,8 +58,12 @@ class ThreadPool(Executor):
         initializer: Callable[[], None] = _nothing,  # called on each thread first
         *,
         most: int = sys.maxsize,
+        # whether one thread is there from the beginning and never ends, so that work gets done on a system without room
+        # for threads
         keeps_one: bool = False,
+        # after which a thread without work ends; 0 for a fresh thread for each piece of work
         idle_seconds: float = _IDLE_SECONDS,
+        # seconds that submitted work waits for a thread for which the system has no room; then that is its error
         patience: float = math.inf,
     ) -> None:
         self._name = name

@@ -56,10 +56,7 @@ _arrival = attrgetter("arrival_ns")
 
 
 class PriorityLevel(Generic[R]):
-    """Requests of one level: those with time left, or without a limit, and behind them those that are delayed.
-
-    The deques stay the same: the queue holds on to them.
-    """
+    """Requests of one level: `waiting`, and behind them the `delayed`. The queue holds on to both deques."""
 
     def __init__(self, model: str, policy: QueuePolicy) -> None:
         self._model = model
@@ -78,11 +75,7 @@ class PriorityLevel(Generic[R]):
         return chain(self.waiting, self.delayed)
 
     def push(self, request: R) -> None:
-        """Accept a request; its `arrival_ns` is set.
-
-        Raises:
-            MmeError: QUEUE_FULL when `max_queue_size` requests wait already.
-        """
+        """Accept a request, or raise QUEUE_FULL; its `arrival_ns` is set."""
         policy = self.policy
         if policy.max_queue_size and len(self) >= policy.max_queue_size:
             raise MmeError(

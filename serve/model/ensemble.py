@@ -460,11 +460,7 @@ class InflightLimiter:
         return len(self._waiting)
 
     def submit(self, request: InferenceRequest) -> None:
-        """Submit a request, now or when it is its turn; what the model refuses by then is its answer.
-
-        Raises:
-            MmeError: what the model raises now.
-        """
+        """Submit a request, now or when it is its turn; what the model refuses by then is its answer."""
         if self._under_way < self._all.most and not self._waiting:
             self._enter(request)
             return

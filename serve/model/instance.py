@@ -249,19 +249,16 @@ _NOTHING: tuple[Batch, Sequence[ModelRequest], int, int] = ([], (), 0, 0)
 
 
 class Instance:
-    """One instance, with a thread of a pool while it executes; batches for worker processes go over the event loop.
-
-    Args:
-        pull: asks for the next batch; marks the instance idle and returns [] when there is none.
-        pull_ahead: asks for one behind the batch that is executed; [] where there is none to be had so early.
-    """
+    """One instance, with a thread of a pool while it executes; batches for worker processes go over the event loop."""
 
     def __init__(
         self,
         name: str,
         handler: Handler,
         signature: TensorMap,
+        # asks for the next batch; marks the instance idle and returns [] when there is none
         pull: Callable[[Instance], Batch],
+        # asks for one behind the batch that is executed; [] where there is none to be had so early
         pull_ahead: Callable[[Instance], Batch],
         report: Callable[[Execution], None],  # takes a finished execution; called on a thread
         threads: ThreadPool,

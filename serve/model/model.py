@@ -65,14 +65,7 @@ _now = time.perf_counter_ns
 
 
 class Model:
-    """One version of a model, ready to execute.
-
-    Args:
-        retry: asked on the loop about a request that ran out of memory; True takes it back. See `OomRetry`.
-        proof: what is known of its batch dimension, where that is guessed; None for nothing yet.
-        turns: whether free instances take turns, as on several devices; else the one that was busy last goes on, whose
-            memory is warm.
-    """
+    """One version of a model, ready to execute."""
 
     def __init__(
         self,
@@ -82,15 +75,19 @@ class Model:
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
         inline_ns: int = 0,  # executions expected to take at most this long run on the loop; 0 for none
+        # asked on the loop about a request that ran out of memory; True takes it back. See `OomRetry`.
         retry: RetryRequest | None = None,
         responses: ResponseCache | None = None,
         initial_states: Mapping[str, Array] | None = None,  # state input → what a sequence begins with
         limits: LimitedInstances | None = None,  # its instances, where they share resources with others
         dispatches: DispatchQueue | None = None,
         poll: LoopPoller | None = None,
+        # what is known of its batch dimension, where that is guessed; None for nothing yet
         proof: BatchProof | None = None,
         threads: ThreadPool | None = None,
         *,
+        # whether free instances take turns, as on several devices; else the one that was busy last goes on, whose
+        # memory is warm
         turns: bool = False,
         larger: Callable[[], None] | None = None,  # told of each batch with more input bytes than any before
     ) -> None:

@@ -297,11 +297,7 @@ class ResourcePool:
     def instances(
         self, model: str, groups: Sequence[InstanceGroup], instances: Sequence[tuple[str, Device]]
     ) -> LimitedInstances | None:
-        """The instances of a model, by name and device; None where none of them needs any resource. On any thread.
-
-        Raises:
-            MmeError: INVALID_MODEL, see `RateLimiter.join`.
-        """
+        """The instances of a model, by name and device; None where none needs any resource. On any thread."""
         by_name = {group.name: group for group in groups}
         of_groups = [(by_name[name.rpartition("_")[0]], device) for name, device in instances] if by_name else []
         if not any(group.resources for group, _ in of_groups):

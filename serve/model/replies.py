@@ -140,11 +140,7 @@ _now = time.perf_counter_ns
 
 
 class Replies:
-    """The accepted requests of one model version.
-
-    Args:
-        requeue: takes back a request whose execution never began, though its batch was sent; it is the next one.
-    """
+    """The accepted requests of one model version."""
 
     def __init__(
         self,
@@ -152,6 +148,7 @@ class Replies:
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
         timeout_message: str,  # what requests are told whose time in the queue is over
+        # takes back a request whose execution never began, though its batch was sent; it is the next one
         requeue: Callable[[InferenceRequest], None],
         retry: Retry | None,  # asked about a request that ran out of memory; True takes it back
         *,

@@ -108,11 +108,7 @@ class Warmup:
         self._samples = [_Sample(sample, config, directory) for sample in config.model_warmup if sample.batch_size]
 
     def run(self, handler: Handler, instance: str, must_go_on: Callable[[], None] = lambda: None) -> None:
-        """Execute all samples on an instance, unless `must_go_on` raises: it is called before each execution.
-
-        Raises:
-            MmeError: naming the sample that failed; what `must_go_on` raises.
-        """
+        """Execute all samples on an instance, unless `must_go_on` raises: it is called before each execution."""
         handler.warming = True
         try:
             self._run(handler, instance, must_go_on)
