@@ -38,7 +38,6 @@ from container.ship.flags import COMMANDS as SHIP
 from container.ship.flags import DEFAULT_URL, add_identity, seconds
 from container.version import installed_version, is_compiled
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker.fork_client import ForkClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -195,6 +194,8 @@ def _become_gunicorn(settings: Settings) -> None:
     # Python and gunicorn put the working directory in front of the import path, where a user's serve.py or container/
     # would hide ours; settings hold no relative path any more. Models' code runs where the server was started.
     with contextlib.suppress(FileNotFoundError):
+        from model_handlers.worker.fork_client import ForkClient  # noqa: PLC0415 - numpy, 200 ms
+
         ForkClient.directory = Path.cwd()
     root = str(Path(__file__).parents[1])
     os.chdir(root)

@@ -190,7 +190,7 @@ def test_a_body_over_the_limit_is_refused(start, repository, wsgi_server, raw_ht
 def test_a_bug_is_a_500_that_points_to_the_log(start, repository, monkeypatch, caplog):
     """And says nothing of its traceback to the client."""
     running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
-    monkeypatch.setattr(running.engine, "registered", lambda: 1 / 0)
+    monkeypatch.setattr(running.engine.index, "registered", lambda: 1 / 0)
     reply = running.flask("GET", "/models")
     assert (reply.status, reply.error) == (500, "the server failed to answer GET /models; its log says why")
     assert "ZeroDivisionError" in caplog.text
