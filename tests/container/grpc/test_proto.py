@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from container.grpc import grpc_service_pb2 as pb
-from tests.model_handlers.test_model_config_proto import drop_json_names
+from tests.model_handlers.config.test_model_config_proto import drop_json_names
 
 PROTO = "container/grpc/grpc_service.proto"
 
