@@ -253,9 +253,10 @@ class Residents:
 
     def leaves(self, entry: Entry) -> None:
         """It is on its way out: what it takes comes back without an eviction."""
+        unloading = transition(entry.state, Event.UNLOAD)
         self.order.remove(entry)
-        self._disown(entry)
-        entry.state = transition(entry.state, Event.UNLOAD)
+        self._disown(entry)  # while it is none that leaves
+        entry.state = unloading
 
     def left(self, entry: Entry) -> None:
         """It is out of memory; for files that it was charged for and others map still, these are charged."""
