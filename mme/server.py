@@ -20,7 +20,7 @@ from model_handlers.model_calls import Override
 from model_handlers.system import devices, memory
 from serve.engine import end_shared
 from serve.engine_options import EngineOptions
-from serve.sizes import byte_size, bytes_of, memory_budget
+from serve.sizes import bytes_of, memory_budget
 from serve.threads import on_daemon
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ _HOST_SHARE, _DEVICE_SHARE = 0.8, 0.9  # of memory, where no budget is given
 class Server:
     """All models of a repository or a store, loaded when they are asked for, and unloaded when memory fills.
 
-    `with` runs it on a thread of its own, `async with` on the caller's event loop. Its `close` ends every thread and
-    process that it has; at the end of the interpreter that happens by itself.
+    `with`, or `start` and `close`, run it on a thread of its own, `async with` on the caller's event loop. Its end is
+    that of all its threads and processes; at the end of the interpreter that happens by itself.
 
     Args:
         model_repository: a folder of models as Triton has them, each with its `config.pbtxt` and versions.
@@ -78,7 +78,7 @@ class Server:
             "repository": Path(model_repository).absolute() if model_repository else None,
             "load_threads": load_threads,
             "load_patience": load_timeout,
-            "response_cache_bytes": byte_size(response_cache) if isinstance(response_cache, str) else response_cache,
+            "response_cache_bytes": _size("response_cache", response_cache, 0, 0) if response_cache else 0,
         }
         self._folder = str(cache_directory)
         self._load_models = tuple(load_models)
@@ -90,7 +90,8 @@ class Server:
 
     # -- begin and end -------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
+        """Begin on a thread of its own, as `with` does; end it by `close`."""
         self._runner = runner = Runner()
         try:
             runner.call(self._begin)
@@ -99,6 +100,9 @@ class Server:
             raise
         atexit.register(self.close)
         return self
+
+    def __enter__(self) -> Self:
+        return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
@@ -125,7 +129,6 @@ class Server:
         self._closed()
 
     async def close_async(self) -> None:
-        """The same, for a server on the caller's event loop."""
         if self._runner is not None:
             await self._runner.shut()
             await on_daemon("end", end_shared)
@@ -138,17 +141,17 @@ class Server:
 
     async def _begin(self) -> None:
         runner = self._running
+        folder = self._folder or tempfile.mkdtemp(prefix="mme-")
         if not self._folder:
-            self._folder = tempfile.mkdtemp(prefix="mme-")
-            self._forget_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        runner.open(EngineOptions(cache_directory=Path(self._folder), **self._options))
+            self._forget_folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        runner.open(EngineOptions(cache_directory=Path(folder), **self._options))
         for name in self._load_models:
             await self._reload(name, None)
 
     @property
     def _running(self) -> Runner:
         if self._runner is None:
-            raise MmeError(Kind.UNAVAILABLE, "the server has not begun: use it by `with` or `async with`")
+            raise MmeError(Kind.UNAVAILABLE, "the server has not begun: `start` it, or write `with` or `async with`")
         return self._runner
 
     @property
@@ -183,7 +186,6 @@ class Server:
     async def load_async(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> None:
-        """See `load`."""
         override = _override(config, files)
         await self._running.call_async(lambda: self._reload(name, override))
 
@@ -192,7 +194,6 @@ class Server:
         self._running.call(lambda: self._unload(name, dependents))
 
     async def unload_async(self, name: str, *, dependents: bool = False) -> None:
-        """See `unload`."""
         await self._running.call_async(lambda: self._unload(name, dependents))
 
     def is_ready(self, name: str, version: int | None = None) -> bool:
@@ -200,7 +201,6 @@ class Server:
         return self._running.call(lambda: self._ready(name, version))
 
     async def is_ready_async(self, name: str, version: int | None = None) -> bool:
-        """See `is_ready`."""
         return await self._running.call_async(lambda: self._ready(name, version))
 
     def index(self) -> list[dict[str, Any]]:
@@ -208,7 +208,6 @@ class Server:
         return self._running.call(self._index)
 
     async def index_async(self) -> list[dict[str, Any]]:
-        """See `index`."""
         return await self._running.call_async(self._index)
 
     def config(self, name: str) -> dict[str, Any]:
@@ -216,7 +215,6 @@ class Server:
         return self._running.call(lambda: self._config(name))
 
     async def config_async(self, name: str) -> dict[str, Any]:
-        """See `config`."""
         return await self._running.call_async(lambda: self._config(name))
 
     def statistics(self) -> list[dict[str, Any]]:
@@ -224,7 +222,6 @@ class Server:
         return self._running.call(self._statistics)
 
     async def statistics_async(self) -> list[dict[str, Any]]:
-        """See `statistics`."""
         return await self._running.call_async(self._statistics)
 
     async def _reload(self, name: str, override: Override | None) -> None:

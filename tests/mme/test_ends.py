@@ -92,7 +92,7 @@ def test_a_program_that_ends_without_closing_leaves_nothing(run, end):
     """The interpreter ends the server, and what it has under way."""
     run(
         f"""
-        server = mme.Server("models").__enter__()
+        server = mme.Server("models").start()
         server.model("adds").infer({{"x": x}})
         asks = server.model("doubles").submit({{"x": x}})
         {end}

@@ -219,15 +219,18 @@ def test_what_can_not_be_begun_is_said(tmp_path, repository):
     with pytest.raises(mme.Error, match="memory_budget='much': expected a size"):
         mme.Server(repository, memory_budget="much")
     with pytest.raises(mme.Error, match="'missing' is not found"):
-        mme.Server(repository, load_models=["missing"]).__enter__()
+        mme.Server(repository, load_models=["missing"]).start()
     server = mme.Server(repository)
     with pytest.raises(mme.Error, match="has not begun"):
         server.index()
-    with server:
-        model = server.model("doubles")
+    model = server.start().model("doubles")
+    server.close()
+    server.close()
     for ask in (lambda: model.infer({"x": X}), server.index, lambda: model.submit({"x": X})):
         with pytest.raises(mme.Error, match="the server is closed"):
             ask()
+    with server:  # and it begins again
+        assert server.model("doubles").infer({"x": X})["y"].tolist() == (2 * X).tolist()
 
 
 def test_two_servers_in_one_process(repository, tmp_path):
