@@ -102,9 +102,8 @@ class ByteLocks:
 class CopySums:
     """Checksums of unpacked copies, as JSON in `.sums/<name of the copy>`: path → bytes and CRC-32.
 
-    They are taken of the bytes on their way to the disk and kept before the copy appears. A copy is read and compared
-    when this process looks at it for the first time, 20 to 70 ms for 90 MB, and again when the status of any of its
-    files has changed. A CRC finds what disks and crashes do; intent is kept away by the directory's permissions.
+    They are kept before the copy appears. A copy is read and compared when this process first looks at it, 20 to 70 ms
+    for 90 MB, and again when the status of any of its files has changed. A CRC finds what disks and crashes do.
     """
 
     def __init__(self, directory: Path) -> None:

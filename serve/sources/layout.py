@@ -111,8 +111,7 @@ def directories(path: Path) -> list[Path]:
 def candidates_in(path: Path, scripts: Scripts) -> list[Path]:
     """The model directories of an unpacked archive, or of the one folder that holds all of it.
 
-    It is one itself if it needs no script, unless what lies below are models of Triton's, which read what lies beside
-    them by their code.
+    It is one itself if it needs no script, unless models of Triton's lie below, which read what lies beside them.
     """
     found = _candidates_in(path, scripts)
     while not found and (inner := _only_folder(path)):
@@ -246,7 +245,7 @@ def advice(path: Path, model: str = "") -> str:
     """A clause such as "; move model.pt to 1/model.pt", or "" where nothing is to be said.
 
     People pack one folder too many, leave the version's directory out, or bring what another server takes. `model` is
-    what the directory of the model below `path` is to be called, with a slash, "" where `path` is that itself.
+    what the model's directory below `path` is to be called, with a slash, if it has one.
     """
     clause = (
         _saved_model(path, model)

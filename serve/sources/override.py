@@ -104,12 +104,10 @@ def _remove(path: Path, size: int, left: deque[int]) -> None:
 
 
 class Overrides:
-    """Makes sources of overrides.
+    """Makes sources of overrides, whose folders lie in `directory`.
 
-    Args:
-        directory: where the folders of files lie; those of servers that ended are removed.
-        life: of the process that starts workers, whose next one restores what this one made; "" for none.
-        budget: bytes that all files may take together; None for a share of what is free.
+    `life` is that of the process that starts workers, whose next one restores what this one made; all files may take
+    `budget` bytes together, or a share of what is free.
     """
 
     def __init__(self, directory: Path, life: str = "", budget: int | None = None) -> None:

@@ -242,8 +242,7 @@ def _open(path: Path, name: str, scripts: Scripts, *, strict_name: bool, overrid
 def decided(path: Path, config: ModelConfig, scripts: Scripts) -> tuple[ModelConfig, dict[int, Path]]:
     """The configuration with backend, platform and model file named, and the versions that the directory holds.
 
-    What has no files may lack the directory of its version, which archives lose: an ensemble, a backend that loads
-    none, an inference script.
+    What has no files may lack the directory of its version: an ensemble, a backend that loads none, a script.
     """
     available = versions_in(path)
     if config.platform == PLATFORM:

@@ -100,14 +100,8 @@ class S3Store:
     ) -> None:
         """Make the client; nothing is asked of S3 yet.
 
-        Args:
-            bucket: its name.
-            prefix: what stands before every name, without slashes around it.
-            endpoint: the URL of an S3 that is not AWS's; "" for the one that boto3 finds.
-            credentials: what a session of boto3 is made with.
-            part_size: bytes of a ranged GET; an object that is not larger is fetched by one plain GET.
-            parts_ahead: parts of one object in memory and on the way.
-            attempts: of each request, before its error counts.
+        `endpoint` is the URL of an S3 that is not AWS's. Objects of more than `part_size` bytes are fetched in parts,
+        of which `parts_ahead` are in memory; `attempts` of each request are made before its error counts.
         """
         if not _BUCKET.fullmatch(bucket):
             raise invalid_argument(f"'{bucket}' is not the name of a bucket: write s3://bucket/prefix")

@@ -75,13 +75,7 @@ Origin = Archived | Unpacked | InRepository | S3Model
 
 @dataclass(frozen=True, slots=True)
 class Overridden:
-    """A source under another configuration; see `override`.
-
-    Attributes:
-        base: where it comes from.
-        config: its configuration for once, as JSON.
-        folder: the files that stand for its own; None for its own.
-    """
+    """A source under another configuration, as JSON, and under files in `folder` if it is not None; see `override`."""
 
     base: Origin
     config: str

@@ -87,9 +87,7 @@ class Store(Protocol):
     def stat(self, name: str, token: CancelToken = ..., *, hurried: bool = ...) -> StoredObject:
         """What the store holds under that name; `hurried` where a late answer is of little use.
 
-        Raises:
-            MmeError: INVALID_ARGUMENT for a name that can't be one, UNKNOWN_MODEL when there is none, UNAVAILABLE
-                as an `UntoldError` when the store refuses to say, as an `UnreachableError` when it cannot be asked.
+        An `UntoldError` says that the store refuses to say, an `UnreachableError` that it can't be asked.
         """
 
     def open(self, obj: StoredObject) -> BinaryIO:
