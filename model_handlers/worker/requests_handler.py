@@ -90,7 +90,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._channel: Channel
         self._call_server: ModelCallServer
         self._sent: _Sent | None = None
-        self._asking: list[Callable[[bool], None]] = []  # told whether the model is ready; likewise
+        self._asking: list[Callable[[bool], None]] = []  # told whether the model is ready; as `_open`
         self._metric_receiver: MetricReceiver
         self._alone = False
         self._pace = Pace()
