@@ -300,10 +300,14 @@ class Progress(CancelToken):
     def __init__(
         self, subject: str, cancelled: Callable[[], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(subject, lambda: self._stopped or cancelled())
+        super().__init__(subject, cancelled)
         self._clock = clock
         self._moved = clock()
         self._stopped = False
+
+    @property
+    def cancelled(self) -> bool:
+        return self._stopped or self._cancelled()
 
     def cancel(self) -> None:
         self._stopped = True
