@@ -679,7 +679,7 @@ def test_a_coroutine_that_is_cancelled_drops_its_call(server, gated, caller):
     """
     assert server.tell(caller, code) == "gave up"
     queue = next(model for each, model in server.engine.index.resident_models() if each == name)._queue
-    eventually(lambda: all(waiting.cancelled for waiting in queue._everybody()))
+    eventually(lambda: all(waiting.cancelled for waiting in queue._all()))
     (folder / "open").touch()
     eventually(lambda: first)
     eventually(lambda: server.stats(name).failures["CANCELED"] == 1)
