@@ -3,7 +3,8 @@
 What a model takes is measured when it is loaded. Until then an estimate stands for it, which says little of code that
 was never loaded before. So its process is looked at while it loads, and what it takes beyond what is promised to it is
 asked for. Many loads take for a moment twice what they keep, for which no model is evicted: a load may go on up to that
-while the machine has the memory free, some always being left to others.
+while the machine has the memory free, some always being left to others. It goes on while others leave for it, and is
+stopped where it takes what is left to them before they have.
 
 A look costs one small file of /proc, kept open: Python's lock is held for microseconds, by a thread that has to stand
 back behind those that serve. As long as all that the process has touched could be within what it may take, that is all.
@@ -54,14 +55,15 @@ class LoadQuota:
 
     Args:
         more: has so many bytes promised to the load in all; returns how many are, which may be more. It may wait while
-            other models leave, and raises ReservationExceededError where they are not to be had.
+            other models leave, calling what it is given again and again, and raises ReservationExceededError where
+            they are not to be had.
         must_go_on: raises once the model is not waited for any more.
 
     Attributes:
         settled: bytes that those of the load's processes take that have loaded.
     """
 
-    def __init__(self, more: Callable[[int], int], must_go_on: Callable[[], None]) -> None:
+    def __init__(self, more: Callable[[int, Callable[[], None]], int], must_go_on: Callable[[], None]) -> None:
         self.must_go_on = must_go_on
         self.settled = 0
         self._more = more
@@ -71,23 +73,36 @@ class LoadQuota:
         """A part of the load is over, and takes so many bytes."""
         self.settled += taken
 
-    def may_take(self, taken: int) -> int:
+    def may_take(self, taken: int, growth: Callable[[], int] = lambda: 0) -> int:
         """Bytes that a process may take which takes so many now; not less than those.
+
+        `growth` tells how many bytes more it has taken since, while others leave for it.
 
         Raises:
             ReservationExceededError: it has to be stopped.
             MmeError: `more` can't tell.
         """
         total = self.settled + taken
-        others = max(memory.host_memory() // _OTHERS, _OTHERS_LEAST)
-        free = max(memory.free_memory() - others, 0) // _STEP
+        others, left = max(memory.host_memory() // _OTHERS, _OTHERS_LEAST), memory.free_memory()
+        free = max(left - others, 0) // _STEP
         if total > self._most(total, free):
-            need = -(-total // _FOR_A_MOMENT) if free else total
+            floor = min(others, left // 2)
+
+            def need(taken: int) -> int:
+                return -(-taken // _FOR_A_MOMENT) if free else taken
+
+            def look() -> None:
+                grown = growth()
+                if grown > 0 and memory.free_memory() < floor:
+                    sentence = "the load took memory faster than other models left"
+                    raise ReservationExceededError(sentence, need(total + grown), total + grown, final=False)
+
             try:
-                self._promised = self._more(need)
+                self._promised = self._more(need(total), look)
             except ReservationExceededError as error:
-                stopped = f"{error.message}; it took {total / 1e6:.1f} MB when it was stopped, and was still loading"
-                raise ReservationExceededError(stopped, error.need, total, final=error.final) from None
+                most = max(total, error.taken)
+                stopped = f"{error.message}; it took {most / 1e6:.1f} MB when it was stopped, and was still loading"
+                raise ReservationExceededError(stopped, error.need, most, final=error.final) from None
         return self._most(total, free) - self.settled
 
     def _most(self, total: int, free: int) -> int:
@@ -134,7 +149,7 @@ class LoadWatch:
         if taken is None:
             return
         if taken > self._may_take:
-            self._may_take = self._quota.may_take(taken)
+            self._may_take = self._quota.may_take(taken, lambda: self._grown(of_no_file))
         self._harmless = mapped + self._may_take - taken
 
     def _touched(self) -> tuple[int, int] | None:
@@ -150,6 +165,10 @@ class LoadWatch:
             return memory.touched_memory(os.pread(self._statm, 128, 0))
         except OSError:
             return None
+
+    def _grown(self, before: int) -> int:
+        touched = self._touched()
+        return touched[1] - before if touched is not None else 0
 
     def _taken(self, of_no_file: int) -> int | None:
         """Bytes that the process takes for itself alone; None where it is not time to find out."""

@@ -51,6 +51,7 @@ _FETCHES = 8  # at a time
 _STALL_SECONDS = 10.0  # without a byte, after which a fetch keeps no other one waiting
 _LOOK_SECONDS = 1.0
 _MOST_STALLED = 56  # fetches that go on without a turn
+_WATCH_SECONDS = 0.02  # between two looks at a load that others leave for
 _ATTEMPTS = 3  # at a load whose model turns out larger than was reserved for it
 _MOST_PAUSE = 30.0  # seconds; the model may have been mended
 _MOST_DOUBLINGS = 5
@@ -425,17 +426,20 @@ class Loading:
             _check_wanted(entry)
             await self._in_time(entry, left, self._on_thread(entry, _ignore, trial))
 
-    def _asking(self, entry: Entry, reservation: Reservation, evicted: list[str]) -> Callable[[int], int]:
+    def _asking(
+        self, entry: Entry, reservation: Reservation, evicted: list[str]
+    ) -> Callable[[int, Callable[[], None]], int]:
         """What a load asks on its thread for as many bytes of the host as it has to have: see `LoadQuota`."""
         loop = asyncio.get_running_loop()
 
-        def more(host: int) -> int:
+        def more(host: int, look: Callable[[], None]) -> int:
             asked = asyncio.run_coroutine_threadsafe(self._grow(entry, reservation, host, evicted), loop)
 
             def answer(seconds: float) -> int | None:
                 try:
-                    return asked.result(seconds)
+                    return asked.result(min(seconds, _WATCH_SECONDS))
                 except TimeoutError:
+                    look()
                     return None
 
             try:

@@ -232,7 +232,7 @@ class ModelLoader:
         self,
         prepared: PreparedTarget,
         token: CancelToken = NEVER,
-        more: Callable[[int], int] | None = None,
+        more: Callable[[int, Callable[[], None]], int] | None = None,
     ) -> tuple[Target, Footprint]:
         """Load every selected version on its devices, members first, warm it up, measure, and remember.
 

@@ -15,9 +15,10 @@ class Room:
         self.headroom = headroom
         self.asked = []
 
-    def more(self, need):
+    def more(self, need, look):
         """See `LoadQuota`."""
         self.asked.append(need)
+        look()
         if need > self.budget:
             raise ReservationExceededError("model 'm' needs too much", need, final=True)
         return min(need + self.headroom, self.budget)
@@ -101,11 +102,41 @@ def test_a_refusal_says_what_it_took(machine):
     assert (caught.value.need, caught.value.taken, caught.value.final) == (51, 102, True)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "grown", "stopped"),
+    [
+        (1000, 60, 900, False),  # a twentieth is left
+        (1000, 40, 900, True),
+        (1000, 40, 0, False),  # another process took it
+        (40, 30, 10, False),  # half of what was left
+        (40, 10, 10, True),
+    ],
+)
+def test_a_load_takes_what_is_left_to_others_not_even_while_it_waits(machine, before, after, grown, stopped):
+    """Its process goes on while others leave for it: too fast for them, it is stopped, and may begin again."""
+    machine(before)
+
+    def slow(need, look):
+        machine(after)
+        look()
+        return need
+
+    load = LoadQuota(slow, must_go_on)
+    if not stopped:
+        assert load.may_take(100, lambda: grown) >= 100
+        return
+    with pytest.raises(ReservationExceededError, match=r"faster than other models left; it took 0\.0 MB") as caught:
+        load.may_take(100, lambda: grown)
+
+    assert (caught.value.taken, caught.value.final) == (100 + grown, False)
+    assert caught.value.need == (500 if before == 1000 else 110)
+
+
 def test_other_errors_are_left_as_they_are(machine):
     """A load that was given up is not out of memory."""
     machine(0)
 
-    def gone(_need):
+    def gone(_need, _look):
         raise MmeError(Kind.CANCELLED, "gone")
 
     with pytest.raises(MmeError, match="gone"):
