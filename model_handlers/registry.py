@@ -8,6 +8,7 @@ in the archive, whose handler.py is its author's and only read here (`custom` lo
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import threading
@@ -180,15 +181,18 @@ def _registered(name: str) -> Backend | None:
 
 def _entry_points() -> dict[str, tuple[str, str]]:
     # a tenth of what a fork server imports, which asks never
-    from configparser import ConfigParser  # noqa: PLC0415
+    from configparser import ConfigParser, Error  # noqa: PLC0415
     from importlib.metadata import entry_points  # noqa: PLC0415
 
-    found = {each.name: (each.value, each.dist.name if each.dist else each.value) for each in entry_points(group=GROUP)}
+    found: dict[str, tuple[str, str]] = {}
+    for each in entry_points(group=GROUP):  # of several the first that Python finds
+        found.setdefault(each.name, (each.value, each.dist.name if each.dist else each.value))
     checkout = ConfigParser(interpolation=None)
-    checkout.read(Path(__file__).parents[1] / "setup.cfg")
+    with contextlib.suppress(Error, UnicodeError):  # what lies beside an installed package is not ours
+        checkout.read(Path(__file__).parents[1] / "setup.cfg", "utf-8")
     own = checkout.get("options.entry_points", GROUP, fallback="").strip()
     pairs = (line.split(" = ") for line in own.splitlines())
-    return {name: (value, "mme") for name, value in pairs} | found
+    return found | {name: (value, "mme") for name, value in pairs}  # it may be installed in another version too
 
 
 def platform_of(name: str) -> str:

@@ -136,6 +136,31 @@ def test_an_example_is_found_where_nothing_is_installed(name, monkeypatch):
     assert set(EXAMPLES) < set(served_backends())
 
 
+def test_a_checkouts_own_examples_count(monkeypatch):
+    """Not those of another version that is installed too, nor of packages, of which the first that is found counts."""
+    points = [
+        metadata.EntryPoint("square", "model_handlers.gone:Handler", GROUP),
+        metadata.EntryPoint("mine", "model_handlers.examples:IdentityHandler", GROUP),
+        metadata.EntryPoint("mine", "model_handlers.examples:RepeatHandler", GROUP),
+    ]
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: points)
+    registered = registry._entry_points()
+
+    assert registered["square"] == ("model_handlers.examples:SquareHandler", "mme")
+    assert registered["mine"][0] == "model_handlers.examples:IdentityHandler"
+
+
+@pytest.mark.parametrize("contents", [None, b"", b"not one of ours", b"[metadata]\nname = \xff"])
+def test_what_lies_beside_an_installed_package_is_no_trouble(contents, tmp_path, monkeypatch):
+    """Whether there is a setup.cfg, and whatever it says."""
+    if contents is not None:
+        (tmp_path / "setup.cfg").write_bytes(contents)
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(registry, "__file__", str(tmp_path / "model_handlers" / "registry.py"))
+
+    assert registry._entry_points() == {}
+
+
 def test_an_installed_package_registers_the_examples(tmp_path):
     """What setuptools writes about the package has an entry point for each of them."""
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
