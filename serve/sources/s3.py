@@ -413,8 +413,8 @@ class RangedDownload(io.RawIOBase):
         self._ahead = ahead
         self._count = -(-size // part_size)
         self._name = name
-        self._stopped = False
-        self._token = CancelToken(name, lambda: self._stopped)
+        self._stop = threading.Event()
+        self._token = CancelToken(name, self._stop.is_set)  # which does not know the download: no cycle keeps it
         self._patience = patience
         self._changed = threading.Condition()
         self._parts: dict[int, _Part] = {}
@@ -451,7 +451,7 @@ class RangedDownload(io.RawIOBase):
     def close(self) -> None:
         """Stop the threads. One that waits for the head of an answer is left behind until that comes, or times out."""
         with self._changed:
-            self._stopped = True
+            self._stop.set()
             self._changed.notify_all()
             for body in self._bodies:
                 body.interrupt()
@@ -464,8 +464,8 @@ class RangedDownload(io.RawIOBase):
 
     def _arrived(self) -> _Part:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._error or self._has_bytes())
-            if self._stopped:
+            self._changed.wait_for(lambda: self._token.cancelled or self._error or self._has_bytes())
+            if self._token.cancelled:
                 raise ValueError(f"the download of {self._name} is closed")
             if self._error:
                 raise self._error
@@ -511,7 +511,7 @@ class RangedDownload(io.RawIOBase):
             return part
 
     def _idle(self) -> bool:
-        return self._stopped or self._error is not None or self._claimed == self._count
+        return self._token.cancelled or self._error is not None or self._claimed == self._count
 
     def _download(self, part: _Part) -> None:
         """Fill the part, opening what is missing of it again when the connection breaks."""
@@ -524,7 +524,7 @@ class RangedDownload(io.RawIOBase):
                 except DamagedError:  # and the bytes before were handed on
                     raise
                 except MmeError as error:
-                    if self._stopped:
+                    if self._token.cancelled:
                         return
                     if part.filled > before:
                         since = time.monotonic()
@@ -555,7 +555,7 @@ class RangedDownload(io.RawIOBase):
         )
 
     def _receive(self, part: _Part, body: _Body) -> None:
-        while part.filled < len(part.data) and not self._stopped:
+        while part.filled < len(part.data) and not self._token.cancelled:
             received = body.readinto(part.data[part.filled : part.filled + _CHUNK_SIZE])
             if not received:
                 raise self._ended_early(part)

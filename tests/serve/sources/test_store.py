@@ -1,9 +1,11 @@
 """Archives come out of S3 and of folders whole, in one version, or with an error that says why not."""
 
+import gc
 import os
 import socket
 import threading
 import tracemalloc
+import weakref
 
 import pytest
 from hypothesis import given
@@ -484,6 +486,19 @@ def test_parts_that_were_read_are_freed():
         finally:
             tracemalloc.stop()
     assert most < 5.5e6
+
+
+def test_a_download_that_was_closed_is_freed_at_once():
+    """It knows of nothing that knows it: what it holds waits for no collection."""
+    with RangedDownload(lambda *_: Zeros(), 1000, part_size=1000, ahead=1, name="a") as download:
+        assert len(download.readall()) == 1000
+    kept = weakref.ref(download)
+    gc.disable()
+    try:
+        del download
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_reader_let_go_by_close():
