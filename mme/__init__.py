@@ -1,9 +1,9 @@
 """Many models in your own process: `Server` is the engine behind mme's container, without a port.
 
-import mme
+    with mme.Server(model_repository="models", memory_budget="4GB") as server:
+        outputs = server.model("bert").infer({"input_ids": ids, "attention_mask": mask})
 
-with mme.Server(model_repository="models", memory_budget="4GB") as server:
-outputs = server.model("bert").infer({"input_ids": ids, "attention_mask": mask})
+From coroutines it is `async with`, and `infer_async`.
 """
 
 import logging

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     Result = InferenceResponse | MmeError | None
 
+_LONGEST = 100 * 365 * 86400.0  # seconds in a queue
 _MOST_UNREAD = 64 << 20  # bytes of responses that a stream keeps for a caller who is slower than the model
 
 
@@ -104,8 +106,7 @@ class Model:
         """Return the response. On any event loop; on the server's own there is no other thread between."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        here = loop is self._runner.loop
-        take = functools.partial(_set, future) if here else functools.partial(_call_soon, loop, _set, future)
+        take = functools.partial(self._hand, loop, _set, future)
         request = _OneResponse(take).request(inputs, outputs, **options)
         self._runner.submit(self.name, self.version, request, waits=False)
         try:
@@ -136,14 +137,7 @@ class Model:
         """Yield each response of a decoupled model, or the one of any other. On any event loop."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[Result, bool]] = asyncio.Queue()
-
-        def put(result: Result, last: bool) -> None:  # noqa: FBT001 - a callback
-            if loop is self._runner.loop:
-                queue.put_nowait((result, last))
-            else:
-                _call_soon(loop, queue.put_nowait, (result, last))
-
-        stream = _Stream(put)
+        stream = _Stream(lambda result, last: self._hand(loop, queue.put_nowait, (result, last)))
         request = stream.request(inputs, outputs, **options)
         self._runner.submit(self.name, self.version, request, waits=False)
         try:
@@ -155,6 +149,14 @@ class Model:
         finally:
             if not last:
                 self._runner.cancel(request)
+
+    def _hand(self, loop: asyncio.AbstractEventLoop, take: Callable[..., object], *result: Any) -> None:
+        """Have a result taken on the caller's loop, which may be closed by now, and the caller gone."""
+        if loop is self._runner.loop:
+            take(*result)
+        else:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(take, *result)
 
 
 class _OneResponse:
@@ -270,8 +272,8 @@ def _request(
     sequence_end: bool = False,
 ) -> InferenceRequest:
     """See `Model`."""
-    if queue_timeout < 0 or priority < 0:
-        raise invalid_argument("priority and queue_timeout can't be negative")
+    if not 0 <= queue_timeout < _LONGEST or priority < 0:
+        raise invalid_argument("priority and queue_timeout can't be negative, nor queue_timeout a century")
     layout, arrays = tensors_of(inputs, tuple(outputs))
     request = InferenceRequest(layout, arrays, on_complete, id, parameters, int(queue_timeout * 1e6))
     request.priority = priority
@@ -311,12 +313,6 @@ def _settle(future: InferenceFuture, result: Result) -> None:
 def _set(future: asyncio.Future[Result], result: Result) -> None:
     if not future.done():
         future.set_result(result)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: Any) -> None:
-    """Call on the caller's loop; it may be closed by now, and the caller gone."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function, *arguments)
 
 
 def _bytes_of(response: InferenceResponse) -> int:

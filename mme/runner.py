@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,9 +12,11 @@ import uvloop
 
 from model_handlers.errors import Kind, MmeError
 from serve.engine import Engine
+from serve.threads import on_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from concurrent.futures import Future
 
     from serve.engine_options import EngineOptions
     from serve.request import InferenceRequest
@@ -32,8 +36,10 @@ class Runner:
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
         self._identity = threading.get_ident()
-        self._gate = threading.Lock()
+        self._process = os.getpid()
+        self._gate = threading.Lock()  # no call comes between the last look at `_closed` and the end of the loop
         self._closed = False
+        self._end: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         if loop is None:
             loop = uvloop.new_event_loop()
@@ -65,9 +71,7 @@ class Runner:
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what a coroutine returns, from any other thread."""
         self._check_thread()
-        with self._gate:
-            self._check_open()
-            running = asyncio.run_coroutine_threadsafe(make(), self.loop)
+        running = self._send(make)
         try:
             return running.result()
         except BaseException:  # an interrupt
@@ -76,19 +80,16 @@ class Runner:
 
     async def call_async(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what a coroutine returns, on any loop."""
-        if asyncio.get_running_loop() is self.loop:
-            self._check_open()
-            return await make()
-        with self._gate:
-            self._check_open()
-            running = asyncio.run_coroutine_threadsafe(make(), self.loop)
-        return await asyncio.wrap_future(running)
+        if asyncio.get_running_loop() is not self.loop:
+            return await asyncio.wrap_future(self._send(make))
+        self._check_open()
+        return await make()
 
     def submit(self, name: str, version: int | None, request: InferenceRequest, *, waits: bool = True) -> None:
         """Have a request answered; `waits` says that its caller blocks until then."""
-        if threading.get_ident() == self._identity:
-            if waits:
-                self._check_thread()
+        if waits:
+            self._check_thread()
+        if self._is_here():
             self._check_open()
             self._begin(name, version, request)
             return
@@ -97,13 +98,32 @@ class Runner:
             self.loop.call_soon_threadsafe(self._begin, name, version, request)
 
     def cancel(self, request: InferenceRequest) -> None:
-        """Cancel a request, from any thread."""
+        """Cancel a request, from any thread, and in the middle of anything: streams that nothing reads end that way."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(request.cancel)
+
+    def _send(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         with self._gate:
-            if not self.loop.is_closed():
-                self.loop.call_soon_threadsafe(request.cancel)
+            self._check_open()
+            return asyncio.run_coroutine_threadsafe(self._unless_closed(make), self.loop)
+
+    async def _unless_closed(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what a coroutine returns in a task of its own, which does not outlive the engine."""
+        self._check_open()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - it is a coroutine
+        self._tasks.add(task)
+        try:
+            return await make()
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
+        finally:
+            self._tasks.discard(task)
 
     def _begin(self, name: str, version: int | None, request: InferenceRequest) -> None:
         try:
+            self._check_open()
             engine = self.engine
             known = engine.registry.canonical(name)
             if not engine.submit(known, version, request):
@@ -125,36 +145,71 @@ class Runner:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def shut(self) -> None:
-        """Refuse further calls, let those under way end, and close the engine. On the loop."""
-        with self._gate:
-            closed, self._closed = self._closed, True
-        if not closed and self._engine is not None:
-            await self._engine.close()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+        """Refuse further calls, let those under way end, and close the engine, once however often it is called."""
+        if asyncio.get_running_loop() is self.loop:
+            await asyncio.shield(self._ended())
+        else:
+            await on_daemon("end", self.stop)
 
     def stop(self) -> None:
-        """Shut the engine down, and end the thread. From any other thread."""
+        """As `shut`, and end the thread. From any other thread."""
         self._check_thread()
-        if self._thread is None or not self._thread.is_alive():
-            return
-        try:
+        if self._thread is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._ended)
+            self._thread.join()
+        elif self.loop.is_running():
             asyncio.run_coroutine_threadsafe(self.shut(), self.loop).result()
-        finally:
+
+    def _ended(self) -> asyncio.Task[None]:
+        if self._end is None:
             with self._gate:
                 self._closed = True
-                self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
+            self._end = self.loop.create_task(self._shut())
+        return self._end
+
+    async def _shut(self) -> None:
+        try:
+            if self._engine is not None:
+                await self._engine.close()
+            while self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks)
+        finally:
+            if self._thread is not None:
+                self.loop.stop()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes calls."""
+        return not (self._closed or self.loop.is_closed())
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this process was forked from the engine's, whose threads are not here."""
+        return os.getpid() != self._process
 
     def _check_open(self) -> None:
-        if self._closed:
+        if not self.is_open:
             raise _closed()
 
+    def _is_here(self) -> bool:
+        """Whether this is the thread of the loop."""
+        if self.is_copy:
+            raise forked()
+        return threading.get_ident() == self._identity
+
     def _check_thread(self) -> None:
-        if threading.get_ident() == self._identity:
+        if self._is_here() and not self.loop.is_closed():
             raise RuntimeError(
                 "this call would wait for the event loop that it is made on: await the form that ends in _async"
             )
+
+
+def forked() -> MmeError:
+    """A process that was forked from one with a server can have none."""
+    return MmeError(Kind.UNAVAILABLE, "the server is in the process that this one was forked from: `spawn` this one")
 
 
 def _closed() -> MmeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import os
 import shutil
 import tempfile
 import weakref
@@ -12,21 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from mme.model import Model
-from mme.runner import Runner
+from mme.runner import Runner, forked
 from model_handlers.base import Footprint, by_device
 from model_handlers.config.convert import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.model_calls import Override
 from model_handlers.system import devices, memory
+from model_handlers.worker.channel import LISTENER
 from serve.engine import end_shared
 from serve.engine_options import EngineOptions
 from serve.sizes import bytes_of, memory_budget
 from serve.threads import on_daemon
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
-    from types import TracebackType
 
     from serve.engine import Engine
 
@@ -92,9 +92,9 @@ class Server:
 
     def start(self) -> Self:
         """Begin on a thread of its own, as `with` does; end it by `close`."""
-        self._runner = runner = Runner()
+        self._runner = self._fresh(None)
         try:
-            runner.call(self._begin)
+            self._runner.call(self._begin)
         except BaseException:
             self.close()
             raise
@@ -104,11 +104,11 @@ class Server:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
-        self._runner = Runner(asyncio.get_running_loop())
+        self._runner = self._fresh(asyncio.get_running_loop())
         try:
             await self._begin()
         except BaseException:
@@ -116,34 +116,39 @@ class Server:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close_async()
 
     def close(self) -> None:
         """Refuse further calls, wait for those under way, and end all that the server began."""
-        if self._runner is not None:
+        if self._runner is not None and not self._runner.is_copy:
             self._runner.stop()
             end_shared()
-        self._closed()
+            self._closed()
 
     async def close_async(self) -> None:
         if self._runner is not None:
             await self._runner.shut()
             await on_daemon("end", end_shared)
-        self._closed()
+            self._closed()
 
     def _closed(self) -> None:
         atexit.unregister(self.close)
         if self._forget_folder is not None:
             self._forget_folder()
 
+    def _fresh(self, loop: asyncio.AbstractEventLoop | None) -> Runner:
+        if LISTENER.is_copy:
+            raise forked()
+        if self._runner is not None and self._runner.is_open:
+            raise invalid_argument("the server has begun already")
+        return Runner(loop)
+
     async def _begin(self) -> None:
         runner = self._running
         folder = self._folder or tempfile.mkdtemp(prefix="mme-")
         if not self._folder:
-            self._forget_folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._forget_folder = weakref.finalize(self, _remove, folder, os.getpid())
         runner.open(EngineOptions(cache_directory=Path(folder), **self._options))
         for name in self._load_models:
             await self._reload(name, None)
@@ -243,6 +248,12 @@ class Server:
 
     async def _statistics(self) -> list[dict[str, Any]]:
         return self._engine.index.statistics()
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Remove the temporary folder, unless this process was forked from its owner."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _budget(host: float | str | None, each_gpu: float | str | None) -> Footprint:

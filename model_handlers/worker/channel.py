@@ -277,9 +277,16 @@ class _Listener:
         self._full: list[tuple[int, Channel, float]] = []  # those that are full, and until when they are not read
         self._lent: list[asyncio.AbstractEventLoop] = []
         self._loops: list[asyncio.AbstractEventLoop] = []  # those of them that have begun to read
+        self._process = 0  # that of the last loop
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this process was forked from one with loops: nothing is read here."""
+        return bool(self._lent) and self._process != os.getpid()
 
     def lend(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have channels read on a loop, until it is taken back."""
+        self._process = os.getpid()
         with self._lock:
             self._lent.append(loop)
             if self._epoll is not None:

@@ -98,3 +98,47 @@ def test_a_program_that_ends_without_closing_leaves_nothing(run, end):
         {end}
         """
     )
+
+
+def test_a_forked_process_leaves_the_server_alone(run):
+    """It is told so, begins none of its own, and its end takes nothing from the server."""
+    printed = run(
+        """
+        with mme.Server("models") as server:
+            adds = server.model("adds")
+            adds.infer({"x": x})
+            if not (child := os.fork()):
+                signal.alarm(20)
+                for ask in (lambda: adds.infer({"x": x}), server.index, mme.Server("models").start):
+                    try:
+                        ask()
+                    except mme.Error as error:
+                        print(error.kind.name, flush=True)
+                sys.exit()
+            os.waitpid(child, 0)
+            print(len(os.listdir(os.environ["TMPDIR"])), adds.infer({"x": x})["y"].tolist())
+        """
+    )
+    assert printed == "UNAVAILABLE\n" * 3 + "1 [1.0, 2.0, 3.0]\n"
+
+
+def test_an_interrupt_of_the_end_costs_no_answer(run):
+    """The end goes on, and what executes is answered."""
+    printed = run(
+        """
+        from pathlib import Path
+        from tests.mme.models import write_slow
+
+        write_slow(Path("models"), "sleeps")
+        server = mme.Server("models").start()
+        sleeps = server.model("sleeps")
+        sleeps.infer({"x": x[:1]})
+        asks = sleeps.submit({"x": np.float32([1])})
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            server.close()
+        except KeyboardInterrupt:
+            print("interrupted", asks.result(20)["y"].tolist())
+        """
+    )
+    assert printed == "interrupted [1.0]\n"

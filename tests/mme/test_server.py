@@ -258,6 +258,57 @@ async def test_requests_under_way_are_answered_at_the_end(repository):
     assert (await first)["y"].tolist() == [np.float32(0.3)]
 
 
+def test_a_server_is_closed_by_several_threads_while_others_call_it(repository):
+    """Each call ends with an answer or `mme.Error`, each close when all is closed."""
+    server = mme.Server(repository).start()
+    doubles, ended = server.model("doubles"), []
+    calls = [
+        lambda: doubles.infer({"x": X}),
+        lambda: list(doubles.stream({"x": X})),
+        lambda: server.load("doubles"),
+        server.index,
+    ]
+
+    def ask(call):
+        try:
+            while True:
+                call()
+        except mme.Error:
+            ended.append(call)
+
+    threads = [threading.Thread(target=ask, args=(call,), daemon=True) for call in calls]
+    threads += [threading.Thread(target=server.close, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(ended) == len(calls)
+
+
+async def test_a_server_is_closed_from_elsewhere(repository):
+    """One on a loop by a thread, one on a thread by a coroutine."""
+    async with mme.Server(repository) as server:
+        assert (await server.model("doubles").infer_async({"x": X}))["y"].tolist() == (2 * X).tolist()
+        await asyncio.to_thread(server.close)
+        with pytest.raises(mme.Error, match="the server is closed"):
+            await server.index_async()
+    server.start()
+    await server.close_async()
+    with pytest.raises(mme.Error, match="the server is closed"):
+        server.index()
+
+
+def test_a_server_begins_once(repository):
+    """A second time is refused, and the first goes on."""
+    with mme.Server(repository) as server:
+        with pytest.raises(mme.Error, match="the server has begun already"):
+            server.start()
+        with pytest.raises(mme.Error, match="queue_timeout"):
+            server.model("doubles").infer({"x": X}, queue_timeout=float("inf"))
+        assert server.model("doubles").infer({"x": X})["y"].tolist() == (2 * X).tolist()
+
+
 class Foreign:
     """A tensor of another library."""
 
