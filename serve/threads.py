@@ -240,24 +240,28 @@ class _Asked(NamedTuple):
     until: float
 
 
+_Queue = SimpleQueue[_Asked | None]
+
+
 class _Starter:
     """The thread that starts those of all pools. They get the priority of the first thread that asked."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._asked: _Queue = SimpleQueue()  # of the thread alone; None where it is to end
         self._thread: threading.Thread | None = None
 
     def start(self, pool: ThreadPool, until: float) -> None:
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._main, name="starter", daemon=True)
+                asked: _Queue = SimpleQueue()
+                thread = threading.Thread(target=self._main, args=(asked,), name="starter", daemon=True)
                 start_thread(thread)
-                self._thread = thread
+                self._asked, self._thread = asked, thread
             self._asked.put(_Asked(pool, until))
 
     def end(self) -> None:
-        """End the thread, once it has started what was asked for; the next pool begins it again."""
+        """End the thread, once it has started what was asked for; the next pool begins another one."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
@@ -265,13 +269,17 @@ class _Starter:
         if thread is not None:
             thread.join()
 
-    def _main(self) -> None:
-        full = False
-        while (asked := self._asked.get()) is not None:
-            full = self._is_full_for(asked, full)
+    def _main(self, queue: _Queue) -> None:
+        full = ends = False
+        while not ends or not queue.empty():
+            asked = queue.get()
+            if asked is None:
+                ends = True
+            else:
+                full = self._is_full_for(asked, queue, full)
             del asked  # and the pool, with the work that waits
 
-    def _is_full_for(self, asked: _Asked, before: bool) -> bool:  # noqa: FBT001 - as it was for the one before
+    def _is_full_for(self, asked: _Asked, queue: _Queue, before: bool) -> bool:  # noqa: FBT001 - as it was for the one before
         try:
             asked.pool.start_thread()
         except MmeError as error:  # some of those that there are will end
@@ -281,7 +289,7 @@ class _Starter:
                 asked.pool.refuse_thread(error)
             else:
                 time.sleep(_AGAIN_SECONDS)
-                self._asked.put(asked)
+                queue.put(asked)
             return True
         return False
 

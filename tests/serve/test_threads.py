@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from serve.threads import ThreadPool, on_daemon
+from serve.threads import ThreadPool, _Starter, on_daemon
 from tests.waiting import PATIENCE, eventually
 
 
@@ -327,3 +327,57 @@ def test_a_pool_does_its_work_though_the_system_has_no_room_for_threads(monkeypa
         future.result(PATIENCE)
     pool.shutdown()
     assert len(prepared) == 3
+
+
+# -- the thread that starts them ---------------------------------------------------------------------------------------
+
+
+class Pool:
+    """Tells when it is to start a thread, and starts none before it may."""
+
+    def __init__(self, *, full=False):
+        self.asked, self.may, self.full, self.started = threading.Event(), threading.Event(), full, False
+
+    def start_thread(self):
+        """Once it may; on a system that is full, at the second try."""
+        self.asked.set()
+        self.may.wait(PATIENCE)
+        if self.full:
+            self.full = False
+            raise MmeError(Kind.UNAVAILABLE, "full")
+        self.started = True
+
+
+def ended(starter):
+    """A thread that ends a starter; that has been told when this returns."""
+    ending = threading.Thread(target=starter.end, daemon=True)
+    ending.start()
+    eventually(lambda: starter._thread is None, "the starter to be told")
+    return ending
+
+
+def test_what_was_asked_for_is_started_before_the_end():
+    """Also where it has to be tried again."""
+    starter, pool = _Starter(), Pool(full=True)
+    starter.start(pool, float("inf"))
+    assert pool.asked.wait(PATIENCE)
+    ending = ended(starter)
+    pool.may.set()
+    ending.join(PATIENCE)
+    assert not ending.is_alive()
+    assert pool.started
+
+
+def test_an_end_ends_no_thread_that_was_begun_since():
+    """A server that begins while another one ends has its own, and the end waits for the first one alone."""
+    starter, before, behind = _Starter(), Pool(), Pool()
+    starter.start(before, float("inf"))
+    assert before.asked.wait(PATIENCE)
+    ending = ended(starter)
+    behind.may.set()
+    starter.start(behind, float("inf"))
+    eventually(lambda: behind.started, "its own thread to start it")
+    before.may.set()
+    ending.join(PATIENCE)
+    assert not ending.is_alive()
+    starter.end()
