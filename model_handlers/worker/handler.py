@@ -43,6 +43,7 @@ NONSENSE = (ProtocolError, LookupError, TypeError, ValueError, AttributeError, O
 _LOADING = "while it loaded the model"
 EXECUTING = "while it executed a batch"
 IDLE = "while it executed nothing"
+_RESTING_SECONDS = 30.0  # to give memory back, however short an execution may be
 
 
 class _NeverBeganError(MmeError):
@@ -246,7 +247,7 @@ class IsolatedHandler(Handler):
             if idle and not self._unfinished and self.child.alive:
                 self._segments.rest()
                 message = {"do": "rest", "retired": self._segments.take_retired()}
-                self.child.call(message, (), self._limit, "while it gave memory back")
+                self.child.call(message, (), max(self._limit, _RESTING_SECONDS), "while it gave memory back")
         except ChildDiedError as death:
             self._mark_dead(death)
             complete = True

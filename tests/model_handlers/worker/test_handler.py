@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -298,6 +299,18 @@ def test_an_idle_process_gives_back_what_its_model_freed(start):
     assert handler.give_back(idle=True)
 
     assert handler.memory().host < before - 16 * MIB
+
+
+def test_an_idle_process_may_give_back_for_longer_than_it_may_execute(start):
+    """No batch waits for it, and a machine that is busy is no reason to end it."""
+    handler = start(Echo, MME_EXECUTION_TIMEOUT="0.1")
+    os.kill(handler.child.pid, signal.SIGSTOP)
+    goes_on = threading.Timer(0.3, os.kill, (handler.child.pid, signal.SIGCONT))
+    goes_on.start()
+
+    assert handler.give_back(idle=True)
+    assert handler.child.alive
+    goes_on.join()
 
 
 def test_a_process_that_died_has_given_back_all(start):
