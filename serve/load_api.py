@@ -48,7 +48,7 @@ class LoadApi:
         self,
         options: EngineOptions,
         cache: ModelCache,
-        register: Registry,
+        registry: Registry,
         origins: ModelCatalog,
         *,
         loads: Executor,
@@ -56,7 +56,7 @@ class LoadApi:
     ) -> None:
         self._options = options
         self._cache = cache
-        self._registry = register
+        self._registry = registry
         self._origins = origins
         self._loads = loads
         self._unloads = unloads

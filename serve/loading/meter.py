@@ -108,7 +108,6 @@ class Meter:
     Known are what the process took before there were models, what their frameworks took when they were imported, what
     models took when they were loaded, what loads under way have reserved, requests and responses on the way, and cached
     responses. Of GPUs it is what was taken at the start, and what models took.
-
     """
 
     def __init__(

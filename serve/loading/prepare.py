@@ -50,13 +50,6 @@ if TYPE_CHECKING:
     from serve.sources.override import OverrideFolder
     from serve.weights.store import WeightStore
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from model_handlers.base import Handler
-    from model_handlers.config.model_config import ModelConfig
-
     Check = tuple[str, Callable[[], object]]
 
 PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted

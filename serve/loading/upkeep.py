@@ -36,10 +36,10 @@ class _Watched:
     def __init__(self, root: Target, parts: Sequence[Target]) -> None:
         self.root = root  # the target
         self.parts = parts  # itself and its members, as far as they live in processes
-        # whether it was idle then too, and has given back all that it can: its process trims its heap behind one
-        # whether it was not used since the last look
-        # whether others may leave for what it grew by: a batch that is executed just then is no reason yet
-        # whether what it takes is more than that of one batch, which executes since the last look
+        # idle: whether it was not used since the last look; rests: whether it was idle then too, and has given back all
+        # that it can: its process trims its heap behind one; ousts: whether others may leave for what it grew by: a
+        # batch that is executed just then is no reason yet; moves: whether what it takes is more than that of one
+        # batch, which executes since the last look
         self.idle = self.rests = self.ousts = self.moves = self._grew = self._trimmed = False
         self._executions = 0
         self._complete = True
