@@ -115,6 +115,8 @@ class Upkeep:
     def watch(self, target: Target) -> None:
         parts = [part for part in target.parts() if part.apart]
         if parts and not self.maintenance.closed:
+            if not self._watched:  # nothing was looked at meanwhile
+                self._looked_at = self._loop.time()
             self._watched.append(_Watched(target, parts))
             self.maintenance.look_in(_SECONDS)
 
