@@ -151,54 +151,40 @@ class Placement(Enum):
 
 
 class Handler(ABC):
-    """One model, loaded by one framework on one device. `execute` may be called by several threads at once.
+    """One model, loaded by one framework on one device. `execute` may be called by several threads at once."""
 
-    Attributes:
-        config: the configuration, completed from the model file.
-        outside: what its model may ask of the server, None for nothing. Set before it is loaded.
-        backend: the name that selects the class in config.pbtxt; `platform` the older name, or "".
-        default_filename: the model file in a version directory when the configuration names none.
-        estimate_factor: bytes in memory per byte on disk, for a model never seen before.
-        inline: whether a short execution may run on the event loop: it must release the GIL while it computes, never
-            block on anything but the CPU, and never run code of the model's author.
-        custom_operations: whether it loads the libraries of operations that a configuration names.
-        warms: whether it may be executed with made-up data before it serves; whatever is inline may.
-        sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
-            (`execute`): models that are code of the model's author.
-        packages: of PyPI, whose versions tell what executes a model; those that are not installed are left out.
-        placement: where instances execute when the configuration does not say.
-        preload: `module:function`, called once for all processes that execute such models: it imports the framework.
-        tried_first: whether a file that was never loaded here is tried in a process of its own before it is loaded into
-            the serving one: what reads it may die of a damaged one. See `try_load`, and `worker/start.py`.
-        shared_on_gpu: whether models of the backend on one GPU share a process, and what the framework keeps there; it
-            has to give back what a model took when that is closed.
-        apart: whether its model lives outside the serving process: then `memory` tells what that takes.
-        memory_only: whether `close` gives back memory and nothing else: it is not called where the process ends.
-        ahead: whether `begin` may be called before the batch begun last is finished.
-        patience: seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent.
-        tells_ready: whether its model has a say in whether it is ready: see `ask_ready`.
-        warming: whether what it executes is part of its load, whose time limit counts then.
-    """
-
-    backend: ClassVar[str]
+    backend: ClassVar[str]  # the name that selects the class in config.pbtxt; `platform` the older name, or ""
     platform: ClassVar[str] = ""
+    # of PyPI, whose versions tell what executes a model; those that are not installed are left out
     packages: ClassVar[tuple[str, ...]] = ()
-    default_filename: ClassVar[str]
-    estimate_factor: ClassVar[float] = 1.5
+    default_filename: ClassVar[str]  # the model file in a version directory when the configuration names none
+    estimate_factor: ClassVar[float] = 1.5  # bytes in memory per byte on disk, for a model never seen before
+    # whether a short execution may run on the event loop: it must release the GIL while it computes, never block on
+    # anything but the CPU, and never run code of the model's author
     inline: ClassVar[bool] = False
-    custom_operations: ClassVar[bool] = False
+    custom_operations: ClassVar[bool] = False  # whether it loads the libraries of operations that a configuration names
+    # whether it may be executed with made-up data before it serves; whatever is inline may
     warms: ClassVar[bool] = False
+    # whether batches come as lists of requests (`execute_requests`) instead of collated tensors (`execute`): models
+    # that are code of the model's author
     sees_requests: ClassVar[bool] = False
-    placement: ClassVar[Placement] = Placement.INLINE
+    placement: ClassVar[Placement] = Placement.INLINE  # where instances execute when the configuration does not say
+    # `module:function`, called once for all processes that execute such models: it imports the framework
     preload: ClassVar[str] = ""
+    # whether a file that was never loaded here is tried in a process of its own before it is loaded into the serving
+    # one: what reads it may die of a damaged one. See `try_load`, and `worker/start.py`.
     tried_first: ClassVar[bool] = False
+    # whether models of the backend on one GPU share a process, and what the framework keeps there; it has to give back
+    # what a model took when that is closed
     shared_on_gpu: ClassVar[bool] = False
+    # whether its model lives outside the serving process: then `memory` tells what that takes
     apart: ClassVar[bool] = False
+    # whether `close` gives back memory and nothing else: it is not called where the process ends
     memory_only: ClassVar[bool] = False
-    ahead: ClassVar[bool] = False
-    patience: float = 0.0
-    tells_ready: bool = False
-    warming: bool = False
+    ahead: ClassVar[bool] = False  # whether `begin` may be called before the batch begun last is finished
+    patience: float = 0.0  # seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent
+    tells_ready: bool = False  # whether its model has a say in whether it is ready: see `ask_ready`
+    warming: bool = False  # whether what it executes is part of its load, whose time limit counts then
 
     def __init_subclass__(cls) -> None:
         """Have a class whose `close` is its own say itself that it gives back memory and nothing else."""
@@ -207,7 +193,8 @@ class Handler(ABC):
             cls.memory_only = False
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        self.config = config  # the configuration, completed from the model file
+        # what its model may ask of the server, None for nothing. Set before it is loaded.
         self.outside: Outside | None = offered()
 
     @classmethod

@@ -44,23 +44,17 @@ class MmeError(Exception):
 
     The sentence is text, whatever it names: bytes of a file's name that are no characters are written as escapes, since
     no client can be sent anything else.
-
-    Attributes:
-        kind: what went wrong; the only thing that code may branch on.
-        said: the status that a model's own code calls it, handed through to clients; 0 for none, which is nearly
-            always.
-        version: of a load, the version of the model that could not be loaded, if it is known.
-        parts: of a load, the models that the ensemble consists of that could not be loaded; none of any other model.
-        logged: whether the log has it already, as it has every load that failed.
     """
 
     def __init__(self, kind: Kind, message: str, said: int = 0) -> None:
         super().__init__(message.encode(errors="backslashreplace").decode())
-        self.kind = kind
+        self.kind = kind  # what went wrong; the only thing that code may branch on
+        # the status that a model's own code calls it, handed through to clients; 0 for none, which is nearly always
         self.said = said
-        self.version: int | None = None
+        self.version: int | None = None  # of a load, the version of the model that could not be loaded, if it is known
+        # of a load, the models that the ensemble consists of that could not be loaded; none of any other model
         self.parts: tuple[str, ...] = ()
-        self.logged = False
+        self.logged = False  # whether the log has it already, as it has every load that failed
 
     @property
     def message(self) -> str:
@@ -135,16 +129,12 @@ _OF_CUDA = ("ALLOC_FAILED", "DEVICE_ALLOCATION_FAILED")
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """How a framework fails.
+    """How a framework fails."""
 
-    Attributes:
-        refuses, fails: the beginning of the sentence about a load, and about an execution; the model's name is next.
-        memory_words: what its exceptions say of memory that have neither a class nor a code for it.
-    """
-
+    # refuses, fails: the beginning of the sentence about a load, and about an execution; the model's name is next
     refuses: str
     fails: str
-    memory_words: tuple[str, ...] = ()
+    memory_words: tuple[str, ...] = ()  # what its exceptions say of memory that have neither a class nor a code for it
 
     def is_full(self, error: Exception) -> bool:
         return isinstance(error, MemoryError) or any(word in str(error) for word in self.memory_words)

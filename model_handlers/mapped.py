@@ -110,21 +110,16 @@ class Draft(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a refined form was seen to take and to do, in a process of its own.
+    """What a refined form was seen to take and to do, in a process of its own."""
 
-    Attributes:
-        mapped_bytes, packed_bytes: private memory of a loaded model that has executed once.
-        mapped_ns, packed_ns: the shortest of a few executions.
-        mapped_when_packed: the blobs that a packed model goes on mapping.
-        alike: whether mapped and packed it answers the same, but for rounding.
-    """
-
+    # mapped_bytes, packed_bytes: private memory of a loaded model that has executed once
     mapped_bytes: int
     packed_bytes: int
+    # mapped_ns, packed_ns: the shortest of a few executions
     mapped_ns: int
     packed_ns: int
-    mapped_when_packed: tuple[str, ...]
-    alike: bool
+    mapped_when_packed: tuple[str, ...]  # the blobs that a packed model goes on mapping
+    alike: bool  # whether mapped and packed it answers the same, but for rounding
 
     @property
     def gain(self) -> float:

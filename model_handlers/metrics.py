@@ -119,23 +119,17 @@ _MOST_METRICS = 10_000  # of a process, all families together
 
 
 class Metric:
-    """The numbers of one set of labels.
-
-    Attributes:
-        buckets: a histogram's upper bounds, ascending; () for others.
-        counts: observations up to each bound and over the one before it; the last is of those over all.
-        value: where a counter or gauge stands; the sum of a histogram's observations.
-        owners: a gauge's, which goes with the last of them.
-    """
+    """The numbers of one set of labels."""
 
     def __init__(self, metrics: Metrics, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
         self._metrics = metrics
         self.family = family
         self.labels = dict(labels)
-        self.buckets = tuple(buckets)
+        self.buckets = tuple(buckets)  # a histogram's upper bounds, ascending; () for others
+        # observations up to each bound and over the one before it; the last is of those over all
         self.counts = [0] * (len(self.buckets) + 1)
-        self.value = 0.0
-        self.owners: set[object] = set()
+        self.value = 0.0  # where a counter or gauge stands; the sum of a histogram's observations
+        self.owners: set[object] = set()  # a gauge's, which goes with the last of them
         self._number = 0  # what the other side calls it, 0 while it does not know it
         self._set = False  # a gauge, since the last change was told
         self._added = 0.0

@@ -49,42 +49,30 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ModelCall:
-    """A request that a model makes of another one.
-
-    Attributes:
-        version: which of its versions, None for the one that the server chooses.
-        inputs: (name, data type, array of the full shape) of each tensor.
-        outputs: names of the wanted outputs, () for all.
-        decoupled: whether any number of responses is welcome.
-        callers: the models that wait for the answer, the caller last.
-        waiting: the responders of the requests that the caller has open, on whose behalf it calls.
-    """
+    """A request that a model makes of another one."""
 
     model: str
-    version: int | None
-    inputs: tuple[tuple[str, DataType, Array], ...]
-    outputs: tuple[str, ...] = ()
-    decoupled: bool = False
-    callers: tuple[str, ...] = ()
+    version: int | None  # which of its versions, None for the one that the server chooses
+    inputs: tuple[tuple[str, DataType, Array], ...]  # (name, data type, array of the full shape) of each tensor
+    outputs: tuple[str, ...] = ()  # names of the wanted outputs, () for all
+    decoupled: bool = False  # whether any number of responses is welcome
+    callers: tuple[str, ...] = ()  # the models that wait for the answer, the caller last
     id: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     timeout_us: int = 0
     correlation_id: int | str = 0
     flags: int = 0
+    # the responders of the requests that the caller has open, on whose behalf it calls
     waiting: tuple[Responder, ...] = ()
     trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a model is to be loaded with this once, instead of what its directory holds.
+    """What a model is to be loaded with this once, instead of what its directory holds."""
 
-    Attributes:
-        config: its configuration, as JSON of the published message; "" for its own.
-        files: `file:` and a path inside its directory → contents. They stand for all of its files; none leave them.
-    """
-
-    config: str
+    config: str  # its configuration, as JSON of the published message; "" for its own
+    # `file:` and a path inside its directory → contents. They stand for all of its files; none leave them.
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 

@@ -39,22 +39,14 @@ _TREE_FILES = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A backend as config.pbtxt names it.
+    """A backend as config.pbtxt names it."""
 
-    Attributes:
-        name: the `backend` field.
-        platforms: values of the older `platform` field that mean the same.
-        filename: its model file in a version directory, when the configuration names none; "" where it has none.
-        handler: `module:class` of the handler.
-        detect: whether the file's presence is enough to recognise the backend.
-        variants: where the model file depends on a parameter of the configuration: that, and values → file names.
-    """
-
-    name: str
-    platforms: tuple[str, ...]
-    filename: str
-    handler: str
-    detect: bool = True
+    name: str  # the `backend` field
+    platforms: tuple[str, ...]  # values of the older `platform` field that mean the same
+    filename: str  # its model file in a version directory, when the configuration names none; "" where it has none
+    handler: str  # `module:class` of the handler
+    detect: bool = True  # whether the file's presence is enough to recognise the backend
+    # where the model file depends on a parameter of the configuration: that, and values → file names
     variants: tuple[str, Mapping[str, str]] = ("", _NO_VARIANTS)
 
     def filename_in(self, version_directory: Path, parameters: Mapping[str, str]) -> str:

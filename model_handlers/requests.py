@@ -20,19 +20,7 @@ FLAG_SEQUENCE_KEPT = 4  # the server's own: the sequence is ended elsewhere, how
 
 
 class ModelRequest:
-    """One request as a handler that wants to see requests gets it.
-
-    Attributes:
-        inputs: input name → array of the full shape, batch dimension included.
-        outputs: names of the outputs that the client asked for, in the model's order; never empty.
-        parameters: what the client sent beside tensors: strings, numbers and booleans.
-        timeout_us: the client's own queue timeout in microseconds, 0 for none.
-        correlation_id: the sequence that it belongs to, 0 or "" for none.
-        flags: FLAG_SEQUENCE_START and FLAG_SEQUENCE_END together.
-        callers: the models that wait for its answer, the outermost first: those that called one another up to it.
-        responder: takes what the model answers unasked; None where it would not be taken.
-        trace: the trace that it belongs to, as a JSON object of headers that hand it on; "" for none.
-    """
+    """One request as a handler that wants to see requests gets it."""
 
     def __init__(
         self,
@@ -47,29 +35,25 @@ class ModelRequest:
         responder: Responder | None = None,
         trace: str = "",
     ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
+        self.inputs = inputs  # input name → array of the full shape, batch dimension included
+        self.outputs = outputs  # names of the outputs that the client asked for, in the model's order; never empty
         self.id = id
+        # what the client sent beside tensors: strings, numbers and booleans
         self.parameters: Mapping[str, Any] = {} if parameters is None else parameters
-        self.timeout_us = timeout_us
-        self.correlation_id = correlation_id
-        self.flags = flags
+        self.timeout_us = timeout_us  # the client's own queue timeout in microseconds, 0 for none
+        self.correlation_id = correlation_id  # the sequence that it belongs to, 0 or "" for none
+        self.flags = flags  # FLAG_SEQUENCE_START and FLAG_SEQUENCE_END together
+        # the models that wait for its answer, the outermost first: those that called one another up to it
         self.callers = callers
-        self.responder = responder
-        self.trace = trace
+        self.responder = responder  # takes what the model answers unasked; None where it would not be taken
+        self.trace = trace  # the trace that it belongs to, as a JSON object of headers that hand it on; "" for none
 
     def __repr__(self) -> str:
         return f"<ModelRequest {self.id!r} of {', '.join(self.inputs)}>"
 
 
 class ModelResponse:
-    """One response of a handler that sees requests.
-
-    Attributes:
-        outputs: output name → array of the full shape.
-        parameters: what the model sends beside tensors: strings, numbers and booleans.
-        data_types: those of outputs whose arrays do not tell: BF16, whose bits numpy carries as UINT16.
-    """
+    """One response of a handler that sees requests."""
 
     def __init__(
         self,
@@ -77,8 +61,10 @@ class ModelResponse:
         parameters: Mapping[str, Any] | None = None,
         data_types: Mapping[str, DataType] | None = None,
     ) -> None:
-        self.outputs = outputs
+        self.outputs = outputs  # output name → array of the full shape
+        # what the model sends beside tensors: strings, numbers and booleans
         self.parameters: Mapping[str, Any] = {} if parameters is None else parameters
+        # those of outputs whose arrays do not tell: BF16, whose bits numpy carries as UINT16
         self.data_types: Mapping[str, DataType] = {} if data_types is None else data_types
 
     def __repr__(self) -> str:

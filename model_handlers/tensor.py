@@ -30,21 +30,13 @@ _PIECE = 1 << 12  # strings that are joined at a time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataType:
-    """One row of the protocol's data type table.
+    """One row of the protocol's data type table."""
 
-    Attributes:
-        name: the name on the wire, for example `FP32`; `config.pbtxt` says `TYPE_FP32` (and `TYPE_STRING` for BYTES).
-        number: the value in the published ModelConfig message.
-        dtype: the numpy dtype that carries it.
-        itemsize: bytes an element, 0 where elements differ (BYTES).
-        json: whether elements can be written as JSON.
-    """
-
-    name: str
-    number: int
-    dtype: np.dtype[Any]
-    itemsize: int
-    json: bool = True
+    name: str  # the name on the wire, for example `FP32`; `config.pbtxt` says `TYPE_FP32` (and `TYPE_STRING` for BYTES)
+    number: int  # the value in the published ModelConfig message
+    dtype: np.dtype[Any]  # the numpy dtype that carries it
+    itemsize: int  # bytes an element, 0 where elements differ (BYTES)
+    json: bool = True  # whether elements can be written as JSON
 
     @property
     def config_name(self) -> str:
@@ -95,27 +87,21 @@ class TensorFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A model's input or output as its configuration declares it; `metadata` as `config_json` reads it.
+    """A model's input or output as its configuration declares it; `metadata` as `config_json` reads it."""
 
-    Attributes:
-        name: the tensor's name.
-        data_type: its element type.
-        dims: its shape without the batch dimension; -1 is a dimension of any size.
-        reshape: the shape that the framework sees instead of `dims`, or None.
-        optional: whether a request may leave the input out.
-        label_filename: the path of a label file relative to the model directory, or "".
-        allow_ragged_batch: whether requests of other shapes may share a batch; the model sees all elements in one row.
-        is_shape_tensor, is_non_linear_format_io: refused where they are set.
-    """
-
-    name: str
-    data_type: DataType
+    name: str  # the tensor's name
+    data_type: DataType  # its element type
     format: TensorFormat = field(default=TensorFormat.NONE, kw_only=True, metadata={"only": "input"})
-    dims: tuple[int, ...]
+    dims: tuple[int, ...]  # its shape without the batch dimension; -1 is a dimension of any size
+    # the shape that the framework sees instead of `dims`, or None
     reshape: tuple[int, ...] | None = field(default=None, metadata={"path": "reshape.shape"})
+    # the path of a label file relative to the model directory, or ""
     label_filename: str = field(default="", kw_only=True, metadata={"only": "output"})
+    # is_shape_tensor, is_non_linear_format_io: refused where they are set
     is_shape_tensor: bool = field(default=False, kw_only=True)
+    # whether requests of other shapes may share a batch; the model sees all elements in one row
     allow_ragged_batch: bool = field(default=False, kw_only=True, metadata={"only": "input"})
+    # whether a request may leave the input out
     optional: bool = field(default=False, kw_only=True, metadata={"only": "input"})
     is_non_linear_format_io: bool = field(default=False, kw_only=True)
 

@@ -145,20 +145,14 @@ _PREFIXES = ("GPU-", _PART)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or MIG device, that this process may use; bytes of memory.
+    """One GPU, or MIG device, that this process may use; bytes of memory."""
 
-    Attributes:
-        index: CUDA's number for it.
-        uuid: its name everywhere, `GPU-…` or `MIG-…`.
-        capability: its compute capability, such as `9.0`; "" where the driver does not say.
-    """
-
-    index: int
+    index: int  # CUDA's number for it
     name: str
-    uuid: str
+    uuid: str  # its name everywhere, `GPU-…` or `MIG-…`
     total: int
     free: int
-    capability: str = ""
+    capability: str = ""  # its compute capability, such as `9.0`; "" where the driver does not say
 
     @property
     def used(self) -> int:
@@ -167,21 +161,16 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a GPU is doing. None where its driver does not say: MIG devices have no power of their own.
-
-    Attributes:
-        utilization: the share of the last moment in which it computed, 0 to 1.
-        power, power_limit: watts.
-        energy: joules since the driver was loaded.
-    """
+    """What a GPU is doing. None where its driver does not say: MIG devices have no power of their own."""
 
     uuid: str
     total: int
     used: int
-    utilization: float | None
+    utilization: float | None  # the share of the last moment in which it computed, 0 to 1
+    # power, power_limit: watts
     power: float | None
     power_limit: float | None
-    energy: float | None
+    energy: float | None  # joules since the driver was loaded
 
 
 def visible(uuids: Sequence[str], wanted: str | None) -> list[str]:

@@ -44,17 +44,12 @@ class InflatedStream:
     """A gzip stream's content as the file that `tarfile` reads: `read`, `tell`, forward `seek`; and as blocks.
 
     A thread inflates ahead, without Python's lock: a load thread writes files meanwhile. Leaving joins it.
-
-    Attributes:
-        last_read: what the latest `read` returned; tells how the headers of an archive ended.
-        header_bytes: read since it was set to 0, before each member's header.
-        token: checked about twenty times a second, and for each megabyte.
     """
 
     def __init__(self, stream: BinaryIO, subject: str, token: CancelToken) -> None:
-        self.last_read = b""
-        self.header_bytes = 0
-        self.token = token
+        self.last_read = b""  # what the latest `read` returned; tells how the headers of an archive ended
+        self.header_bytes = 0  # read since it was set to 0, before each member's header
+        self.token = token  # checked about twenty times a second, and for each megabyte
         self._stream = stream
         self._subject = subject
         self._blocks: queue.Queue[bytes | Exception] = queue.Queue(_BLOCKS_AHEAD)
@@ -204,22 +199,18 @@ def _read(stream: BinaryIO, subject: str) -> bytes:
 class Unpacking:
     """One archive on its way into one folder. What its members may be, and where they may lie, subclasses say.
 
-    Attributes:
-        packer: what it should have been packed with, for errors.
-        too_many: what to do about too many members, for errors.
-        made: every path that was made so far, the folder's own is (); whether it is a directory.
-
     Args:
         most_bytes: of all members, skipped ones too; and of the zeros behind them.
         packed: bytes of the archive, where they are known: its headers may not claim more than those can hold.
     """
 
-    packer: ClassVar[str]
-    too_many: ClassVar[str] = ""
+    packer: ClassVar[str]  # what it should have been packed with, for errors
+    too_many: ClassVar[str] = ""  # what to do about too many members, for errors
 
     def __init__(
         self, subject: str, root: Path, *, most_members: int, most_bytes: int = 1 << 62, packed: int | None = None
     ) -> None:
+        # every path that was made so far, the folder's own is (); whether it is a directory
         self.made: dict[Parts, bool] = {(): True}
         self._subject = subject
         self._root = root

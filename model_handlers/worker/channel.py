@@ -65,19 +65,14 @@ class DeafError(Exception):
 
 
 class Channel:
-    """One worker's channel, from `start` to `close`.
-
-    Args:
-        end: our end of the socket; closed with the channel.
-        take: takes each frame that came; what it raises ends the channel.
-        lost: told once that nothing more will come, unless `close` was called: None at an end, a `DeafError`, else what
-            was wrong with what came. On any thread, which must not wait.
-    """
+    """One worker's channel, from `start` to `close`."""
 
     def __init__(
         self,
-        end: socket.socket,
-        take: Callable[[Message, Array], None],
+        end: socket.socket,  # our end of the socket; closed with the channel
+        take: Callable[[Message, Array], None],  # takes each frame that came; what it raises ends the channel
+        # told once that nothing more will come, unless `close` was called: None at an end, a `DeafError`, else what was
+        # wrong with what came. On any thread, which must not wait.
         lost: Callable[[Exception | None], None],
     ) -> None:
         end.setblocking(False)

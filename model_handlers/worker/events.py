@@ -52,11 +52,7 @@ _MOST_UNDER_WAY = 64 << 20  # bytes of memory that was sent and not received: of
 
 
 class Events:
-    """One process's channel.
-
-    Attributes:
-        before_calls: called before the model asks the server anything, on the thread that does; None for nothing.
-    """
+    """One process's channel."""
 
     def __init__(self, end: socket.socket, model: str) -> None:
         self.model = model
@@ -76,6 +72,7 @@ class Events:
         self._watching: dict[int, list[Callable[[], None]]] = {}
         self._expected: dict[int, Take] = {}
         self._ask_ready: AskReady | None = None
+        # called before the model asks the server anything, on the thread that does; None for nothing
         self.before_calls: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -273,17 +270,12 @@ def _unread(end: socket.socket) -> int:
 
 
 class ResponderInChild:
-    """A `requests.Responder`.
-
-    Attributes:
-        number: what both sides call the request.
-        used: whether anything was sent.
-    """
+    """A `requests.Responder`."""
 
     def __init__(self, events: Events, number: int) -> None:
         self._events = events
-        self.number = number
-        self.used = False
+        self.number = number  # what both sides call the request
+        self.used = False  # whether anything was sent
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         """One response, or the news that it was the last."""

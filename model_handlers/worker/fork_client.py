@@ -53,20 +53,15 @@ class Leash:
     """How the serving process holds one process of the fork server: its fate is told on the socket, letting go ends it.
 
     What it started ends with it. Used by one thread at a time.
-
-    Attributes:
-        pid: the process's id, 0 until it was told.
-        code: its exit code, -n for signal n; None until it was told, and where the fork server ended before.
-        refused: why the system let no such process be forked, where it did not.
-        over: whether everything was told: there is no such process any more.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self.pid = 0
+        self.pid = 0  # the process's id, 0 until it was told
+        # its exit code, -n for signal n; None until it was told, and where the fork server ended before
         self.code: int | None = None
-        self.refused: OSError | None = None
-        self.over = False
+        self.refused: OSError | None = None  # why the system let no such process be forked, where it did not
+        self.over = False  # whether everything was told: there is no such process any more
 
     def __repr__(self) -> str:
         return f"<Leash of {self.pid or 'no process yet'}{', over' if self.over else ''}>"
@@ -147,11 +142,9 @@ class ForkClient:
         preload: `module:function`, called in the fork server before it forks; "" for nothing. One that ends the process
             is not called again: then the models that want it may do so themselves, and tell what happens. The first of
             them is never begun, and has to be asked for again.
-
-    Attributes:
-        directory: where fork servers run, and models' processes with them, while it is there; None for where we do.
     """
 
+    # where fork servers run, and models' processes with them, while it is there; None for where we do
     directory: ClassVar[Path | None] = None
 
     def __init__(self, preload: str = "") -> None:
@@ -273,15 +266,10 @@ _WORDS = 3  # lines of standard error in an error message
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        code: its exit code, -n for signal n, None where it ended together with the fork server.
-        words: the last lines that it wrote to standard error.
-    """
-
-    code: int | None
-    words: list[str]
+    code: int | None  # its exit code, -n for signal n, None where it ended together with the fork server
+    words: list[str]  # the last lines that it wrote to standard error
 
     def __str__(self) -> str:
         words = " | ".join(self.words[-_WORDS:])

@@ -57,23 +57,17 @@ _NOT_EXECUTED = 127  # the exit code by which shells say so
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An executable and what surrounds it.
+    """An executable and what surrounds it."""
 
-    Attributes:
-        arguments: the executable, by its path, and its arguments.
-        directory: where it runs, "" for where the server runs.
-        variables: environment variables to set, on top of the server's own; `removed` are taken away.
-        in_front: search paths (PATH, …) and what is looked at before all that is in them.
-        niceness: its priority; workers have 0.
-        speaks: whether it gets the sockets, by their numbers behind the arguments. Otherwise it gets its output alone.
-    """
-
-    arguments: Sequence[str]
-    directory: str = ""
+    arguments: Sequence[str]  # the executable, by its path, and its arguments
+    directory: str = ""  # where it runs, "" for where the server runs
+    # environment variables to set, on top of the server's own; `removed` are taken away
     variables: Mapping[str, str] = field(default_factory=dict)
     removed: Sequence[str] = ()
+    # search paths (PATH, …) and what is looked at before all that is in them
     in_front: Mapping[str, str] = field(default_factory=dict)
-    niceness: int = 0
+    niceness: int = 0  # its priority; workers have 0
+    # whether it gets the sockets, by their numbers behind the arguments. Otherwise it gets its output alone.
     speaks: bool = False
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -65,17 +65,8 @@ class _Begun:
 class IsolatedHandler(Handler):
     """One model in one process, for one lane. Made by `start.start_isolated`.
 
-    Args:
-        load: the message that has the process load the model.
-        config: the configuration, not completed yet.
-        lane: the name of the lane that will execute it.
-        uses_gpu: whether what the load takes on GPUs is to be measured; nothing else loads meanwhile.
-        program, preload: see `Child`.
-        host: the name of the process that it shares with others; "" for one of its own.
-
     Attributes:
         child: the process that the model is in; another one after a death.
-        deadlines: how long the process may take for what.
     """
 
     backend: ClassVar[str] = ""
@@ -85,21 +76,22 @@ class IsolatedHandler(Handler):
 
     def __init__(
         self,
-        load: Message,
-        config: ModelConfig,
-        lane: str,
+        load: Message,  # the message that has the process load the model
+        config: ModelConfig,  # the configuration, not completed yet
+        lane: str,  # the name of the lane that will execute it
         *,
-        uses_gpu: bool,
+        uses_gpu: bool,  # whether what the load takes on GPUs is to be measured; nothing else loads meanwhile
+        # program, preload: see `Child`
         program: Program | None = None,
         preload: str = "",
-        host: str = "",
+        host: str = "",  # the name of the process that it shares with others; "" for one of its own
     ) -> None:
         self._load = load
         self._host = host
         self._program = program
         self._preload = preload
         self._lane = lane
-        self.deadlines = Deadlines.of(config)
+        self.deadlines = Deadlines.of(config)  # how long the process may take for what
         self._restarts = RestartBudget()
         self._overruns = RestartBudget(OVERRUN_WINDOW, delay=0.0, why=_OVERRAN)
         self._outgrowths = RestartBudget(OUTGROWN_WINDOW, 0.0, OUTGROWN_LIMIT, "took too much memory too often")

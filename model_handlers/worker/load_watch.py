@@ -35,19 +35,13 @@ _STEP = 4  # a part of what is free beyond that, which one load may take before 
 
 
 class ReservationExceededError(MmeError):
-    """A load was stopped, since it took more than it could be given. Kind OUT_OF_MEMORY.
-
-    Attributes:
-        need: bytes that have to be promised to it, at least.
-        taken: bytes that it took when it was stopped.
-        final: whether so much can't be promised whatever leaves.
-    """
+    """A load was stopped, since it took more than it could be given. Kind OUT_OF_MEMORY."""
 
     def __init__(self, message: str, need: int, taken: int = 0, *, final: bool) -> None:
         super().__init__(Kind.OUT_OF_MEMORY, message)
-        self.need = need
-        self.taken = taken
-        self.final = final
+        self.need = need  # bytes that have to be promised to it, at least
+        self.taken = taken  # bytes that it took when it was stopped
+        self.final = final  # whether so much can't be promised whatever leaves
 
 
 class LoadQuota:
@@ -58,14 +52,11 @@ class LoadQuota:
             other models leave, calling what it is given again and again, and raises ReservationExceededError where
             they are not to be had.
         must_go_on: raises once the model is not waited for any more.
-
-    Attributes:
-        settled: bytes that those of the load's processes take that have loaded.
     """
 
     def __init__(self, more: Callable[[int, Callable[[], None]], int], must_go_on: Callable[[], None]) -> None:
         self.must_go_on = must_go_on
-        self.settled = 0
+        self.settled = 0  # bytes that those of the load's processes take that have loaded
         self._more = more
         self._promised = 0
 

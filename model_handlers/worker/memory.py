@@ -102,26 +102,17 @@ _EXCESS = 4  # times the recent need: growth doubles, so twice is usual
 
 @dataclass(slots=True)
 class Sizes:
-    """How large segments are made. One for the process, set before the first of them is made.
+    """How large segments are made. One for the process, set before the first of them is made."""
 
-    Attributes:
-        smallest: bytes of a new segment; pages that no tensor touches cost nothing.
-        growth: bytes by which one grows at least; it doubles where that is more.
-    """
-
-    smallest: int = 64 << 10
-    growth: int = 0
+    smallest: int = 64 << 10  # bytes of a new segment; pages that no tensor touches cost nothing
+    growth: int = 0  # bytes by which one grows at least; it doubles where that is more
 
 
 SIZES = Sizes()
 
 
 class Segment:
-    """One piece of shared memory, mapped here.
-
-    Attributes:
-        out: whether a batch, the number `batch`, is on its way in it.
-    """
+    """One piece of shared memory, mapped here."""
 
     __deletable__ = ("_mapping",)  # which compiled classes have to say
 
@@ -130,7 +121,7 @@ class Segment:
         self.fd = fd
         self.size = size
         self.batch = 0
-        self.out = False
+        self.out = False  # whether a batch, the number `batch`, is on its way in it
         self._mapping = mmap.mmap(fd, size)
         self._lent: weakref.ref[Array] | None = None
 
@@ -192,17 +183,13 @@ class Segment:
 
 
 class SegmentPool:
-    """The segments that the serving process shares with one worker.
-
-    Attributes:
-        retired: ids of those that the worker is still to be told of.
-    """
+    """The segments that the serving process shares with one worker."""
 
     def __init__(self) -> None:
         self._segments: list[Segment] = []
         self._last_id = 0
         self._need = self._recent_need = self._batches = 0
-        self.retired: list[int] = []
+        self.retired: list[int] = []  # ids of those that the worker is still to be told of
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -286,7 +273,6 @@ class Frame:
     """One frame, ready to be sent.
 
     Attributes:
-        data: its bytes, or those that are still to be sent.
         fd: the descriptor that goes with it, -1 for none. `close` it when the frame was sent, or never will be.
         size: bytes of the memory behind that.
     """
@@ -304,7 +290,7 @@ class Frame:
         else:
             data = encode_message(message | {"segment": size})
             self.fd, self.size = _written(packing, size), size
-        self.data = memoryview(data)
+        self.data = memoryview(data)  # its bytes, or those that are still to be sent
 
     def send(self, end: socket.socket) -> int:
         """Send what is left of it, or some of that; return how many bytes.
@@ -348,14 +334,10 @@ def _write(fd: int, offset: int, contents: memoryview) -> None:
 
 
 class FrameReader:
-    """Cuts what comes out of the socket into messages and the bytes in which their tensors lie.
-
-    Attributes:
-        keeps_large: whether `next` has kept back a frame that is not small.
-    """
+    """Cuts what comes out of the socket into messages and the bytes in which their tensors lie."""
 
     def __init__(self) -> None:
-        self.keeps_large = False
+        self.keeps_large = False  # whether `next` has kept back a frame that is not small
         self._messages = MessageReader()
         self._fds: list[int] = []
         self._begun: Message | None = None

@@ -42,20 +42,15 @@ def placement_of(config: ModelConfig, handler_class: type[Handler]) -> Placement
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds after which a process that does not answer is ended.
+    """Seconds after which a process that does not answer is ended."""
 
-    Attributes:
-        usual_execution: `execution` where a configuration does not say: the limit of a request. One for the process.
-        load: from its start to the loaded model; and as long before that for the environment that a model brings.
-        execution: one batch, from its start; of a decoupled model, from its last response.
-        close: the model's own clean-up when it is unloaded.
-    """
-
+    # `execution` where a configuration does not say: the limit of a request. One for the process.
     usual_execution: ClassVar[float] = EXECUTION_SECONDS
 
+    # from its start to the loaded model; and as long before that for the environment that a model brings
     load: float = _LOAD_SECONDS
-    execution: float = EXECUTION_SECONDS
-    close: float = 5.0
+    execution: float = EXECUTION_SECONDS  # one batch, from its start; of a decoupled model, from its last response
+    close: float = 5.0  # the model's own clean-up when it is unloaded
 
     @classmethod
     def of(cls, config: ModelConfig) -> Deadlines:

@@ -21,12 +21,9 @@ class BusyPoll:
     again and again for a moment, yielding the processor in between. Each attempt that brings nothing halves their rate,
     down to one wait in sixty-four. Where the yielded processor was kept for a whole turn the cores are crowded, and
     newer kernels count that turn against the yielding thread: it sleeps the next 7 times, then 63, then 1,023.
-
-    Attributes:
-        longest: nanoseconds to wait awake at most, in this process; 0 for never. The operator's.
     """
 
-    longest: ClassVar[int] = 0
+    longest: ClassVar[int] = 0  # nanoseconds to wait awake at most, in this process; 0 for never. The operator's
 
     def __init__(self) -> None:
         self._misses = 0
@@ -118,9 +115,6 @@ class RestartBudget:
     After `limit` restarts within `window` seconds there is none until the oldest is that long ago: a model that dies of
     every request would otherwise cost all others the processor time of its loads. Processes that were ended for the
     time or the memory they took have budgets of their own, with a longer window and no delay.
-
-    Attributes:
-        why: what the process did when the budget is used up.
     """
 
     def __init__(
@@ -132,7 +126,7 @@ class RestartBudget:
     ) -> None:
         self.window = window
         self.limit = limit
-        self.why = why
+        self.why = why  # what the process did when the budget is used up
         self._delay = delay
         self._restarts: deque[float] = deque(maxlen=limit)
 

@@ -105,11 +105,6 @@ class Child:
         program: what it executes, `exec_child` in the end; None for a fork.
         preload: what its fork server has called before, see `forks_with`; "" for nothing.
         host: the process that it is a guest of; None for one of its own.
-
-    Attributes:
-        alive: whether it can be called.
-        killed: whether it was ended from outside; known once it was told how it ended.
-        descriptors: those that it is heard on.
     """
 
     def __init__(
@@ -117,8 +112,8 @@ class Child:
     ) -> None:
         self.host = host
         self._subject = f"model '{model}': the process of '{lane}'"
-        self.alive = True
-        self.killed = False
+        self.alive = True  # whether it can be called
+        self.killed = False  # whether it was ended from outside; known once it was told how it ended
         self._exit_reason: tuple[Kind, str] | None = None
         self._outgrown = False
         self._messages = MessageReader()
@@ -142,7 +137,7 @@ class Child:
             else:
                 self._leash = host.take_in(lane, held, [control, events, leash])
             undo.pop_all()
-        self.descriptors: tuple[int, ...] = (self._control.fileno(), self._leash.fileno())
+        self.descriptors: tuple[int, ...] = (self._control.fileno(), self._leash.fileno())  # those that it is heard on
         self._poll = select.poll()
         for descriptor in self.descriptors:
             self._poll.register(descriptor, select.POLLIN)

@@ -52,16 +52,11 @@ class Policy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the operator decides about evictions.
-
-    Attributes:
-        pins: names, or patterns of names with `*`, `?` and `[…]`, of models that are never evicted.
-        min_residency: seconds that a model stays after its load.
-    """
+    """What the operator decides about evictions."""
 
     policy: Policy = Policy.LRU
-    pins: tuple[str, ...] = ()
-    min_residency: float = 0.0
+    pins: tuple[str, ...] = ()  # names, or patterns of names with `*`, `?` and `[…]`, of models that are never evicted
+    min_residency: float = 0.0  # seconds that a model stays after its load
 
     def pins_name(self, *names: str) -> bool:
         """Whether a model that goes by any of these names is pinned."""
