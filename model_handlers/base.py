@@ -53,9 +53,8 @@ CPU = Device("cpu")
 class Footprint:
     """Bytes that a model takes: on the host, and on each device by its number, up to the last that it takes any of.
 
-    `shared` names files that it maps beside that and other models may map too, and what its processes were forked from
-    like those of others, name → bytes, each to be counted once: sums have each once. Only what was measured, or is
-    expected, of models has it; differences do not.
+    `shared` names what others may map or be forked from too, name → bytes, counted once in sums. Only what was measured
+    or is expected of models has it; differences do not.
     """
 
     host: int = 0
@@ -204,11 +203,7 @@ class Handler(ABC):
 
     @classmethod
     def shares_gpu_process(cls, config: ModelConfig, model_file: Path) -> bool:  # noqa: ARG003 - for those whose models may want to be alone
-        """Return whether this model shares the process of its backend's models on a GPU.
-
-        Raises:
-            MmeError: INVALID_MODEL for a parameter, or a file, that is not what it should be.
-        """
+        """Whether it shares its backend's process on a GPU. MmeError: INVALID_MODEL, a bad parameter or file."""
         return cls.shared_on_gpu
 
     @classmethod
@@ -225,8 +220,7 @@ class Handler(ABC):
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:
         """Have what all models share, such as the framework, in the process before what this one takes is measured.
 
-        Raises:
-            MmeError: UNSUPPORTED where it is not installed.
+        Raises MmeError: UNSUPPORTED where it is not installed.
         """
 
     @classmethod  # noqa: B027 - most share nothing
@@ -242,8 +236,7 @@ class Handler(ABC):
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
         """Fill what `config` leaves out (inputs, outputs, batch size) from the model file, and check the rest.
 
-        Raises:
-            MmeError: INVALID_MODEL, naming the field that disagrees with the file.
+        Raises MmeError: INVALID_MODEL, naming the field that disagrees with the file.
         """
 
     @classmethod
@@ -251,11 +244,9 @@ class Handler(ABC):
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
         """Load the model on `device`. Runs on a load thread, at low priority, for as long as it takes.
 
-        `lane` names the instance that will execute it, the first of them where several share the handler. What
-        `config` leaves out is completed from the model, so that a load reads the file once: see `config`.
-
-        Raises:
-            MmeError: INVALID_MODEL when the framework refuses the file, OUT_OF_MEMORY when it finds no room.
+        `lane` names the instance that will execute it, the first of them where several share the handler. What `config`
+        leaves out is completed from the model, so that a load reads the file once: see `config`.
+        Raises MmeError: INVALID_MODEL when the framework refuses the file, OUT_OF_MEMORY when it finds no room.
         """
 
     @classmethod
@@ -268,37 +259,25 @@ class Handler(ABC):
     def try_load(cls, config: ModelConfig, model_file: Path) -> None:
         """Load the model, and look for whatever in it could harm a process that executes it; keep nothing.
 
-        Called in a process that may die of it, where `tried_first`.
-
-        Raises:
-            MmeError: as `load`; INVALID_MODEL for what was found.
+        Called in a process that may die of it, where `tried_first`. Raises MmeError: as `load`; INVALID_MODEL for what
+        was found.
         """
         cls.load(config, model_file, CPU, "").close()
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run one batch.
 
-        Args:
-            inputs: one array a declared input, batch dimension first where the model batches.
-            outputs: names of the outputs that are wanted of the batch.
-
-        Returns:
-            one array an entry of `outputs`, in that order.
-
-        Raises:
-            MmeError: EXECUTION_FAILED with the framework's words, OUT_OF_MEMORY when it ran out of room.
+        `inputs` has one array a declared input, batch dimension first where the model batches; returns one an entry of
+        `outputs`, the names of those that are wanted, in that order.
+        Raises MmeError: EXECUTION_FAILED with the framework's words, OUT_OF_MEMORY when it ran out of room.
         """
         raise NotImplementedError
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
-        """Run one batch of requests, where `sees_requests`.
+        """Run one batch of requests, where `sees_requests`. Raises MmeError: what befell the whole batch.
 
-        Returns:
-            for each request its response, or the error that is its own; None where its responder has got its
-            responses, or will; PUT_BACK where the request is to be executed once more.
-
-        Raises:
-            MmeError: what befell the whole batch.
+        Returns for each its response, or its own error; None where its responder has got its responses, or will;
+        PUT_BACK where it is to be executed once more.
         """
         raise NotImplementedError
 
@@ -327,19 +306,11 @@ class Handler(ABC):
         return False
 
     def take_answers(self) -> list[ModelResponse | MmeError | None] | None:
-        """The answers to what was sent, as `execute_requests` returns them; None where getting them may take a while.
-
-        Raises:
-            MmeError: what befell the whole batch.
-        """
+        """The answers, as `execute_requests` returns and raises; None where getting them may take a while."""
         raise NotImplementedError
 
     def await_answers(self) -> list[ModelResponse | MmeError | None]:
-        """The same once `take_answers` gave None, or when `patience` is over; for a thread that can wait.
-
-        Raises:
-            MmeError: what befell the whole batch.
-        """
+        """The same once `take_answers` gave None, or `patience` is over; for a thread that can wait. Raises as that."""
         raise NotImplementedError
 
     def due(self) -> float:

@@ -44,11 +44,7 @@ class FileHandler(Handler):
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Check that the file is Python.
-
-        Raises:
-            MmeError: INVALID_MODEL, UNSUPPORTED. The latter also where only the author's code knows the tensors.
-        """
+        """Check that it is Python. MmeError: INVALID_MODEL; UNSUPPORTED where only its code knows the tensors."""
         check_syntax(config.name, version_directory(config, model_file) / HANDLER_FILE)
         if not (config.inputs and config.outputs):
             raise unsupported(f"model '{config.name}' is completed by its own {HANDLER_FILE}, which only a load runs")

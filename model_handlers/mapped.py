@@ -1,11 +1,8 @@
 """Handlers whose models can be mapped: a model, taken apart into a graph and files of weights that others map too.
 
-A *form* is a file, the graph, in a directory with *blobs*: files that hold one large tensor and nothing else, aligned
-to pages by nature, which the handler's framework maps instead of reading. A form is written once and never changed, in
-two steps: *written* is the model as its author made it, which costs little more than copying; *refined* has behind it
-what the framework would work out at every load.
-
-Where forms are kept, for how long, and which models are worth it: the engine knows, handlers do not.
+A *form* is a file, the graph, beside *blobs*: files of one large tensor each, page-aligned, which the framework maps.
+It never changes once written, in two steps: *written* is the model as made, *refined* has behind it what the framework
+would work out at every load. Where forms are kept, and which models are worth it, the engine knows, not handlers.
 """
 
 from __future__ import annotations
@@ -140,10 +137,7 @@ class MappedHandler(Handler):
     @classmethod
     @abstractmethod
     def write_form(cls, config: ModelConfig, model_file: Path, draft: Draft) -> bytes:
-        """Take a model apart; return the graph. No dearer than to read the file and write the weights.
-
-        An INVALID_MODEL error says that it can't be done with the file.
-        """
+        """Take a model apart; return the graph, as quickly as copying it. INVALID_MODEL: it can't be done."""
 
     @classmethod
     @abstractmethod

@@ -1,21 +1,9 @@
 """Numbers that the code of models counts for operators: families by name, metrics of a family by their labels.
 
-There is one set of them in each process. As in Triton, where all models live in one process, equal names and labels
-mean one metric: in the serving process the counts of all models' processes come together. There counters and
-histograms add up; a gauge stands where it was set last, raised by all that raised it since.
-
-A process of a model tells from time to time what has changed, see `changes`:
-
-    [n, [[7, "new", name, description, kind, labels, buckets], [7, "add", 2.0], [9, "set", 1.5], [4, "observe", …]]]
-
-Metrics go by numbers that the process gave them. What it tells crosses on two ways, with its batches' answers and
-between them, so that tellings are numbered as well. `worker.channel.MetricReceiver` is where they arrive.
-
-How long a metric lives: counters and histograms as long as the server, so that neither an eviction nor a death makes
-them fall; a gauge, which says how things are, until the last process that told about it has ended, and what a process
-raised it by until that one has.
-
-Threads may count at the same time, also in the middle of counting: a collection of garbage runs code of models.
+As in Triton equal names and labels mean one metric, across all models' processes: counters and histograms add up; a
+gauge stands where it was set last, raised by all that raised it since. Counters and histograms live as long as the
+server, so that nothing makes them fall; a gauge until the last process that told of it has ended. Threads may count at
+the same time, in the middle of counting too: a collection of garbage runs code of models.
 """
 
 from __future__ import annotations
@@ -233,8 +221,7 @@ class Metrics:
     def family(self, name: str, description: str, kind: MetricKind) -> Family:
         """The family of a name, a new one if there is none.
 
-        Raises:
-            MmeError: INVALID_ARGUMENT for a name that is none, that is the server's, or that is another's already.
+        Raises MmeError: INVALID_ARGUMENT for a name that is none, that is the server's, or that is another's already.
         """
         check_family(name, description)
         with self.lock:
@@ -262,8 +249,7 @@ class Metrics:
     ) -> Metric:
         """The metric of these labels: the same one each time. A gauge ends with its `owner`, see `release`.
 
-        Raises:
-            MmeError: INVALID_ARGUMENT for labels or buckets that are none, and for other buckets than it has.
+        Raises MmeError: INVALID_ARGUMENT for labels or buckets that are none, and for other buckets than it has.
         """
         check_labels(family.name, family.kind, labels)
         check_buckets(family.name, family.kind, buckets)
@@ -307,12 +293,16 @@ class Metrics:
             tell()
 
     def changed(self, metric: Metric) -> None:
-        """A metric has changed. Under the lock."""
+        """The metric has changed. Under the lock."""
         first = not self._dirty
         self._dirty[metric] = None
         if first and self._when_dirty is not None:
             self._when_dirty()
 
+    # [n, [[7, "new", name, description, kind, labels, buckets], [7, "add", 2.0], [9, "set", 1.5], [4, "observe", …]]]
+    #
+    # Metrics go by numbers that the process gave them. Tellings are numbered too, since they cross on two ways, with
+    # batches' answers and between them; `worker.channel.MetricReceiver` is where they arrive.
     def changes(self) -> list[Any] | None:
         """What has changed since this was last called; None for nothing."""
         if not self._dirty:

@@ -259,10 +259,7 @@ def signature(graph: Any, config: ModelConfig, batch: int) -> tuple[list[Signatu
 
 
 def name_of(port: Any, config: ModelConfig) -> str:
-    """Of the names of an input or output the one that the configuration declares, else the first by the alphabet.
-
-    In a graph of TensorFlow's `x:0` is the first result of node x, which its users call x.
-    """
+    """Of a port's names the declared one, else the alphabet's first. TensorFlow's `x:0` is x to its users."""
     names: list[str] = sorted({alias for name in port.get_names() for alias in (name, name.removesuffix(":0"))})
     declared = (name for name in names if config.input(name) or config.output(name))
     return next(declared, names[0] if names else str(port.node.friendly_name))

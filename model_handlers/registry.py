@@ -100,15 +100,12 @@ def detect_backend(version_directory: Path) -> Backend | None:
 
 
 def find_backend(name: str, platform: str, model: str, version_directory: Path | None = None) -> Backend:
-    """The backend that a configuration names by `backend`, by `platform`, or by both.
+    """The backend that `backend`, `platform` or both name: of the table, installed packages, or `version_directory`.
 
-    Beside those of the table these are the ones that installed packages register, and those whose code lies in the
-    archive itself, in `version_directory`. With a backend that has no platforms, such as `python`, a platform means
-    nothing, as in Triton; but `pytorch` has Triton's Python backend take a module of PyTorch's.
-
-    Raises:
-        MmeError: INVALID_MODEL when the two disagree or neither is known; UNSUPPORTED when the package that registers
-            the backend can't be imported.
+    A platform means nothing to a backend that has none, as in Triton; but `pytorch` has the Python backend take a
+    module.
+    Raises MmeError: INVALID_MODEL when the two disagree or neither is known; UNSUPPORTED for a package that fails to
+    import.
     """
     if (name, platform) == ("python", "pytorch") and _is_module(version_directory):
         name = "pytorch"
@@ -253,12 +250,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def syntax_tree(file: Path) -> ast.Module:
-    """What a Python file says, without warnings.
-
-    Raises:
-        OSError: it can't be read.
-        SyntaxError, ValueError, RecursionError, MemoryError: it is no Python, or too much of it.
-    """
+    """What a Python file says. OSError: unreadable. SyntaxError, ValueError, RecursionError, MemoryError: no Python."""
     source = file.read_bytes()
     with _ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -130,11 +130,7 @@ def shape_matches(shape: Sequence[int], expected: Sequence[int]) -> bool:
 
 
 def refitted(array: Array, source: tuple[int, ...], target: tuple[int, ...], *, batches: bool) -> Array:
-    """The array in the shape `target`; the variable dimensions of `source` and `target` are the same, in order.
-
-    Raises:
-        ValueError: it has not that many elements, or dimensions.
-    """
+    """The array in the shape `target`; variable dimensions are the same, in order. ValueError: it does not fit."""
     if not array.shape and not target:  # a scalar, which clients may send as it is
         return array
     batch = array.shape[:1] if batches else ()
@@ -149,13 +145,9 @@ def element_count(shape: Iterable[int]) -> int:
 
 
 def decode_bytes_elements(buffer: bytes | memoryview, count: int, name: str, model: str) -> Array:
-    """Split the wire form of a BYTES tensor (4-byte little-endian length, then the element) into `count` elements.
+    """Split a BYTES tensor's wire form (4-byte LE length, element) into an array of `count` `bytes` objects.
 
-    Returns:
-        a one-dimensional object array of `bytes`, length `count`.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT, when the buffer ends early or holds another number of elements.
+    Raises MmeError: INVALID_ARGUMENT, when the buffer ends early or holds another number of elements.
     """
     view = memoryview(buffer)
     size, offset = len(view), 0

@@ -1,12 +1,9 @@
 """GPUs as the driver lists them and as CUDA numbers them; where instances go; GPUs that answer nothing any more.
 
-NVML shows every GPU of the machine; CUDA shows a process those that CUDA_VISIBLE_DEVICES leaves, numbered again. Models
-are placed by CUDA's numbers, so this is where the two are brought together (`visible`, which is PURE). A GPU that is
-cut into MIG devices stands for the first of them. CUDA shows a process one MIG device at most, and then no other GPU.
-Asking on a machine without a GPU, or without a driver, is not an error: there are none. pynvml lives here alone.
-
-A GPU is lost for good to a process where it answers nothing but errors. A process of models alone ends with the error;
-the serving process is asked for the reason by what can end it. CUDA's driver is asked where a framework does not tell.
+NVML shows every GPU, CUDA those of CUDA_VISIBLE_DEVICES, numbered again; models are placed by CUDA's numbers
+(`visible`). A GPU cut into MIG devices stands for the first: CUDA shows a process one at most, and then no other GPU.
+No GPU or driver is no error: there are none. pynvml lives here alone. A GPU that answers only errors is lost to a
+process for good: one of models alone ends by the error; the serving process tells the reason to what can end it.
 """
 
 from __future__ import annotations
@@ -39,11 +36,7 @@ def device_memory_used() -> tuple[int, ...]:
 
 
 def file_for(device: Device, config: ModelConfig, version_directory: Path) -> Path:
-    """The model file for a device: that for its compute capability (`cc_model_filenames`), else the usual one.
-
-    Raises:
-        MmeError: INVALID_MODEL where neither is there.
-    """
+    """The model file for a device (`cc_model_filenames`), else the usual. MmeError: INVALID_MODEL for none."""
     path, capability = version_directory / config.default_model_filename, ""
     if config.cc_model_filenames and device.kind == "gpu":
         capability = next((gpu.capability for gpu in gpus() if gpu.index == device.index), "")
@@ -60,13 +53,10 @@ def file_for(device: Device, config: ModelConfig, version_directory: Path) -> Pa
 def place(
     groups: Sequence[InstanceGroup], model: str, *, gpu_capable: bool, require_gpu: bool
 ) -> list[tuple[str, Device]]:
-    """The lanes that instance groups ask for, `count` on each device: their names, `<group>_<index>`, and devices.
+    """The lanes that instance groups ask for, `count` on each device: names `<group>_<index>`, and devices.
 
-    Without a GPU, KIND_GPU groups run on the CPU, which is logged once for all of them, unless `require_gpu` forbids. A
-    KIND_MODEL group has `count` in all, which the model itself places: they are told the first GPU.
-
-    Raises:
-        MmeError: INVALID_MODEL for a GPU that is not there, UNAVAILABLE when a GPU is required and there is none.
+    Without a GPU, KIND_GPU runs on the CPU, logged once, unless `require_gpu`. KIND_MODEL has `count` in all, told the
+    first GPU. Raises MmeError: INVALID_MODEL for a GPU that is not there, UNAVAILABLE for a required one.
     """
     available = tuple(gpu_uuids()) if gpu_capable else ()
     stranded = [group.name for group in groups if group.kind is InstanceKind.GPU and not available]
@@ -80,20 +70,13 @@ def place(
 
 
 def settled(groups: Sequence[InstanceGroup], model: str, *, gpu_capable: bool) -> tuple[InstanceGroup, ...]:
-    """The groups with the kind and the GPUs that they have on this machine, as clients and models are told them.
-
-    Raises:
-        MmeError: as `place`.
-    """
+    """The groups with their kinds and GPUs on this machine, as clients and models are told. Raises as `place`."""
     available = tuple(gpu_uuids()) if gpu_capable else ()
     return tuple(_settled(group, _devices(group, model, available)) for group in groups)
 
 
 def size_on(groups: Sequence[InstanceGroup], lanes: Sequence[tuple[str, Device]], size: int) -> Footprint:
-    """A model's files, of `size` bytes, as often as memory is to hold them: once on the host, once on each GPU.
-
-    One that places itself (KIND_MODEL) may be there because it is too large for one GPU: it is spread over all of them.
-    """
+    """A model's `size` bytes, once on the host and on each GPU; KIND_MODEL may be too large for one: it is spread."""
     host = size if any(device == CPU for _, device in lanes) else 0
     numbers = {device.index for _, device in lanes if device.kind == "gpu"}
     if numbers and any(group.kind is InstanceKind.MODEL for group in groups):
@@ -290,10 +273,7 @@ def _handles(nvml: Any) -> list[tuple[str, Any]]:
 
 
 def _present(nvml: Any) -> dict[str, Any]:
-    """The machine's GPUs by UUID, in the order of the bus: each one's handle, or that of the MIG device it stands for.
-
-    Drivers count what a control group keeps from this process, or what has left the bus, and then don't hand it out.
-    """
+    """The GPUs by UUID in bus order, or the MIG device each stands for; not all that drivers count are handed out."""
     present = {}
     for gpu in _by_place(nvml, list(_handed_out(nvml))):
         with suppress(nvml.NVMLError):
@@ -401,10 +381,7 @@ def lost(failure: MmeError, index: int) -> MmeError:
 
 
 def _trouble(library: Any, index: int) -> str:
-    """What the driver answers to everything from now on; "" where it answers, or has not begun to.
-
-    Any of its functions may be the one that tells: each can return the error of work that was begun before.
-    """
+    """What the driver answers to everything now, "" if it works: any call can return the error of earlier work."""
     if library is None:
         return ""
     device, active, flags = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint()

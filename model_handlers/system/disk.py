@@ -1,7 +1,6 @@
-"""What is asked of disks wherever files are written: folders of our own, lasting names, one writer at a time, digests.
+"""What is asked of disks wherever files are written: folders of our own, lasting names, file locks, digests.
 
-Synchronous; runs on load threads. A file lock is the kernel's, so it dies with its holder; it keeps apart the threads
-of this process as well as processes.
+Runs on load threads. A lock is the kernel's: it dies with its holder, and keeps apart threads as well as processes.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 def own_directory(directory: Path) -> None:
-    """Make a directory that only we can read, or take over our own.
-
-    In a folder where every user may write, as /tmp, another could have made it first and put models there.
-    """
+    """Make a directory that only we can read, or take over our own: in /tmp another could have put models there."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     shared = directory.parent.stat().st_mode & stat.S_IWOTH
     if shared and directory.stat().st_uid != os.geteuid():

@@ -29,11 +29,7 @@ def version_of(package: str) -> str:
 
 
 def import_without(name: str, *hidden: str) -> Any:
-    """The module `name`, for which the `hidden` ones seem not to be installed, unless they are there already.
-
-    Raises:
-        ImportError: it is not installed, or does not get along without them.
-    """
+    """Import `name` as if the `hidden`, unless imported, were missing. ImportError: it is missing or needs them."""
     hidden = tuple(each for each in hidden if each not in sys.modules)
     for each in hidden:
         sys.modules[each] = None  # type: ignore[assignment] # which makes an import of it fail

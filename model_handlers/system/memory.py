@@ -116,9 +116,8 @@ _LARGE_BLOCK = 1 << 20
 def return_large_blocks() -> None:
     """Have the C library give every large block back to the system as soon as it is freed. Called once a process.
 
-    By default glibc does so only until the first is freed; from then on blocks of that size, up to 32 MiB, come from
-    heaps of the threads, whose free ends not even `malloc_trim` gives back. Then a model that a thread loaded takes
-    twice its size, and goes on taking most of it after it was closed.
+    By default glibc stops doing so after the first, and blocks up to 32 MiB come from heaps of the threads, whose free
+    ends not even `malloc_trim` gives back: a model would take twice its size, most of it after it was closed.
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it; musl always gives large blocks back
     if option is not None:
@@ -170,11 +169,7 @@ def processor_share() -> float:
 
 
 def private_memory(process: int | str = "self") -> int:
-    """Bytes of a process that are its own: resident pages less file-backed and shared ones.
-
-    Raises:
-        OSError: there is no such process.
-    """
+    """Bytes of a process that are its own: resident pages less file-backed and shared. OSError: no such process."""
     return touched_memory(Path(f"/proc/{process}/statm").read_bytes())[1]
 
 
@@ -185,10 +180,6 @@ def touched_memory(statm: bytes) -> tuple[int, int]:
 
 
 def unshared_memory(process: int) -> int:
-    """Bytes of a process that no other shares, files among them; found by walking through its memory.
-
-    Raises:
-        OSError: there is no such process.
-    """
+    """Bytes of a process that no other shares, files too; walks through its memory. OSError: no such process."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))

@@ -1,12 +1,8 @@
 """The priority of threads that load and unload: below those that serve, where it can be given back.
 
-A thread hands its priority down to all that it starts. Threads and processes that outlive a load, a framework's above
-all, which execute the model later, are therefore given the usual one again. That takes a right that root in a container
-may lack: without it loads have the share of a core that everything else has.
-
-What it may do without any right is to take its share in long turns. Of two that want a core Linux lets the one go first
-that wants it for a shorter time (since 6.12; before, all turns are alike): a thread that wakes up to answer does not
-wait for the end of a load's turn.
+A thread hands its priority down to all that it starts, so what outlives a load is given the usual one again. That takes
+a right that root in a container may lack: without it loads have the usual share of a core. To take that in long turns
+needs no right: of two that want a core Linux prefers the one that wants it for a shorter time (since 6.12).
 """
 
 from __future__ import annotations
@@ -163,10 +159,7 @@ def processes() -> Iterator[tuple[int, int]]:
 
 
 def children() -> list[int]:
-    """The processes whose parent is the calling one, those that it inherited too; ended ones until they are buried.
-
-    None that is there all the time is missed, provided that no other thread buries any meanwhile.
-    """
+    """This process's children, inherited and unburied too; complete if no other thread buries meanwhile."""
     try:
         lists = [(task / "children").read_bytes() for task in Path("/proc/self/task").iterdir()]
     except OSError:  # a thread ended meanwhile, or the system keeps no such lists
@@ -180,9 +173,5 @@ def has_started_any() -> bool:
 
 
 def family_of(process: int = 0) -> int:
-    """The number of the process that founded the family of one, by default of the calling one; -1 where none did.
-
-    Raises:
-        OSError: it has ended, or is another user's.
-    """
+    """The founder of a process's family, our own by default; -1 for none. OSError: ended, or another user's."""
     return resource.prlimit(process, _FILE_LOCKS)[0]

@@ -1,11 +1,8 @@
 """How many threads models compute on, what the system refuses them, and whether a load's threads are still wanted.
 
-Models have pools of threads. On many processors that is thousands of them with a few dozen models, which share the same
-processors. So the models of the serving process take theirs from one `ThreadBudget`: the first get one a processor,
-later ones half of what is left, and then none but the one that executes them.
-
-Limits of threads, processes and open files are the operator's to raise, and models that serve go on: errors say which
-limit it is. Any thread may ask.
+With pools of their own, models would have thousands of threads on many processors. So those of the serving process take
+theirs from one `ThreadBudget`: the first get one a processor, later ones half of what is left, then only the one that
+executes them. Errors say which limit of the operator's was met. Any thread may ask.
 """
 
 from __future__ import annotations
@@ -54,11 +51,7 @@ def no_room_for(thread: str) -> MmeError:
 
 
 def prove_room(count: int, name: str) -> None:
-    """Start so many threads and some more, which end at once: for a library that hangs, or dies, where it can't.
-
-    Raises:
-        MmeError: UNAVAILABLE, as many threads and processes are there as may be.
-    """
+    """Start so many threads and some more, ended at once: a library may hang or die without. MmeError: UNAVAILABLE."""
     begun: list[threading.Thread] = []
     over = threading.Event()
     try:
@@ -85,10 +78,7 @@ def default_threads(model_file: Path) -> int:
 
 
 def processors() -> int:
-    """How many of them this process may use: those it is bound to, no more than its control groups grant time of.
-
-    More threads would use up the time of a period together, and then all of them stand still until the next one.
-    """
+    """Processors bound to or granted time of: more threads use up a period's time, and then all stand still."""
     granted = memory.granted_processors()
     bound = len(os.sched_getaffinity(0))
     return bound if granted is None else max(min(bound, math.ceil(granted)), 1)
@@ -145,12 +135,9 @@ within = _budget.given  # models that are loaded inside take their threads from 
 
 
 def take_threads(wanted: int, model: str, parameter: str = "") -> Threads:
-    """Threads for a model that is loaded here; to be given back when it is closed.
+    """Threads for a model that is loaded here, `wanted` or fewer; to be given back when it is closed.
 
-    It computes on `wanted`, fewer where they are not free, unless `parameter` of its configuration asks for them.
-
-    Raises:
-        MmeError: UNAVAILABLE where those that its configuration asks for are not free.
+    Raises MmeError: UNAVAILABLE where `parameter` of its configuration asks for them and they are not free.
     """
     budget = _budget.get()
     return Threads(wanted) if budget is None else budget.take(wanted, model, parameter)
@@ -178,7 +165,6 @@ class CancelToken:
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop."""
         return self._cancelled()
 
     def check(self) -> None:
@@ -187,7 +173,7 @@ class CancelToken:
             raise MmeError(Kind.CANCELLED, f"the load of {self.subject} was cancelled")
 
     def wait(self, ready: Callable[[float], T | None]) -> T:
-        """Call `ready`, which waits for at most so many seconds, until it returns something; `check` in between."""
+        """Call `ready`, which waits for so many seconds at most, until it returns something; `check` in between."""
         while (result := ready(_CHECK_SECONDS)) is None:
             self.check()
         return result

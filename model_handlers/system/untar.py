@@ -1,4 +1,4 @@
-"""A tar from a stranger becomes a folder: what holds for archives of models and for packed environments.
+"""An untrusted tar becomes a folder: what holds for archives of models and for packed environments.
 
 Headers are read by `tarfile`, everything else is ours: no member comes twice or over another, nothing is written
 through a link, and what is made belongs to us, with rights of our choosing. Runs on load threads.
@@ -41,10 +41,7 @@ Parts = tuple[str, ...]  # the names of a path
 
 
 class InflatedStream:
-    """A gzip stream's content as the file that `tarfile` reads: `read`, `tell`, forward `seek`; and as blocks.
-
-    A thread inflates ahead, without Python's lock: a load thread writes files meanwhile. Leaving joins it.
-    """
+    """A gzip stream as the file that `tarfile` reads, and as blocks; a thread inflates ahead, and leaving joins it."""
 
     def __init__(self, stream: BinaryIO, subject: str, token: CancelToken) -> None:
         self.last_read = b""  # what the latest `read` returned; tells how the headers of an archive ended
@@ -110,7 +107,6 @@ class InflatedStream:
             yield piece
 
     def _fill(self) -> bool:
-        """Whether there is something in the current block, after waiting for the next one."""
         while not self._block and not self._ended:
             self.token.check()
             block = self.token.wait(self._next_block)

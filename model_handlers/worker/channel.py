@@ -1,18 +1,9 @@
 """The serving process's ends of the channels: what workers say unasked, what they ask, what they count.
 
-The event loop reads them, once it has lent itself (`Listener.lend`): what is small goes no further before it is with
-the client, and nothing is read before the loop has done with what came before, so that a model that sends faster than
-we can answer waits. A frame that is large, or wrong, and the end of a channel are for a thread. While it has one,
-nothing else of that channel is read, until the loop has done with it; nor is it while responses of that model take much
-memory, which are still to be written for their clients, though for a second at most, since others may keep some for
-long. Without a loop the thread reads everything.
-
-`Channel.post` may be called on any thread and never waits: what the socket does not take at once is sent later. What
-came is handed to the channel's owner on the thread that reads, which must not be kept.
-
-Calls of other models are handed on where they are read; their answers come on any thread, an event loop mostly, and
-what takes long to write is left to a thread. None of what a worker says is trusted: metrics' names are those that
-Prometheus can read, counters never fall, and nothing grows without bounds.
+Small frames are taken on a lent event loop (`Listener.lend`); large or wrong ones, and ends, on a thread, and nothing
+else of that channel meanwhile, nor, for a second at most, while its unwritten responses take much memory. What came is
+handed to the channel's owner on the thread that reads, which must not be kept. Nothing that a worker says is trusted:
+metrics' names are checked, counters never fall, nothing grows without bounds.
 """
 
 from __future__ import annotations
@@ -101,7 +92,6 @@ class Channel:
 
     @property
     def unsent(self) -> int:
-        """Bytes of frames that the other side has not read yet."""
         return self._unsent_size
 
     def start(self) -> None:
@@ -375,7 +365,6 @@ class _Listener:
         os.eventfd_write(self._bell, 1)
 
     def _take_again(self, fd: int, channel: Channel) -> None:
-        """Behind what the thread has handed on of it."""
         with self._lock:
             if self._epoll is not None and self._channels.get(fd) is channel and fd in self._away:
                 self._away.remove(fd)
@@ -469,13 +458,10 @@ class ModelCallServer:
         callers: tuple[str, ...],
         waiting: tuple[Responder, ...] = (),
     ) -> None:
-        """One question of a worker, or the news that nothing waits for the answer to one.
+        """Take a question of a worker, or the news that nothing waits for the answer to one; `outside` may be None.
 
-        `outside` is asked, None where nothing can be. `callers` are the models that wait for what the worker executes,
-        its own the last; `waiting` is as in `ModelCall`.
-
-        Raises:
-            ProtocolError, LookupError, TypeError, ValueError, OverflowError: no worker of ours asks so.
+        `callers` wait for what the worker executes, its own model the last. Raises ProtocolError, LookupError,
+        TypeError, ValueError, OverflowError: no worker of ours asks so.
         """
         if "drop" in message:
             self._drop(int(message["drop"]))
@@ -502,10 +488,9 @@ class ModelCallServer:
 
 
 class _ReplySender(Caller):
-    """A `requests.Responder` that sends what a called model answers to the worker that called it.
+    """Sends what a called model answers to the worker that called it. Called by one thread at a time.
 
-    Called by one thread at a time. A large answer is written by a thread of its own, and so is what comes behind it:
-    the caller is an event loop.
+    A thread writes a large answer, since the caller is an event loop, and what comes behind it.
     """
 
     def __init__(self, number: int, channel: Channel, calls: dict[int, _ReplySender]) -> None:
@@ -667,8 +652,8 @@ _MOST_WARNINGS = 10
 class MetricReceiver:
     """The metrics of one process. Any thread may take what it tells.
 
-    What comes with the answers to batches may be far ahead of what is still to be read between them: a thread that
-    takes the former, and can wait, waits for the latter where too much has come early.
+    What comes with batches' answers may be far ahead of what is still to be read between them: a thread that takes the
+    former, and can wait, waits for the latter where too much has come early.
     """
 
     def __init__(self, metrics: Metrics, model: str) -> None:
@@ -681,11 +666,7 @@ class MetricReceiver:
         self._warnings = 0
 
     def take(self, telling: Any) -> None:
-        """Add what it tells, see `Metrics.changes`.
-
-        Raises:
-            LookupError, TypeError, ValueError, OverflowError: no process of ours tells so.
-        """
+        """Add what it tells, see `Metrics.changes`. LookupError, TypeError, ValueError, OverflowError: malformed."""
         number, changes = telling
         with self._changed:
             if number <= self._last or (number > self._last + 1 and self.crowded):
@@ -702,7 +683,6 @@ class MetricReceiver:
         return len(self._early) >= _MOST_EARLY
 
     def await_room(self, seconds: float) -> None:
-        """Wait, for so many seconds at most, while it is crowded."""
         with self._changed:
             self._changed.wait_for(lambda: not self.crowded, seconds)
 

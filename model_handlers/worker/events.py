@@ -1,11 +1,8 @@
 """The worker's end of the channel: what a model says outside of its batches, and what it is told.
 
-Any thread of the model may send. A thread of ours listens, from the first time on that the model wants to be told
-something; until then the serving process tells nothing, so that nothing piles up for models that never ask.
-
-A sender that the model forgot says so when it is collected, which may happen on any thread in the middle of anything:
-of sending, too. So no lock here is one that a thread could wait for while it holds it itself, and what is to be sent
-in the middle of sending is sent behind it.
+Any thread may send; a thread of ours listens once the model wants to be told something. A sender that the model forgot
+says so when it is collected, on any thread, in the middle of sending too: so no lock here is one that a thread could
+wait for while holding it, and what is to be sent in the middle of sending is sent behind it.
 """
 
 from __future__ import annotations
@@ -85,11 +82,7 @@ class Events:
         return told + len(self._expected) + len(self._unsent)
 
     def send(self, message: Message, packing: Packing | None = None) -> None:
-        """Send a frame; waits while the other side does not read. Nothing happens in a process that the model forked.
-
-        Raises:
-            MmeError: such a frame can't be.
-        """
+        """Send a frame, waiting while the other side does not read; a forked copy sends nothing. Raises MmeError."""
         if os.getpid() != self._pid:
             return
         frame = Frame(message, packing)
@@ -176,11 +169,7 @@ class Events:
     # -- questions of ours ---------------------------------------------------------------------------------------
 
     def expect(self, number: int, take: Take) -> None:
-        """Have the replies to a question taken, until the last one.
-
-        Raises:
-            MmeError: none will come: this is not the model's process but one that it forked.
-        """
+        """Have the replies to a question taken. MmeError: none come to a process that the model forked."""
         if os.getpid() != self._pid:
             raise MmeError(
                 Kind.UNSUPPORTED, f"model '{self.model}': a process that the model forked can't ask the server anything"
@@ -278,7 +267,6 @@ class ResponderInChild:
         self.used = False  # whether anything was sent
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        """One response, or the news that it was the last."""
         self.used = True
         try:
             self._send(response, final=final)

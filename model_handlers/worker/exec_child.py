@@ -1,10 +1,9 @@
-"""How a model's process begins that has an environment of its own: on that environment's interpreter.
+"""How a model's process begins on the interpreter of an environment of its own.
 
-Executed by its path, `python -I exec_child.py LANE VERSION SOCKET…` (the version is the server's), never imported.
-Nothing of ours is on `sys.path` here: where we are installed lie all packages of the server, which are not for the
-model. So our one package is put among the modules by hand, and what it imports on this way is numpy, which the
-environment must have, and the standard library. What comes before that import is written for old Pythons too, for them
-to be refused by a sentence.
+Executed by its path, `python -I exec_child.py LANE VERSION SOCKET…` (the version is the server's), never imported. The
+server's packages are not for the model, so nothing of ours is on `sys.path`: our one package is put among the modules
+by hand, and needs only numpy and the standard library. What comes before that import is written for old Pythons too,
+for them to be refused by a sentence.
 """
 
 import contextlib
@@ -53,7 +52,6 @@ def _lack(server: str) -> str:
 
 
 def _refuse(control: socket.socket, lack: str) -> None:
-    """Answer the load by the reason why there will be none."""
     length = int.from_bytes(control.recv(4, socket.MSG_WAITALL), "little")
     message = json.loads(control.recv(length, socket.MSG_WAITALL).decode() or '{"do": "close"}')
     if message["do"] != "load":

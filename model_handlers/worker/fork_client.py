@@ -1,11 +1,8 @@
 """The serving process's side of the fork servers: ask for processes, hold them by leashes, run programs to their end.
 
-Any thread may ask for a process. A fork server is executed, not forked, so threads do it no harm; it ends with the
-serving process, whose end of the command socket the system closes.
-
-A framework whose import takes seconds and a hundred megabytes has a fork server of its own that has imported it: its
-children share those pages. After a while without children it starts again, as an interpreter that imports nothing
-before it is asked for the next.
+Any thread may ask. A fork server is executed, not forked, so threads do it no harm; it ends with the serving process,
+whose end of the command socket the system closes. A framework that is slow and large to import has a fork server of its
+own that has imported it, whose children share those pages; without children it starts again after a while.
 """
 
 from __future__ import annotations
@@ -93,11 +90,7 @@ class Leash:
             self.read()
 
     def let_go(self) -> None:
-        """End the process, if it still runs: the fork server kills it, and tells.
-
-        One that is not there yet is not waited for: its fork server may be busy with its imports, and ends it when it
-        comes to it, before it does anything.
-        """
+        """Have the fork server kill the process, and await its end; one that is not there yet ends unwaited."""
         if self.over or self._end.fileno() < 0:
             return
         self.wait(0)
@@ -111,7 +104,6 @@ class Leash:
             self._end.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Give the socket back; the process ends."""
         self._end.close()
 
 
@@ -138,10 +130,8 @@ _ASKED = (  # imports nothing until it is asked for a process, and ends when it 
 class ForkClient:
     """At most one fork server, for as long as this process lives.
 
-    Args:
-        preload: `module:function`, called in the fork server before it forks; "" for nothing. One that ends the process
-            is not called again: then the models that want it may do so themselves, and tell what happens. The first of
-            them is never begun, and has to be asked for again.
+    `preload` is `module:function`, called in it before it forks, "" for nothing. One that ends the process is not
+    called again; the first process asked for with it is never begun, and has to be asked for again.
     """
 
     # where fork servers run, and models' processes with them, while it is there; None for where we do
@@ -162,13 +152,7 @@ class ForkClient:
             self._running()
 
     def fork(self, name: str, fds: Sequence[int], program: Program | None = None) -> None:
-        """Have a process started that gets `fds`: its sockets, then leash, stdout, stderr. The leash tells its fate.
-
-        It executes `program`, or is a fork that serves a model.
-
-        Raises:
-            OSError: there is no fork server to be had.
-        """
+        """Start a process with `fds`: its sockets, then leash, stdout, stderr. OSError: no fork server is to be had."""
         packet = Order(name, len(fds), program).packet()
         with self._lock:
             command = self._running()
@@ -291,13 +275,9 @@ class Ended:
 
 
 def run(program: Program, model: str, name: str, token: CancelToken) -> Ended:
-    """Execute a program that a model needs, such as an installer, to its end; what it prints goes into the log.
+    """Execute a program that a model needs to its end, on a leash as a worker; what it prints goes into the log.
 
-    It hangs on a leash as a worker does, so it ends with us, and with all that it started. Cancelling the token ends
-    it.
-
-    Raises:
-        MmeError: UNAVAILABLE when no process can be had; as `CancelToken.check`.
+    Raises MmeError: UNAVAILABLE when no process can be had; as `CancelToken.check` once cancelled, which ends it.
     """
     with contextlib.ExitStack() as held:
         try:

@@ -1,22 +1,9 @@
 """The process that workers are forked from: small, single-threaded, with their common imports done.
 
-The serving process has threads and must not fork; a fresh interpreter takes a quarter of a second to import numpy. So
-one fresh interpreter imports what every worker needs, then forks on request in a millisecond or two, pages shared.
-
-An order is one packet of JSON on the command socket, {"name": "…", "fds": n, "program": null or its fields}, with the
-worker's descriptors: its sockets (control, events), then leash, stdout, stderr.
-The leash is how the serving process holds a worker: the fork server writes its pid there, later its exit code; when
-the other end closes or says anything, the worker is killed. So whatever ends the serving process ends every worker:
-the system closes its leashes. There are no pids to mistake and no names to remove.
-
-A worker may leave processes behind. The fork server is a subreaper, which gets orphans and reaps them. Each worker
-founds a family (`system.priority`): once it is dead, every child of ours that was not forked by us and is of no living
-worker's family is killed, before the exit code is told. Against the death of the fork server itself workers have the
-parent-death signal.
-
-Not the standard library's forkserver: that listens on a socket in a folder, which stays behind when the serving
-process is killed; its children keep it alive, so that it can't end one that hangs; it runs a second process to track
-names; and it imports the serving process's `__main__` again.
+The serving process has threads and must not fork, and a fresh interpreter is slow to import numpy. A worker's leash
+tells its pid and exit code; it is killed when the other end closes or says anything, so that whatever ends the serving
+process ends every worker. The standard library's forkserver leaves a socket behind, is kept alive by its children, and
+imports the serving process's `__main__` again.
 """
 
 from __future__ import annotations
@@ -51,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+# An order is one packet of JSON on the command socket, {"name": "…", "fds": n, "program": null or its fields}, with the
+# worker's descriptors: its sockets (control, events), then leash, stdout, stderr.
 MAX_ORDER = 64 << 10  # bytes of a packet
 _NOT_EXECUTED = 127  # the exit code by which shells say so
 
@@ -101,7 +90,7 @@ class Order:
     program: Program | None = None
 
     def packet(self) -> bytes:
-        """The order as bytes. Raises OSError: it is too long."""
+        """Return the order as bytes. Raises OSError: it is too long."""
         data = dumps({"name": self.name, "fds": self.fds, "program": self.program and asdict(self.program)})
         if len(data) > MAX_ORDER:
             raise OSError(errno.E2BIG, f"what it takes to start '{self.name[:200]}' is {len(data)} bytes long")
@@ -128,11 +117,10 @@ _libc = ctypes.CDLL(None)
 
 
 def main(command_fd: int, preload: str = "", patience: float | None = None) -> NoReturn:
-    """Serve until the other end of the command socket is closed, then end every worker and ourselves.
+    """Serve until the other end of the command socket is closed, then end every worker and this process.
 
-    `preload` is called before the first fork. After `patience` seconds without workers, sooner where the machine is
-    short of memory, we begin again by executing the program that we are: what was imported is worth its memory only as
-    long as there are any. None for never.
+    `preload` is called before the first fork. After `patience` seconds without workers (None: never), or sooner where
+    memory is scarce, the program executes itself again, to give back what was imported.
     """
     environ = dict(os.environ)  # what is imported may change it
     usual_priority()  # not that of the load that needed it first
@@ -234,6 +222,10 @@ class _ForkServer:
         self._selector.unregister(self._leashes[pid])
         os.kill(pid, signal.SIGKILL)
 
+    # A worker may leave processes behind. The fork server is a subreaper, which gets orphans, and each worker founds a
+    # family (`system.priority`): once it is dead, every child that was not forked here and is of no living worker's
+    # family is killed, before the exit code is told. Against the death of the fork server workers have the
+    # parent-death signal.
     def _reap(self) -> None:
         while True:
             try:

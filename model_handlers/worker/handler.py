@@ -132,11 +132,10 @@ class IsolatedHandler(Handler):
         raise NotImplementedError
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run one batch in the process. The arrays returned are read-only views of memory shared with it.
+        """Run one batch in the process; returns read-only views of memory shared with it.
 
-        Raises:
-            MmeError: what the handler inside raised; EXECUTION_FAILED, TIMED_OUT or OUT_OF_MEMORY when the process
-                ended of this batch, UNAVAILABLE when it ended too often of those before.
+        Raises MmeError: as the handler inside; EXECUTION_FAILED, TIMED_OUT or OUT_OF_MEMORY when the process ended of
+        this batch, UNAVAILABLE when it ended too often before.
         """
         with self._lock:
             return self._finish(self._begin_batch(inputs, outputs))
@@ -196,7 +195,6 @@ class IsolatedHandler(Handler):
         return segment
 
     def _answered(self, segment: Segment) -> tuple[Message, Array]:
-        """Wait for the answer to the batch in a segment: the reply, and the bytes in which its places lie."""
         try:
             reply = self.child.answer(EXECUTING, self._limit)
         except ChildDiedError as death:
@@ -208,10 +206,7 @@ class IsolatedHandler(Handler):
             raise self._broken(error) from None
 
     def memory(self) -> Footprint:
-        """What the process takes for itself alone, with the memory shared with it, and what its load took on a GPU.
-
-        What it was forked with is shared by all that were, and named so: see `Footprint`.
-        """
+        """What the process takes alone, with shared memory and its GPU; `shared` is what it was forked with."""
         private = self.child.private_memory()
         if private is not None:
             self._taken = Footprint(private, self._taken.devices)
@@ -258,7 +253,6 @@ class IsolatedHandler(Handler):
         self._shared_taken = 0
 
     def is_down(self) -> bool:
-        """Return whether the process died too often."""
         return not self.child.alive and self._budget.is_used_up(time.monotonic())
 
     def close(self) -> None:
@@ -303,11 +297,7 @@ class IsolatedHandler(Handler):
             self._segments.retire(segment)
 
     def _accept(self, reply: Message, segment: Segment) -> Array:
-        """Follow what became of the segment; return its bytes, in which the places of the reply lie.
-
-        Raises:
-            MmeError: what the handler inside raised.
-        """
+        """Follow what became of the segment; return its bytes. Raises MmeError: what the handler inside raised."""
         if reply["ran"] != segment.batch:
             raise ProtocolError(f"an answer to batch {reply['ran']} instead of {segment.batch}")
         segment.out = False
@@ -439,7 +429,6 @@ class IsolatedHandler(Handler):
 
 
 def _refusal(child: Child, death: ChildDiedError) -> MmeError:
-    """What a process says of its model that died while it loaded it."""
     if death.kind in {Kind.OUT_OF_MEMORY, Kind.UNAVAILABLE}:
         return death
     if child.host is None and child.exit_code is None:  # whatever ended its fork server, it was not this model

@@ -1,15 +1,9 @@
-"""How much a load in processes of its own may take of the host while it goes on, and the watch that holds it to that.
+"""How much of the host a load in processes of its own may take while it goes on, and the watch that holds it to that.
 
-What a model takes is measured when it is loaded. Until then an estimate stands for it, which says little of code that
-was never loaded before. So its process is looked at while it loads, and what it takes beyond what is promised to it is
-asked for. Many loads take for a moment twice what they keep, for which no model is evicted: a load may go on up to that
-while the machine has the memory free, some always being left to others. It goes on while others leave for it, and is
-stopped where it takes what is left to them before they have.
-
-A look costs one small file of /proc, kept open: Python's lock is held for microseconds, by a thread that has to stand
-back behind those that serve. As long as all that the process has touched could be within what it may take, that is all.
-What it takes for itself alone is measured at the start; from there on it is what was of no file that grew, and measured
-again where files grew too, though rarely, since that takes long.
+Until a model is measured an estimate stands for it, which says little of code never loaded before. So what its process
+takes beyond what is promised is asked for. Many loads take for a moment twice what they keep, for which no model is
+evicted: up to that is allowed while memory is free, some always left to others. A look reads one small file of /proc,
+kept open; what the process takes alone is measured at the start, and rarely again, since that takes long.
 """
 
 from __future__ import annotations
@@ -47,11 +41,8 @@ class ReservationExceededError(MmeError):
 class LoadQuota:
     """What one load may take. Used on the thread that loads.
 
-    Args:
-        more: has so many bytes promised to the load in all; returns how many are, which may be more. It may wait while
-            other models leave, calling what it is given again and again, and raises ReservationExceededError where
-            they are not to be had.
-        must_go_on: raises once the model is not waited for any more.
+    `more` has so many bytes promised in all and returns how many are; it may wait for others to leave, calling what it
+    is given, and raises ReservationExceededError. `must_go_on` raises once the model is not waited for any more.
     """
 
     def __init__(self, more: Callable[[int, Callable[[], None]], int], must_go_on: Callable[[], None]) -> None:
@@ -65,13 +56,9 @@ class LoadQuota:
         self.settled += taken
 
     def may_take(self, taken: int, growth: Callable[[], int] = lambda: 0) -> int:
-        """Bytes that a process may take which takes so many now; not less than those.
+        """Bytes that a process may take which takes `taken`, and `growth()` more by now; never less than those.
 
-        `growth` tells how many bytes more it has taken since, while others leave for it.
-
-        Raises:
-            ReservationExceededError: it has to be stopped.
-            MmeError: `more` can't tell.
+        Raises ReservationExceededError: it has to be stopped. MmeError: `more` can't tell.
         """
         total = self.settled + taken
         others, left = max(memory.host_memory() // _OTHERS, _OTHERS_LEAST), memory.free_memory()
@@ -144,10 +131,7 @@ class LoadWatch:
         self._harmless = mapped + self._may_take - taken
 
     def _touched(self) -> tuple[int, int] | None:
-        """Bytes that the process has touched, and those of them that are of no file, shared or not.
-
-        None when it is not there.
-        """
+        """Bytes that the process has touched, and those of no file, shared or not; None when it is not there."""
         try:
             if self._statm < 0:
                 if not (self._child.alive and self._child.pid):

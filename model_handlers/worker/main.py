@@ -1,12 +1,9 @@
 """What runs inside a worker: load, then receive a batch, execute it, answer, until the socket closes.
 
-The main thread does all of it; what a model says outside of its batches is the business of `events`. Inputs are read
-where they lie; outputs are written once, behind them. Whatever the model's code raises becomes an answer, `sys.exit`
-included; whatever kills the process is for the other side to see. The other side's death is an end of the stream, and
-if the model hangs then, the fork server's kill.
-
-A model may keep an input beyond its batch. Then the segment is left to it: the answer says so, and the serving process
-writes into another one.
+The main thread does all of it; `events` has what a model says outside of its batches. Inputs are read where they lie;
+outputs are written once, behind them. Whatever the model's code raises becomes an answer, `sys.exit` included; whatever
+kills the process is for the other side to see. A model may keep an input beyond its batch: then the segment is left to
+it, and the serving process writes into another one.
 """
 
 from __future__ import annotations
@@ -164,11 +161,7 @@ class _Side:
         return message
 
     def _wait_awake(self, longest: int) -> bool:
-        """Wait so many nanoseconds for the next message without going to sleep, and let others have the processor.
-
-        Returns:
-            whether there is one.
-        """
+        """Wait so many nanoseconds for the next message without sleeping, yielding; return whether there is one."""
         now = time.perf_counter_ns()
         until = now + longest
         while now < until:
@@ -394,7 +387,6 @@ class _Worker:
 
 
 def _of_its_own(answer: Answer) -> Answer:
-    """An answer in arrays that the model does not have: it may write the next one into the same."""
     if not isinstance(answer, ModelResponse):
         return answer
     outputs = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in answer.outputs.items()}
@@ -422,10 +414,7 @@ _FIRST_TO_GO = "1000"
 
 
 def restrain(size: int) -> None:
-    """Hold this process, which reads a file that may be damaged, to little memory beyond `size` bytes.
-
-    A damaged length has a reader ask for any amount of memory; what it is refused costs no other process anything.
-    """
+    """Hold this process, as a damaged length may ask for any amount, to little memory beyond `size` bytes."""
     faulthandler.disable()  # its stack is of no use where its death is told
     lower_priority_for_good()
     with contextlib.suppress(OSError):
@@ -456,18 +445,11 @@ _QUIET_TICKS = 100  # then the thread ends, until requests cross together again
 class OneByOne:
     """Executes requests that came together, one by one, on one thread.
 
-    Two messages cost more than many a model's execution. So where requests wait for a quick model that executes each
-    for itself, several cross together, and so do their answers. None is the worse for it:
-
-    - In front of their inputs lies how many were begun. Should the process die, the other side knows which never were.
-    - What is answered already does not wait for a slow one behind it: a thread looks every few milliseconds, as long as
-      such requests come, and sends it as what a model says unasked.
-    - Nor for anything that the model asks the server: what is asked may wait for one of these answers.
-    - Those behind a slow one do not wait for it either: the thread gives them back, for others to execute. So each
-      execution has all of the time that one may take, but for a moment.
-
-    The thread and the executing one share two deques, whose single operations need no lock: the one that takes an
-    answer sends it, the one that takes a request begins it or gives it back.
+    Two messages cost more than many an execution, so several requests cross together. In front of their inputs lies how
+    many were begun, so that a death tells which never were. A thread sends what is answered every few milliseconds, so
+    that nothing waits for a slow one, nor for what the model asks the server; it gives back those behind a slow one,
+    for others to execute. The two threads share two deques, whose single operations need no lock: what takes an item
+    owns it.
     """
 
     def __init__(self, execute: Execute) -> None:
@@ -483,10 +465,8 @@ class OneByOne:
     ) -> tuple[list[Answer], int]:
         """Execute requests that came in `shared`, with room for PROGRESS in front.
 
-        Returns:
-            the answer to each, None where it was sent or will be, PUT_BACK for one that was given back; and how long
-                all of
-            them took, in nanoseconds.
+        Returns the answers, None for one sent already or later, PUT_BACK for one given back; and the nanoseconds of
+        them all.
         """
         answers: list[Answer] = [PUT_BACK] * len(requests)
         last = len(requests) - 1

@@ -1,28 +1,9 @@
 """Memory that two processes share: anonymous files (memfds), segments for batches, frames of the channel.
 
-A memfd lies in no folder, so that nothing is left to remove however its holders die, and no size of /dev/shm limits
-it. Sealed against shrinking: a process that truncated it could otherwise kill the other one by SIGBUS.
-
-A segment grows by both sides mapping it again, larger; views of the old mapping go on reading the same pages. `lend`
-gives out its bytes as an array for one batch. numpy lets every view of an array keep that array alive, so the segment
-is busy exactly as long as the lent array lives, which a weak reference tells. If the worker gives the segment up
-meanwhile, the mapping goes with the last view. Pages that a large batch touched stay until the segment is retired: when
-it is far larger than recent batches need, or idle. Used by one thread at a time in each process; views may go on any
-thread.
-
-The channel is the second socket between the processes. The control socket carries batches, strictly one question and
-one answer; all else crosses on the channel at any time: responses of a model while it executes or after it, its calls
-of other models and their answers, cancellations, readiness, metrics. A frame is a message as `wire` has them, and,
-where it names tensors, the bytes in which their places lie:
-
-    +----------------+------------------------------+---------+
-    | length, 4 B LE | {…, "payload": n}            | n bytes |      up to INLINE bytes of tensors
-    +----------------+------------------------------+---------+
-    | length, 4 B LE | {…, "segment": n} + one descriptor     |      more: a memfd, written once, read in place
-    +----------------+----------------------------------------+
-
-Nothing is trusted that comes out of a worker. A memfd that could still change, under the eyes of a framework that has
-looked at its contents, or shrink, which would kill its reader, is a `ProtocolError`, as is every frame that is none.
+A memfd leaves nothing behind, and is sealed against shrinking, which could kill the other side by SIGBUS. A segment
+grows by both sides mapping it again; it is busy exactly as long as an array that `lend` gave out lives. Pages of a
+large batch stay until it is retired. Used by one thread at a time in each process; views may go on any thread. Nothing
+out of a worker is trusted: a memfd that could still change or shrink is a `ProtocolError`, as is a frame that is none.
 """
 
 from __future__ import annotations
@@ -53,11 +34,7 @@ _SEAL, _SHRINK, _GROW, _WRITE = 1, 2, 4, 8
 
 
 def new_memfd(name: str) -> int:
-    """Return a new anonymous file, which this process's children do not inherit.
-
-    Raises:
-        OSError: the system has none for us.
-    """
+    """Return a new anonymous file, which children do not inherit. Raises OSError: the system has none for us."""
     if hasattr(os, "memfd_create"):  # Conda builds its interpreters against a C library that lacks it
         return os.memfd_create(name, _CLOEXEC | _ALLOW_SEALING)
     library = ctypes.CDLL(None, use_errno=True)
@@ -78,7 +55,6 @@ def memory_refusal(error: OSError, sentence: str) -> MmeError:
 
 
 def seal(fd: int) -> None:
-    """Have the file never shrink again, in any process."""
     fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _SEAL)
 
 
@@ -195,11 +171,7 @@ class SegmentPool:
         return len(self._segments)
 
     def take(self, size: int) -> tuple[Segment, bool]:
-        """A free segment of at least `size` bytes, and whether the worker has yet to be given its descriptor.
-
-        Raises:
-            OSError: the system has no more memory or descriptors for us.
-        """
+        """A free segment of at least `size` bytes, and whether it is new to the worker. OSError: nothing left."""
         free = sorted((segment for segment in self._segments if not segment.busy), key=lambda segment: segment.size)
         while len(free) > 1 + _SPARE:
             self.retire(free.pop(0))
@@ -226,7 +198,6 @@ class SegmentPool:
 
     @property
     def busy(self) -> bool:
-        """Whether any segment is."""
         return any(segment.busy for segment in self._segments)
 
     def rest(self) -> None:
@@ -263,6 +234,14 @@ def _page_rounded(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
+# The control socket carries batches, strictly one question and one answer; all else crosses on the channel at any time.
+# A frame there is a message as `wire` has them and, where it names tensors, the bytes in which their places lie:
+#
+# +----------------+------------------------------+---------+
+# | length, 4 B LE | {…, "payload": n}            | n bytes |      up to INLINE bytes of tensors
+# +----------------+------------------------------+---------+
+# | length, 4 B LE | {…, "segment": n} + one descriptor     |      more: a memfd, written once, read in place
+# +----------------+----------------------------------------+
 INLINE = 64 << 10
 _CHUNK = 64 << 10
 _MAX_FDS = 16
@@ -270,12 +249,7 @@ _NOTHING: Array = np.zeros(0, np.uint8)
 
 
 class Frame:
-    """One frame, ready to be sent.
-
-    Attributes:
-        fd: the descriptor that goes with it, -1 for none. `close` it when the frame was sent, or never will be.
-        size: bytes of the memory behind that.
-    """
+    """One frame, ready to be sent; `fd` goes with it, -1 for none: `close` it in any case. `size` counts its memory."""
 
     def __init__(self, message: Message, packing: Packing | None = None) -> None:
         """Raises MmeError: as `encode_message`; OUT_OF_MEMORY, or UNAVAILABLE for want of descriptors."""
@@ -293,11 +267,7 @@ class Frame:
         self.data = memoryview(data)  # its bytes, or those that are still to be sent
 
     def send(self, end: socket.socket) -> int:
-        """Send what is left of it, or some of that; return how many bytes.
-
-        Raises:
-            OSError: as the socket does; nothing was sent.
-        """
+        """Send some of what is left of it; return how many bytes. OSError: as the socket; nothing was sent."""
         if self.fd >= 0:
             sent = socket.send_fds(end, [self.data], [self.fd])
             self.close()
@@ -345,9 +315,7 @@ class FrameReader:
     def receive(self, end: socket.socket, most: int = _CHUNK) -> bool:
         """Read at most so many bytes of what is there; False when the other side is gone.
 
-        Raises:
-            BlockingIOError: nothing is there, on a socket that does not wait.
-            ProtocolError: descriptors came that belong to no frame, or could not be taken.
+        Raises BlockingIOError: nothing is there. ProtocolError: descriptors belong to no frame, or could not be taken.
         """
         try:
             data, fds, flags, _ = socket.recv_fds(end, most, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
@@ -362,11 +330,7 @@ class FrameReader:
         return bool(data)
 
     def next(self, *, small: bool = False) -> tuple[Message, Array] | None:
-        """The next whole frame, None while there is none. `small` keeps back one that takes more than INLINE bytes.
-
-        Raises:
-            ProtocolError: what came is no frame.
-        """
+        """Next frame, None for none; `small` keeps back those beyond INLINE bytes. ProtocolError: it is no frame."""
         self.keeps_large = small and self._begun is None and self._messages.has_over(INLINE)
         if self.keeps_large:
             return None

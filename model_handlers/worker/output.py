@@ -67,7 +67,6 @@ class LineSplitter:
 
 
 def _printable(line: str) -> str:
-    """Without control characters, which could repaint a terminal."""
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)
@@ -99,7 +98,6 @@ class Output:
         self._thread = threading.Thread(target=self._read, name=f"output-{lane}", daemon=True)
 
     def start(self) -> None:
-        """Read, now that the worker has its ends."""
         self.close_writers()
         start_thread(self._thread)
 

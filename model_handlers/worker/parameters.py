@@ -1,7 +1,4 @@
-"""What a model's own `parameters` say about where it executes and how long that may take.
-
-Names begin with MME_ so that no parameter of a framework can mean them.
-"""
+"""A model's own `parameters` on where it executes and how long that may take; MME_ keeps them from any framework's."""
 
 from __future__ import annotations
 
@@ -25,11 +22,7 @@ EXECUTION_SECONDS = 60.0  # as long as SageMaker itself waits for an answer of a
 
 
 def placement_of(config: ModelConfig, handler_class: type[Handler]) -> Placement:
-    """Where a model's instances execute: what its configuration says, else what suits its handler.
-
-    Raises:
-        MmeError: INVALID_MODEL for a placement that does not exist.
-    """
+    """Where a model's instances execute, by its configuration, else its handler. MmeError: INVALID_MODEL."""
     text = config.parameters.get(PLACEMENT)
     if text is None:
         return handler_class.placement
@@ -54,11 +47,7 @@ class Deadlines:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Deadlines:
-        """The deadlines that a configuration asks for.
-
-        Raises:
-            MmeError: INVALID_MODEL for one that is no positive number of seconds.
-        """
+        """The deadlines that a configuration asks for. MmeError: INVALID_MODEL for one that is no positive number."""
         return cls(
             _seconds(config, LOAD_TIMEOUT, _LOAD_SECONDS), _seconds(config, EXECUTION_TIMEOUT, cls.usual_execution)
         )

@@ -16,11 +16,9 @@ _CROWDED_SKIPS = (0, 7, 63, 1023)
 class BusyPoll:
     """Whether a thread that waits for work stays awake for it (*busy polling*), or goes to sleep at once.
 
-    Waking an idle processor takes 20 to 60 µs in a virtual machine, more than all the work on a small request, and a
-    request to a worker meets that four times. So a thread whose work comes in quick succession looks for the next piece
-    again and again for a moment, yielding the processor in between. Each attempt that brings nothing halves their rate,
-    down to one wait in sixty-four. Where the yielded processor was kept for a whole turn the cores are crowded, and
-    newer kernels count that turn against the yielding thread: it sleeps the next 7 times, then 63, then 1,023.
+    Waking an idle processor takes 20 to 60 µs in a virtual machine, four times a request. So the thread looks again and
+    again for a moment, yielding in between; each fruitless attempt halves the rate, down to one wait in sixty-four. A
+    yielded processor that was kept for a whole turn means crowded cores: the thread sleeps the next 7 times, 63, 1,023.
     """
 
     longest: ClassVar[int] = 0  # nanoseconds to wait awake at most, in this process; 0 for never. The operator's
@@ -69,11 +67,10 @@ _BYTES = 64 << 10  # of all inputs together, or all outputs: more is copied by a
 
 
 class Pace:
-    """How many unbatched requests cross to one worker in a message.
+    """How many unbatched requests cross to one worker in a message: about a millisecond of executions.
 
-    Their answers come back together, so the first waits for the last: as many as take about a millisecond by the mean
-    of recent executions. An execution far longer counts in full. After a death each request crosses alone for a while:
-    those executed just before the fatal one died with it.
+    An execution far longer counts in full. After a death each crosses alone for a while: those just before died with
+    it.
     """
 
     def __init__(self) -> None:
@@ -112,9 +109,8 @@ _FIRST_DELAY = 0.1  # seconds before the second restart
 class RestartBudget:
     """The restarts of one instance: the first at once, each further one after twice the delay of the one before.
 
-    After `limit` restarts within `window` seconds there is none until the oldest is that long ago: a model that dies of
-    every request would otherwise cost all others the processor time of its loads. Processes that were ended for the
-    time or the memory they took have budgets of their own, with a longer window and no delay.
+    After `limit` within `window` seconds there is none until the oldest is that long ago, for the sake of other models.
+    Processes ended for time or memory have budgets of their own: a longer window, no delay.
     """
 
     def __init__(

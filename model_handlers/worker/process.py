@@ -1,10 +1,8 @@
 """One life of a worker as the serving process sees it: start, calls, death; and workers that several models share.
 
-Four things connect us to a worker: the control socket (batches), the leash (the fork server tells pid and exit code on
-it, and kills the worker when we let go), the pipes of its output, and the socket of its events, which others read. A
-call waits for control socket and leash together until its deadline, so that a death is noticed at once, even where
-something that the model started keeps the control socket open. A worker that died, hung or spoke nonsense is over: the
-caller gets a `ChildDiedError` that says what happened, and `close` only gives back.
+A call waits for control socket and leash together until its deadline, so that a death is noticed at once even where
+something that the model started keeps the socket open. A worker that died, hung or spoke nonsense is over: the caller
+gets a `ChildDiedError` that says what happened, and `close` only gives back.
 """
 
 from __future__ import annotations
@@ -67,17 +65,12 @@ def read_count(paths: list[Path]) -> int:
 
 
 class OomKills:
-    """The kernel's kills for want of memory.
-
-    A SIGKILL does not say where it came from, but the kernel counts its own: per control group, or for the whole
-    machine. A count that grew since a process started is taken for the cause of its death.
-    """
+    """The kernel's kills for memory, by control group or machine: a SIGKILL does not say why, a grown count does."""
 
     def __init__(self, paths: list[Path] | None = None) -> None:
         self._paths = paths
 
     def count(self) -> int:
-        """Kills so far."""
         if self._paths is None:
             self._paths = counters(Path("/proc/self/cgroup").read_text())
         return read_count(self._paths)
@@ -98,13 +91,8 @@ _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a
 class Child:
     """A process that was asked for. It may not run yet when this is made; the first call waits for it.
 
-    Called by one thread at a time; `memory` by any.
-
-    Args:
-        model, lane: what it is for.
-        program: what it executes, `exec_child` in the end; None for a fork.
-        preload: what its fork server has called before, see `forks_with`; "" for nothing.
-        host: the process that it is a guest of; None for one of its own.
+    Called by one thread at a time; `memory` by any. `program` is what it executes, None for a fork; `preload` what its
+    fork server has called before, "" for nothing; `host` the process that it is a guest of, None for one of its own.
     """
 
     def __init__(
@@ -186,34 +174,22 @@ class Child:
         doing: str,
         look: Callable[[], None] | None = None,
     ) -> Message:
-        """Send a message with descriptors and wait for the answer.
+        """Send a message with descriptors and wait for the answer; `doing` is for the error: "while it …".
 
-        `doing` is what the process does meanwhile, for the error: "while it …". `look` is called every now and then
-        until the answer is there; what it raises ends the process.
-
-        Raises:
-            ChildDiedError: there will be no answer. EXECUTION_FAILED; TIMED_OUT where it took too long; OUT_OF_MEMORY
-                where the system ended it for that.
-            MmeError: the message can't be sent; the process is as it was.
+        `look` is called every now and then; what it raises ends the process. Raises ChildDiedError: there will be no
+        answer: EXECUTION_FAILED, TIMED_OUT, OUT_OF_MEMORY. MmeError: the message can't be sent; the process is as it
+        was.
         """
         self.prepare(message, fds, seconds)
         return self.answer(doing, look=look)
 
     def prepare(self, message: Message, fds: Sequence[int], seconds: float) -> None:
-        """Have a message sent when its answer is waited for, which then may take so long.
-
-        Raises:
-            MmeError: the message can't be sent at all.
-        """
+        """Have a message sent when its answer is waited for, then for so long. MmeError: it can't be sent."""
         self._unsent, self._unsent_fds = memoryview(encode_message(message)), fds
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
     def begin(self, message: Message, fds: Sequence[int], seconds: float) -> bool:
-        """Send a message as `call` does, but wait for nothing; False where it can't be sent so, and was not.
-
-        Raises:
-            MmeError: the message can't be sent at all.
-        """
+        """Send as `call`, waiting for nothing; False: not sent, it can't be so. MmeError: it can't be sent at all."""
         self.prepare(message, fds, seconds)
         size = len(self._unsent)
         if size <= _AT_ONCE:
@@ -405,12 +381,9 @@ _lock = threading.Lock()
 class Host:
     """A worker that several models of one framework on one GPU share: each process there costs a CUDA context.
 
-    It is a child like any other, on its own leash; for each model it is sent sockets, and a thread of it serves them as
-    a whole process would. So a guest is a `Child` with a control socket of its own that ends as the host does: a hang
-    or a crash ends the host, and all guests are started again in another one. With the last guest it ends.
-
-    Called on load threads and lanes' threads. A host's lock is held while it takes a guest in, for microseconds; that
-    of its name while it starts, which may take long; that of them all for no more than a look.
+    Each guest is a `Child` with a control socket, served by a thread of the host and ending with it; a hang or a crash
+    ends the host, and all guests are started again in another. Called on load threads and lanes' threads: a host's lock
+    is held for microseconds, its name's while it starts, which may take long, that of them all for no more than a look.
     """
 
     def __init__(self, name: str, preload: str) -> None:
@@ -428,7 +401,6 @@ class Host:
 
     @property
     def output(self) -> Output:
-        """What it writes, all of its guests together."""
         return self._child.output
 
     @property
@@ -450,11 +422,7 @@ class Host:
         return self._child.private_memory() or 0
 
     def take_in(self, lane: str, held: socket.socket, sockets: list[socket.socket]) -> GuestLeash:
-        """Have a thread of it serve `sockets`: control, events, and the other end of `held`.
-
-        Raises:
-            OSError: it can't.
-        """
+        """Have a thread of it serve `sockets`: control, events, and the other end of `held`. OSError: it can't."""
         try:
             with self._lock:
                 fds = [each.fileno() for each in sockets]
@@ -468,7 +436,6 @@ class Host:
             self._child.drop()
 
     def close(self) -> None:
-        """End it in good order; it has no guests any more."""
         with self._lock:
             self._child.close(_REAP_SECONDS)
 
@@ -524,11 +491,7 @@ class GuestLeash:
 
 
 def admit(name: str, preload: str) -> Host:
-    """The host of that name, a new one if there is none; it counts one guest more.
-
-    Raises:
-        OSError: no process can be had.
-    """
+    """The host of that name, a new one if there is none; it counts one guest more. OSError: no process can be had."""
     with _lock:
         starts = _starts.setdefault(name, threading.Lock())
     with starts:

@@ -1,12 +1,9 @@
 """A handler that sees requests, in a process of its own: batches as for any other, and what its model says unasked.
 
-The process is heard from before it loads its model on, which may ask for others to be loaded.
-
-A request is *open* from the moment its batch is sent until it got its last response: with the batch's answer, or by
-frames of the channel, before that or long after it. Frames are taken where channels are read (`channel`), batches on
-the lane's thread, or on the event loop: small ones are sent there and their answers taken there (`send_requests`), with
-no thread in between. Whatever could take long, a death above all, is left to a thread that calls `execute_requests` or
-`await_answers`. The lock is held from the sending of a batch until its answers are taken, whichever threads do it.
+A request is *open* from the sending of its batch to its last response, in the batch's answer or by frames of the
+channel, before or long after. Small batches are sent and answered on the event loop (`send_requests`); whatever could
+take long, a death above all, is left to a thread (`execute_requests`, `await_answers`). The lock is held from the
+sending of a batch until its answers are taken, whichever threads do it.
 """
 
 from __future__ import annotations
@@ -110,12 +107,10 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     @property
     def open_requests(self) -> int:
-        """How many requests the process still has to end by itself, in a batch or after it."""
         return len(self._open)
 
     @property
     def open_calls(self) -> int:
-        """How many calls of other models, made in the process, have not had their last answer."""
         return len(self._call_server)
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
@@ -139,7 +134,6 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return self._pace.together(time.perf_counter_ns()) if self._alone else 1
 
     def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:
-        """Send a small batch to a process that lives."""
         if sum([_size(array) for request in requests for array in request.inputs.values()]) > _SMALL:
             return False
         if not self._lock.acquire(blocking=False):
@@ -154,7 +148,6 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return self._sent is not None
 
     def take_answers(self) -> list[ModelResponse | MmeError | None] | None:
-        """Take the answers if they are there, and as they should be."""
         sent = self._batch_sent()
         reply = self.child.heard()
         if reply is None:
@@ -175,7 +168,6 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return answers
 
     def await_answers(self) -> list[ModelResponse | MmeError | None]:
-        """Wait for the answers, or for the end of the process."""
         sent = self._batch_sent()
         try:
             return self._received(sent, sent.reply or self.child.answer(EXECUTING))
@@ -301,11 +293,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return max(begun, 1)
 
     def _over(self, error: MmeError, numbers: range, begun: int = _ALL) -> list[ModelResponse | MmeError | None]:
-        """What becomes of a batch with which something goes wrong as a whole, of which so many were begun.
-
-        Raises:
-            MmeError: it is the error of every request.
-        """
+        """What becomes of a batch that fails as a whole, `begun` of it. MmeError: every request's error."""
         owed = {number for number in numbers if self._open.pop(number, None) is not None}
         given_back = self._given_back.intersection(numbers) - owed
         if begun >= len(numbers) and not given_back:
@@ -349,10 +337,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         ]
 
     def _ends(self, number: int, answer: ModelResponse | MmeError) -> bool:
-        """Take the last response of a request; False if it had that before.
-
-        What a decoupled model sent unasked may still be under way when its batch puts the request back.
-        """
+        """Take a request's last response; False if it had that, as where a put-back batch crosses one sent unasked."""
         if (answer is PUT_BACK and self.config.decoupled) or isinstance(answer, GivenBackError):
             return True
         return self._open.pop(number, None) is not None
@@ -467,11 +452,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
             channel.post(Frame({"cancelled": number}))
 
     def _lost(self, child: Child, error: Exception | None) -> None:
-        """The channel has ended, and so has the process that can't be heard any more.
-
-        On a thread that can't wait for what became of it. A batch that executes meanwhile buries it as well; while it
-        is loaded, the load hears of its end, and else the first batch does.
-        """
+        """The channel ended, and with it the process. Can't wait: a batch, or the load, hears of it itself."""
         self._channel_error = child, error
         if child.alive and not self._closed.is_set() and not self._loading:
             threading.Thread(target=self._on_death, name="model death", daemon=True).start()

@@ -1,10 +1,8 @@
 """Processes for models: which handler stands for one, what it is told to load; files tried where a crash hurts none.
 
-Readers written in C++ trust what they read. A damaged file has them write where they should not, read for ever, or ask
-for more memory than there is, and neither a signal nor an abort can be caught: the process that called them is gone,
-and with it every model that it served. So a file that was never loaded is loaded first in a process that may die of it,
-and then once more where it is to serve, at the full speed of the serving process. That costs a fork, and the load
-twice, once in the life of a file: see `serve/loading/verify.py`. The process's own side is `Handler.try_load`.
+A damaged file can have a C++ reader end its process, and every model in it, which can't be caught. So a file never
+loaded before is loaded first in a process that may die of it, then where it is to serve. That costs a fork, and the
+load twice, once in the life of a file: see `serve/loading/verify.py`.
 """
 
 from __future__ import annotations
@@ -44,15 +42,11 @@ def start_isolated(
     *,
     shared: bool | None = None,
 ) -> IsolatedHandler:
-    """Load a model by `handler_class` in a process, for the lane of that name, in an environment or in ours.
+    """Load a model by `handler_class` in a process, for that lane, in an environment or in ours.
 
-    The process is a new one, unless it is shared: as `shared` says, else where the class wants that of models on a GPU,
-    and the configuration does not ask for a process.
-
-    Raises:
-        MmeError: what the handler's `load` raised; INVALID_MODEL when the process died or hung while loading,
-            EXECUTION_FAILED when it was killed from outside, OUT_OF_MEMORY when the system ended it for want of memory,
-            UNAVAILABLE when no process can be had.
+    The process is new unless `shared`, by default where the class wants that on a GPU and the configuration allows it.
+    Raises MmeError: as the handler's `load`; INVALID_MODEL when the process died or hung, EXECUTION_FAILED when it was
+    killed from outside, OUT_OF_MEMORY when the system ended it for that, UNAVAILABLE when no process can be had.
     """
     load = {
         "do": "load",
@@ -89,10 +83,8 @@ _REAP_SECONDS = 5.0
 def verify_file(handler_class: type[Handler], config: ModelConfig, model_file: Path) -> None:
     """Load a file by `handler_class.try_load` in a process of its own; return if that went well.
 
-    Raises:
-        MmeError: what `try_load` raised; INVALID_MODEL when the process died or hung of the file, OUT_OF_MEMORY when
-            the system ended it for want of memory, UNAVAILABLE when no process can be had, or it was ended from
-            outside.
+    Raises MmeError: as `try_load`; INVALID_MODEL when the process died or hung of the file, OUT_OF_MEMORY when it was
+    ended for that, UNAVAILABLE when no process can be had, or it was ended from outside.
     """
     message = {
         "do": "try",

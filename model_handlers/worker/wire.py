@@ -1,38 +1,8 @@
-"""What crosses between the serving process and a worker: messages, tensors beside them, batches of requests.
+"""What crosses between the serving process and a worker: messages, tensors beside them, batches of requests. PURE.
 
-PURE: bytes and arrays in, bytes and arrays out; no socket, no clock, no descriptor.
-
-A stream socket carries small control messages:
-
-    +----------------+---------------------------+
-    | length, 4 B LE | one JSON object, UTF-8    |     length counts the object alone, at most MAX_MESSAGE
-    +----------------+---------------------------+
-
-Shared memory carries the tensors. One segment holds a batch, its inputs in front and its outputs behind them, each
-tensor at a multiple of 64 bytes:
-
-    0        64           128                                   at                      end         size
-    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
-    | in 0   | in 1       | pad | in 2 (BYTES: length, data …)  | out 0     | out 1     | unused    |
-    +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
-      written by the serving process, read in place by the worker written by the worker, read in place
-
-A message names each tensor by `[datatype, offset, bytes, shape]`. An output that is an input, untouched, is not written
-again: its place is that of the input. BYTES tensors lie in their wire form and are taken apart by the reader.
-
-    serving process → worker    {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "rest", …}   {"do": "close"}
-    worker → serving process    {"loaded": …}       {"ran": n, …}                  {"rested": true}    (ends)
-
-Requests that the batcher joined send the same inputs and want the same outputs. Each of their inputs crosses as one
-tensor, of which every request has its rows, and so does each output if the answers are alike:
-
-    {"columns": {"INPUT": place, …}, "rows": [1, 2, 1], "outputs": ["OUTPUT", …]}      {"columns": …, "rows": …}
-
-One request alone has its tensors whole, `rows` is null. What few requests have beside tensors is in `more`, by the
-index of the request. Requests that differ, and answers that do, cross one by one in `requests` and `answers`.
-
-Nothing that comes out of a worker is trusted: a model can write to any descriptor it finds. A message that is no
-message, or a tensor that lies outside its segment, is a `ProtocolError`, after which the worker is not spoken to again.
+Control messages cross on a stream socket, tensors in shared memory. Nothing out of a worker is trusted, since a model
+can write to any descriptor it finds: a message that is none, or a tensor outside its segment, is a `ProtocolError`,
+after which the worker is not spoken to again.
 """
 
 from __future__ import annotations
@@ -95,12 +65,16 @@ class ProtocolError(Exception):
     """The other side sent what no side of ours sends."""
 
 
+# On the stream socket, length counting the object alone:
+#
+# +----------------+---------------------------+
+# | length, 4 B LE | one JSON object, UTF-8    |
+# +----------------+---------------------------+
+#
+# serving process → worker    {"do": "load", …}   {"do": "run", "batch": n, …}   {"do": "rest", …}   {"do": "close"}
+# worker → serving process    {"loaded": …}       {"ran": n, …}                  {"rested": true}    (ends)
 def encode_message(message: Message) -> bytes:
-    """One message as bytes.
-
-    Raises:
-        MmeError: TOO_LARGE for one beyond MAX_MESSAGE, INVALID_ARGUMENT for a value that JSON has no form for.
-    """
+    """One message as bytes. MmeError: TOO_LARGE beyond MAX_MESSAGE, INVALID_ARGUMENT where JSON has no form."""
     try:
         body = dumps(message)
     except (TypeError, ValueError) as error:
@@ -199,12 +173,18 @@ def checked_parameters(fields: Any) -> dict[str, str | int | float]:
     return fields
 
 
+# A segment holds a batch, inputs in front, outputs behind them, each tensor at a multiple of 64 bytes:
+#
+# 0        64           128                                   at                      end         size
+# +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
+# | in 0   | in 1       | pad | in 2 (BYTES: length, data …)  | out 0     | out 1     | unused    |
+# +--------+------------+-----+-------------------------------+-----------+-----------+-----------+
+# written by the serving process, read in place by the worker written by the worker, read in place
+#
+# A place is `[datatype, offset, bytes, shape]`. An output that is an untouched input has the input's place. BYTES
+# tensors lie in their wire form and are taken apart by the reader.
 class Packing:
-    """Finds places for arrays, then writes them all: how much memory that takes is known before there is any.
-
-    `start` is where the first array may lie; `shared` are the bytes that both sides have, to recognise arrays that lie
-    there already.
-    """
+    """Finds places for arrays from `start` on, then writes them; arrays in the `shared` bytes keep their places."""
 
     def __init__(self, start: int = 0, shared: Array | None = None) -> None:
         self.end = self._start = start
@@ -212,12 +192,7 @@ class Packing:
         self._arrays: list[tuple[int, int, np.dtype[Any], Sequence[Array]]] = []
 
     def add(self, array: Array, subject: str) -> Place:
-        """A place for an array. `subject` is what errors call it.
-
-        Raises:
-            MmeError: EXECUTION_FAILED for something that is no array of a type that the protocol has, or text that is
-                none.
-        """
+        """A place for an array, `subject` in errors. MmeError: EXECUTION_FAILED: no array that can cross."""
         if not isinstance(array, np.ndarray):
             raise MmeError(Kind.EXECUTION_FAILED, f"{subject} is {type(array).__name__}, not a numpy array")
         shape = list(array.shape)
@@ -298,11 +273,7 @@ def _plain(array: Array) -> bool:
 
 
 def unpack(shared: Array, place: Any, name: str, model: str) -> Array:
-    """The array at a place: a view of `shared`, the segment's bytes, or for BYTES an object array of its own.
-
-    Raises:
-        ProtocolError: no array can lie there.
-    """
+    """The array at a place: a view of the segment's bytes, for BYTES a copy. ProtocolError: no array can lie there."""
     try:
         data_type, offset, nbytes, shape = place
         data_type = BY_NAME[data_type]
@@ -326,7 +297,6 @@ def _is_shape(shape: Any) -> bool:
 
 
 def are_sizes(numbers: list[Any]) -> bool:
-    """Return whether all of them can count something."""
     for number in numbers:  # noqa: SIM110 - twice as fast as a generator, for each tensor of each batch
         if type(number) is not int or number < 0:
             return False
@@ -336,12 +306,15 @@ def are_sizes(numbers: list[Any]) -> bool:
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1  # integers that JSON has on both sides
 
 
+# Joined requests send the same inputs and want the same outputs, so each input crosses as one tensor, of which every
+# request has its rows, and so does each output if the answers are alike:
+#
+# {"columns": {"INPUT": place, …}, "rows": [1, 2, 1], "outputs": ["OUTPUT", …]}      {"columns": …, "rows": …}
+#
+# One request alone has its tensors whole, `rows` is null. What few requests have beside tensors is in `more`, by the
+# index of the request. Requests that differ, and answers that do, cross one by one in `requests` and `answers`.
 def pack_requests(requests: Sequence[ModelRequest], packing: Packing) -> Message:
-    """The fields that tell a batch to the worker, whose tensors go into `packing`.
-
-    Raises:
-        MmeError: a tensor that can't cross.
-    """
+    """The fields that tell a batch to the worker; tensors go into `packing`. MmeError: a tensor that can't cross."""
     first = requests[0]
     rows = _rows([request.inputs for request in requests])
     if rows is None or any(request.outputs != first.outputs for request in requests):
@@ -382,11 +355,7 @@ def pack_answers(answers: Sequence[Answer], packing: Packing, model: str) -> Mes
 
 
 def unpack_answers(fields: Message, shared: Array, count: int, model: str) -> list[Answer]:
-    """The answers to a batch of `count` requests.
-
-    Raises:
-        ProtocolError, LookupError, TypeError, ValueError: this is not what `pack_answers` makes.
-    """
+    """Answers to `count` requests. ProtocolError, LookupError, TypeError, ValueError: not as `pack_answers` makes."""
     if "answers" in fields:
         answers: list[Answer] = [answer_from(answer, shared, model) for answer in fields["answers"]]
     else:
@@ -406,11 +375,7 @@ def answer_fields(response: ModelResponse, packing: Packing, model: str) -> Mess
 
 
 def answer_from(fields: Message | None, shared: Array, model: str) -> Answer:
-    """One answer that crossed for itself.
-
-    Raises:
-        ProtocolError, LookupError, TypeError, ValueError: this is no answer.
-    """
+    """One answer that crossed for itself. ProtocolError, LookupError, TypeError, ValueError: this is no answer."""
     if fields is None:
         return None
     if "error" in fields:
@@ -421,11 +386,7 @@ def answer_from(fields: Message | None, shared: Array, model: str) -> Answer:
 
 
 def _parameters(response: ModelResponse, model: str) -> Message:
-    """What a response has beside tensors, as JSON has it.
-
-    Raises:
-        MmeError: EXECUTION_FAILED where JSON has no form for it.
-    """
+    """What a response has beside tensors. MmeError: EXECUTION_FAILED where JSON has no form for it."""
     for name, value in response.parameters.items():
         wrong = (_wrong_text(name) if isinstance(name, str) else f"has a name of {type(name)}") or _wrong_value(value)
         if wrong:

@@ -1,19 +1,9 @@
 """Which models to evict. PURE: values in, values out.
 
-A policy puts the models in memory in an order, the one to be missed least in front:
-
-    lru   by last use
-    lfu   by uses since the load, among equals by last use
-    gdsf  by what it would cost to bring the model back: uses times seconds of a reload, by the share of the budget
-          that it takes, plus the age at its last use (GreedyDual-Size-Frequency). The age is the worth of the last
-          victim, so that what was precious once and is not asked for any more falls behind what is used now.
-
-Never a leased model, a pinned one, or one that has not been in memory for long enough; never any for a model that can't
-fit at all. Memory is the host's and each device's, a budget of its own each: a model that takes none of what is short
-makes no room. The plan names the shortest prefix of the candidates in that order which makes enough room, then spares
-those that turn out not to be needed, so that a large victim does not cost a small one its place.
-
-What several of them take together, as the weights of copies, comes back with the last of them.
+Never a leased model, a pinned one, or one not in memory for long enough; never any for a model that can't fit at all.
+Each memory, the host's and each device's, has a budget: a model that takes none of what is short makes no room. The
+plan is the shortest prefix in the policy's order that makes enough room, without those that turn out not to be needed.
+What several take together, as the weights of copies, comes back with the last of them.
 """
 
 from __future__ import annotations
@@ -33,6 +23,13 @@ if TYPE_CHECKING:
 FOR_EVER = math.inf
 
 
+# The models in memory in an order, the one to be missed least in front:
+#
+# lru   by last use
+# lfu   by uses since the load, among equals by last use
+# gdsf  by what it would cost to bring the model back: uses times seconds of a reload, by the share of the budget that
+#       it takes, plus the age at its last use (GreedyDual-Size-Frequency). The age is the worth of the last victim,
+#       so that what was precious once and is not asked for any more falls behind what is used now.
 class Policy(Enum):
     """Which models go first."""
 

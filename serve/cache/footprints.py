@@ -1,14 +1,9 @@
 """What models took when they were measured, kept over restarts: the estimate for their next load, and for others'.
 
-A footprint is remembered by what was loaded and how, never by a name: the same bytes under another name are known.
-
-A handler's models take a fairly constant multiple of their files: weights are held once, and copied where a framework
-lays them out differently. The multiple differs by framework, version and machine, so it is learned. Beside it every
-model takes something that no file tells: a process, the handles of a session, CUDA's context. That hides what a small
-model's weights take, so a larger one is expected to take more by the handler's own idea alone. An estimate that is too
-small costs a second load; one that is too large costs others their place, or has a model refused that would fit.
-
-Thread-safe: load threads ask and tell, the event loop takes snapshots.
+Remembered by what was loaded and how, never by a name. Models take a multiple of their files, learned as it differs by
+framework and machine, and something that no file tells, which hides what a small one's weights take: a larger one is
+expected to take more by the handler's own idea. Too small an estimate costs a second load; too large a one costs others
+their place, or has a model refused that would fit. Thread-safe: load threads ask and tell, the event loop snapshots.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """One load: fetch, equip, reserve, load, measure; whatever goes wrong, all is given back. On the event loop only.
 
-A load has its turn to fetch, another to be equipped and one to load. It waits for memory with none of them in hand, and
-with nothing of its own in memory, so that no two loads can wait for each other. A model that has another one loaded, by
-its own code or by a call of its warm-up, lends its turn meanwhile, and keeps what is reserved for it: the other one
-waits for memory no longer than any load does.
-
-Its deadline does not run while it waits for a turn or for memory. A thread that is inside a framework can't be stopped,
-so a load whose time is over leaves its thread behind, as an *orphan*: its requests are answered, its turns free. Only
-its reservation and its files stay taken until the orphan comes back, if it ever does.
+It waits for memory with no turn in hand and nothing of its own in memory, so that no two loads wait for each other; one
+that has another model loaded lends its turn meanwhile and keeps its reservation. The deadline does not run during waits
+for a turn or memory. A thread inside a framework can't be stopped: it stays as an *orphan*, its requests answered and
+its turns free, and only its reservation and files stay taken until it comes back.
 """
 
 from __future__ import annotations

@@ -1,24 +1,9 @@
 """Which models are in memory: leases, single-flight loads, reserve → commit or abort, and eviction.
 
-Theory of operation. All state here is touched on the event loop only, so nothing is locked; whatever takes time
-(fetching, loading, closing) runs on the loader's threads while the loop goes on. The cache decides on the loop and
-acts off it:
-
-    acquire ── resident ────────────────────────────────► leased
-       │ not resident: one load per name, all requests that come meanwhile wait for that one
-       ▼
-    prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
-    equip   (thread)    (room.py)   (load.py)    └─► abort:  the bytes are given back, all of them get the error
-
-A *lease* keeps a model in memory while a request uses it: a leased model is never a victim. A request that waited for a
-load has its lease before the model can be evicted again, so two models that fit only one at a time take turns.
-
-A model that is *reloaded* has a successor: an entry of its own, loaded beside the one that serves. When it is ready it
-takes the name, in one step of the loop, and the other is *retiring*: it is leased no more, and closes after the last
-lease. A successor that fails leaves everything as it was. Only where memory has no room for both, the old one goes
-first, and requests wait for the new one as for any load.
-
-In platform-managed mode (`evicts=False`) the platform chooses victims: what does not fit is out of memory at once.
+All state here is touched on the event loop only, so nothing is locked; whatever takes time runs on the loader's
+threads. A leased model is never a victim. A request that waited for a load has its lease before the model can be
+evicted again, so two models that fit only one at a time take turns. In platform-managed mode (`evicts=False`) the
+platform chooses victims: what does not fit is out of memory at once.
 """
 
 from __future__ import annotations
@@ -55,6 +40,16 @@ _PASSING = {Kind.UNAVAILABLE, Kind.CANCELLED, Kind.UNKNOWN_MODEL}
 _BROKEN = {Kind.INVALID_MODEL, Kind.EXECUTION_FAILED, Kind.INTERNAL}
 
 
+# acquire ── resident ────────────────────────────────► leased
+#    │ not resident: one load per name, all requests that come meanwhile wait for that one
+#    ▼
+# prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
+# equip   (thread)    (room.py)   (load.py)    └─► abort:  the bytes are given back, all of them get the error
+#
+# A model that is *reloaded* has a successor: an entry of its own, loaded beside the one that serves. When it is ready
+# it takes the name, in one step of the loop, and the other is *retiring*: it is leased no more, and closes after the
+# last lease. A successor that fails leaves everything as it was. Only where memory has no room for both, the old one
+# goes first, and requests wait for the new one as for any load.
 class ModelCache:
     """Models in memory, within a budget of bytes for all together."""
 

@@ -1,12 +1,8 @@
 """The models in memory: what each takes, what all take, and in which order they go. On the event loop only.
 
-Bytes of a model's own are its own; a file that several models map is charged once, to the first that maps it. When that
-one goes, the charge goes to the next, and the file's bytes are free when the last one goes. So all charges together are
-never less than what is taken, and a model that comes to files which are there already costs only what is its own.
-
-Nothing is noted when a model is used but what its lease and its statistics note. The order is a heap by what was known
-of each model at the last look. Use only moves a model to the back, so the one in front, if it was used since, is put
-back by what is known now, until the one in front is where it belongs.
+A file that several models map is charged to the first that maps it, then to the next, and is free when the last goes.
+So charges are never less than what is taken, and a model whose files are there costs only what is its own. The order is
+a heap by what was known at the last look: use only moves a model back, so one in front that was used is put back first.
 """
 
 from __future__ import annotations

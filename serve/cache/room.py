@@ -1,12 +1,9 @@
 """The memory budget: what is promised to which load, and what has to go for it. On the event loop only.
 
-Bytes are counted in two places that never overlap: residents (until they are closed) and reservations of loads under
-way. A load claims its bytes before it touches memory. A claim that does not fit evicts, if that makes enough room,
-or waits: it is looked at again whenever a lease ends, an unload finishes or a reservation is given back. What is
-freed for a claim is set aside for it, so that small claims that keep coming cannot starve a large one.
-
-A model that takes another's place is loaded beside it, unless only its leaving makes the room for that. That, too, is
-decided at each look: what it waits for may be pinned meanwhile, or wait for the very room that its own old one holds.
+Bytes are counted as residents' until closed or as reservations, never both. A claim that does not fit evicts, if that
+makes enough room, or waits, and is looked at again at each change. What is freed for it is set aside, so that small
+claims cannot starve a large one. A model is loaded beside the one it replaces, unless only that one's leaving makes
+room, decided at each look: what it waits for may be pinned, or wait for the room that the old one holds.
 """
 
 from __future__ import annotations
