@@ -132,6 +132,7 @@ def test_a_model_is_answered_with_the_packages_that_it_requires(server, tmp_path
     assert server.ask("DELETE", "/models/requires").status == 200
 
 
+@pytest.mark.long
 def test_a_model_is_answered_out_of_a_store(serve, tmp_path, archive, wheels):
     """Environment or wheels come in its own archive, as `mme pack` makes it; what others put beside counts at once."""
     store = tmp_path / "store"

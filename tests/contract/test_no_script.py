@@ -136,6 +136,7 @@ def test_a_saved_model_among_many_answers_as_tensorflow_serving(serve, half, tmp
     assert (own.status, own.json) == (200, {"predictions": [2.5], "by": "script"})
 
 
+@_LONG
 def test_a_saved_model_alone_is_served(serve, half):
     """Its folder is no model directory of Triton's."""
     server = serve({"MME_MODEL_DIR": str(half), "SAGEMAKER_TFS_ENABLE_BATCHING": "true"})

@@ -149,7 +149,7 @@ def cold(store, s3, bucket):
     assert store.ask("POST", f"/v2/repository/models/{own}.tar.gz/unload", {}).status == 200
 
 
-@pytest.fixture(scope="module", params=["platform", "header", "boto3"])
+@pytest.fixture(scope="module", params=[pytest.param("platform", marks=pytest.mark.long), "header", "boto3"])
 def asker(request):
     """Every way to ask multi-model servers."""
     if request.param == "platform":
@@ -627,7 +627,10 @@ def test_models_of_one_framework_import_it_once(serve, tmp_path):
     assert own[0] > own[2] + 30e6
 
 
-@pytest.mark.parametrize(("budget", "statuses"), [("150MiB", [200, 200, 200]), ("64MiB", [507, 507, 507])])
+@pytest.mark.parametrize(
+    ("budget", "statuses"),
+    [("150MiB", [200, 200, 200]), pytest.param("64MiB", [507, 507, 507], marks=pytest.mark.long)],
+)
 def test_what_models_of_one_framework_share_has_to_fit_once(serve, tmp_path, budget, statuses):
     """Beside what is their own: it is nothing that a model needs which finds it there, nor one that was there before."""
     for name in "ab":

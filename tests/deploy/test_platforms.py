@@ -178,6 +178,7 @@ def test_cloudformation_makes_what_deploy_makes():
     assert resources["Scaling"]["TargetTrackingScalingPolicyConfiguration"] == tracking
 
 
+@pytest.mark.long
 def test_cloudformations_own_schemas_know_every_property():
     """As cfn-lint brings them, which moto needs as well."""
     command = [f"{SCRIPTS}/cfn-lint", "--region", "eu-central-1", "--", str(CLOUDFORMATION)]

@@ -12,7 +12,7 @@ from tests.mme.models import write_adding, write_doubling
 
 ROOT = Path(__file__).parents[2]
 _BEFORE = """
-import logging, os, signal, sys, threading
+import logging, os, signal, sys, threading, time
 signals = [signal.getsignal(number) for number in signal.valid_signals()]
 import numpy as np
 import mme
@@ -87,7 +87,10 @@ def test_a_server_on_the_loop_of_a_program_leaves_nothing(run):
     )
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(0)", "asks.cancel()"])
+@pytest.mark.parametrize(
+    "end",
+    ["", pytest.param("sys.exit(0)", marks=pytest.mark.long), pytest.param("asks.cancel()", marks=pytest.mark.long)],
+)
 def test_a_program_that_ends_without_closing_leaves_nothing(run, end):
     """The interpreter ends the server, and what it has under way."""
     run(
@@ -127,13 +130,15 @@ def test_an_interrupt_of_the_end_costs_no_answer(run):
     printed = run(
         """
         from pathlib import Path
-        from tests.mme.models import write_slow
+        from tests.mme.models import write_python
 
-        write_slow(Path("models"), "sleeps")
+        answer = 'open("begun", "w").close(); time.sleep(float(x[0])); return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])'
+        write_python(Path("models"), "sleeps", answer)
         server = mme.Server("models").start()
         sleeps = server.model("sleeps")
-        sleeps.infer({"x": x[:1]})
-        asks = sleeps.submit({"x": np.float32([1])})
+        asks = sleeps.submit({"x": np.float32([2])})
+        while not Path("begun").exists():
+            time.sleep(0.02)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             server.close()
@@ -141,4 +146,4 @@ def test_an_interrupt_of_the_end_costs_no_answer(run):
             print("interrupted", asks.result(20)["y"].tolist())
         """
     )
-    assert printed == "interrupted [1.0]\n"
+    assert printed == "interrupted [2.0]\n"

@@ -190,6 +190,7 @@ def test_a_server_without_pip_says_so(folder, want, patience, monkeypatch):
     )
 
 
+@pytest.mark.long
 def test_progress_is_logged_line_by_line_under_the_models_name(folder, want, patience, caplog):
     """A long install is seen to go on."""
     with caplog.at_level(logging.INFO, "mme.model"):
@@ -227,6 +228,7 @@ def test_who_gives_up_ends_pip_and_all_that_it_started(
     assert [path for path in private_temporary_folder.iterdir() if "pip" in path.name] == []
 
 
+@pytest.mark.long
 def test_models_of_equal_requirements_install_once(folder, want, tmp_path, caplog, patience):
     """At the same time: one installs, the others wait for it; where the files lie counts for nothing."""
     text = "greeting==1.0\n"

@@ -53,7 +53,9 @@ MET = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", MET)
+@pytest.mark.parametrize(
+    "text", [MET[3], *(pytest.param(text, marks=pytest.mark.long) for text in MET if text != MET[3])]
+)
 def test_what_is_met_has_pip_install_nothing(lack, tmp_path, text):
     """By names, versions, extras, markers, comments, and wherever else packages might come from."""
     assert lack(text) == ""
