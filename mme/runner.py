@@ -35,6 +35,7 @@ class Runner:
         """Run on that loop, or without one on a thread of its own."""
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
+        self._over = threading.Event()  # its loop is closed
         self._identity = threading.get_ident()
         self._process = os.getpid()
         self._gate = threading.Lock()  # no call comes between the last look at `_closed` and the end of the loop
@@ -50,10 +51,13 @@ class Runner:
         self.loop = loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+        try:
+            asyncio.set_event_loop(loop)
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+        finally:
+            self._over.set()
 
     def open(self, options: EngineOptions) -> None:
         """Make the engine. On the loop."""
@@ -157,6 +161,7 @@ class Runner:
         if self._thread is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._ended)
+            self._over.wait()  # `join` takes the thread for ended where an interrupt cuts it short
             self._thread.join()
         elif self.loop.is_running():
             asyncio.run_coroutine_threadsafe(self.shut(), self.loop).result()
