@@ -139,6 +139,7 @@ def test_an_interrupt_of_the_end_costs_no_answer(run):
         asks = sleeps.submit({"x": np.float32([2])})
         while not Path("begun").exists():
             time.sleep(0.02)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             server.close()
