@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mme.tensors import tensors_of
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
+from model_handlers.tensor import size_of
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ def _set(future: asyncio.Future[Result], result: Result) -> None:
 
 
 def _bytes_of(response: InferenceResponse) -> int:
-    return sum([array.nbytes for _, _, array in response.outputs])
+    return sum([size_of(array) for _, _, array in response.outputs])
 
 
 def _nothing() -> None:

@@ -18,7 +18,7 @@ from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model, unavailable, unsupported
 from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.requests import ModelResponse
-from model_handlers.tensor import BYTES
+from model_handlers.tensor import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -174,7 +174,7 @@ class IdentityHandler(FilelessHandler):
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         for request in requests:
-            self._bytes.add(float(sum(_size(self.config, name, array) for name, array in request.inputs.items())))
+            self._bytes.add(float(sum(map(size_of, request.inputs.values()))))
         if self._seconds:
             time.sleep(self._seconds)
         return [ModelResponse(self._echo(request), _PARAMETERS) for request in requests]
@@ -195,13 +195,6 @@ def _pairs(config: ModelConfig) -> list[tuple[TensorSpec, TensorSpec]]:
 def _number(name: str) -> str:
     found = _LAST_NUMBER.search(name)
     return found[1] if found else name
-
-
-def _size(config: ModelConfig, name: str, array: Array) -> int:
-    spec = config.input(name)
-    if spec is not None and spec.data_type is BYTES:
-        return sum(len(element) for element in array.ravel().tolist())
-    return int(array.nbytes)
 
 
 class RepeatHandler(StreamingHandler):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_DIMS = 32  # of a tensor: numpy's limit is 64, and no framework goes near either
 MAX_ELEMENTS = 1 << 40  # of a tensor
+_STRING = 256  # bytes, as which a string counts that is not looked at
 _PIECE = 1 << 12  # strings that are joined at a time
 
 
@@ -142,6 +143,16 @@ def refitted(array: Array, source: tuple[int, ...], target: tuple[int, ...], *, 
 def element_count(shape: Iterable[int]) -> int:
     """The number of elements of a concrete shape; 1 for a scalar."""
     return math.prod(shape)
+
+
+def size_of(array: Array) -> int:
+    """Bytes of its elements; of strings those of each, not of the references that the array holds."""
+    return sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
+
+
+def estimated_size(array: Array) -> int:
+    """The same without a look at strings, which count as if they were not short."""
+    return array.size * _STRING if array.dtype.hasobject else array.nbytes
 
 
 def decode_bytes_elements(buffer: bytes | memoryview, count: int, name: str, model: str) -> Array:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from container.traced import Tracing
-from model_handlers.tensor import BF16, BYTES
+from model_handlers.tensor import BF16, BYTES, size_of
 from serve.request import MOST_STEPS
 from serve.threads import ThreadPool
 
@@ -56,7 +56,7 @@ class _Kept:
         self.name = name
         self.data_type = data_type
         self.array = array.copy()
-        self.size = sum(map(len, array.ravel().tolist())) if data_type is BYTES else array.nbytes
+        self.size = size_of(array)
 
     def as_document(self) -> dict[str, str]:
         """As Triton writes it: elements and dimensions between commas."""

@@ -27,7 +27,7 @@ from model_handlers.metrics import MetricKind
 from model_handlers.model_calls import Caller, ModelCall, Override
 from model_handlers.requests import ModelResponse
 from model_handlers.system.priority import usual_priority
-from model_handlers.tensor import BY_NAME
+from model_handlers.tensor import BY_NAME, estimated_size
 from model_handlers.worker.memory import Frame, FrameReader
 from model_handlers.worker.wire import Packing, ProtocolError, error_fields, unpack
 
@@ -436,7 +436,6 @@ LISTENER = _Listener()
 
 
 _LARGE = 1 << 20  # bytes: half a millisecond
-_STRING = 256  # bytes
 
 
 class ModelCallServer:
@@ -543,12 +542,7 @@ class _ReplySender(Caller):
 
 
 def _is_large(response: ModelResponse | MmeError | None) -> bool:
-    return isinstance(response, ModelResponse) and sum(map(_size, response.outputs.values())) > _LARGE
-
-
-def _size(array: Array) -> int:
-    """How much there is to write; of strings, which may be of any length, as if they were not short."""
-    return array.size * _STRING if array.dtype.hasobject else array.nbytes
+    return isinstance(response, ModelResponse) and sum(map(estimated_size, response.outputs.values())) > _LARGE
 
 
 class _Writer:

@@ -18,7 +18,7 @@ from model_handlers.config.model_config import all_outputs
 from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
 from model_handlers.metrics import METRICS
 from model_handlers.requests import PUT_BACK, ModelResponse
-from model_handlers.tensor import BYTES
+from model_handlers.tensor import BYTES, size_of
 from model_handlers.worker.channel import Channel, DeafError, MetricReceiver, ModelCallServer
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.handler import EXECUTING, IDLE, NONSENSE, IsolatedHandler
@@ -134,7 +134,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
         return self._pace.together(time.perf_counter_ns()) if self._alone else 1
 
     def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:
-        if sum([_size(array) for request in requests for array in request.inputs.values()]) > _SMALL:
+        if sum([size_of(array) for request in requests for array in request.inputs.values()]) > _SMALL:
             return False
         if not self._lock.acquire(blocking=False):
             return False
@@ -489,7 +489,3 @@ def _owner(response: ModelResponse, shared: Array) -> Array:
     if any(not array.dtype.hasobject for array in arrays):
         return shared
     return arrays[0] if arrays[0].base is None else arrays[0].base
-
-
-def _size(array: Array) -> int:
-    return array.nbytes if array.dtype.kind != "O" else sum(map(len, array.flat))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cachetools import LRUCache
 
-from model_handlers.tensor import encode_bytes_elements
+from model_handlers.tensor import encode_bytes_elements, estimated_size, size_of
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _now = time.perf_counter_ns
 _OVERHEAD = 1024  # bytes of a response's objects and of its key, about
 _ELEMENT_OVERHEAD = 41  # bytes of a text beside its letters, and of the place that holds it
 _MOST_BYTES = 1 << 20  # of tensors that are compared or copied: in a millisecond
-_STRING = 256  # bytes, as which a text counts there
 
 
 class ResponseCache(LRUCache[Any, Any]):
@@ -180,7 +179,7 @@ def _said(request: InferenceRequest) -> Hashable:
 
 
 def _is_large(arrays: Iterable[Array]) -> bool:
-    return sum([array.size * _STRING if array.dtype.hasobject else array.nbytes for array in arrays]) > _MOST_BYTES
+    return sum([estimated_size(array) for array in arrays]) > _MOST_BYTES
 
 
 def _copied(response: InferenceResponse) -> tuple[InferenceResponse, int]:
@@ -196,6 +195,4 @@ def _copy(array: Array) -> Array:
 
 
 def _size(array: Array) -> int:
-    if array.dtype.kind != "O":
-        return array.nbytes
-    return sum(len(element) + _ELEMENT_OVERHEAD for element in array.flat)
+    return size_of(array) + (array.size * _ELEMENT_OVERHEAD if array.dtype.hasobject else 0)

@@ -18,7 +18,9 @@ from model_handlers.tensor import (
     decode_bytes_elements,
     element_count,
     encode_bytes_elements,
+    estimated_size,
     shape_matches,
+    size_of,
 )
 
 ELEMENTS = st.lists(st.binary(max_size=20), max_size=10)
@@ -182,3 +184,11 @@ def attempt(buffer, count):
         return decode_bytes_elements(buffer, count, "I", "bert")
     except MmeError as error:
         return error
+
+
+def test_the_size_of_strings_is_that_of_their_bytes():
+    """Not of eight bytes each, whatever they hold; an estimate looks at none of them."""
+    strings = objects([b"", b"abc", b"x" * 1000, b"y"], (2, 2))
+    assert (size_of(strings), estimated_size(strings)) == (1004, 4 * 256)
+    numbers = np.zeros((3, 5), np.float32)
+    assert size_of(numbers) == estimated_size(numbers) == 60
