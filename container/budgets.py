@@ -9,14 +9,12 @@ from container.settings.kinds import SettingsError, to_text
 from model_handlers.base import Footprint, by_device
 from model_handlers.system import devices, memory
 from model_handlers.system.threads import processors
-from serve.sizes import bytes_of
+from serve.sizes import DEVICE_SHARE, HOST_SHARE, bytes_of
 
 if TYPE_CHECKING:
     from container.settings import Settings
     from serve.sizes import MemoryBudget
 
-_HOST_SHARE = 0.8  # of the host's memory, when no budget is set: the rest is for us, the page cache and batches
-_DEVICE_SHARE = 0.9
 _REQUESTS_PART = 8  # of the memory budget, for requests on the way
 _LEAST_FOR_REQUESTS = 256 << 20
 _THREADS_EACH = 4  # of frameworks, a processor
@@ -29,9 +27,9 @@ def memory_budget(settings: Settings) -> Footprint:
     Raises:
         SettingsError: when a reserve leaves nothing.
     """
-    host = _bytes("MME_MEMORY_BUDGET", settings.memory_budget, memory.host_memory(), _HOST_SHARE)
+    host = _bytes("MME_MEMORY_BUDGET", settings.memory_budget, memory.host_memory(), HOST_SHARE)
     each = {
-        gpu.index: _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, _DEVICE_SHARE)
+        gpu.index: _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, DEVICE_SHARE)
         for gpu in devices.gpus()
     }
     return Footprint(host, by_device(each))
@@ -77,7 +75,7 @@ def disk_budget(settings: Settings) -> int | None:
 
 def _bytes(variable: str, setting: MemoryBudget, available: int, default_share: float) -> int:
     """A budget out of so many bytes that there are."""
-    found = bytes_of(setting, available, default_share)
-    if found <= 0:
-        raise SettingsError(f"{variable}={to_text(setting)}: that leaves nothing of {available} bytes")
-    return found
+    try:
+        return bytes_of(setting, available, default_share)
+    except ValueError as error:
+        raise SettingsError(f"{variable}={to_text(setting)}: {error}") from None

@@ -22,15 +22,13 @@ from model_handlers.system import devices, memory
 from model_handlers.worker.channel import LISTENER
 from serve.engine import end_shared
 from serve.engine_options import EngineOptions
-from serve.sizes import bytes_of, memory_budget
+from serve.sizes import DEVICE_SHARE, HOST_SHARE, bytes_of, memory_budget
 from serve.threads import on_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from serve.engine import Engine
-
-_HOST_SHARE, _DEVICE_SHARE = 0.8, 0.9  # of memory, where no budget is given
 
 
 class Server:
@@ -257,18 +255,19 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def _budget(host: float | str | None, each_gpu: float | str | None) -> Footprint:
-    gpus = {gpu.index: _size("gpu_memory_budget", each_gpu, gpu.total, _DEVICE_SHARE) for gpu in devices.gpus()}
-    return Footprint(_size("memory_budget", host, memory.host_memory(), _HOST_SHARE), by_device(gpus))
+    gpus = {gpu.index: _size("gpu_memory_budget", each_gpu, gpu.total, DEVICE_SHARE) for gpu in devices.gpus()}
+    return Footprint(_size("memory_budget", host, memory.host_memory(), HOST_SHARE), by_device(gpus))
 
 
 def _size(argument: str, said: float | str | None, whole: int, share: float) -> int:
     try:
-        size = bytes_of(memory_budget(said) if isinstance(said, str) else said, whole, share)
+        budget = memory_budget(said) if isinstance(said, str) else said
     except ValueError as error:
         raise invalid_argument(f"{argument}={said!r}: expected {error}") from None
-    if size <= 0:
-        raise invalid_argument(f"{argument}={said!r}: that leaves nothing of {whole} bytes")
-    return size
+    try:
+        return bytes_of(budget, whole, share)
+    except ValueError as error:
+        raise invalid_argument(f"{argument}={said!r}: {error}") from None
 
 
 def _override(config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> Override | None:

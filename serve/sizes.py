@@ -29,6 +29,9 @@ class Share:
         return f"{Decimal(repr(self.of)):f}-{self.less}"
 
 
+HOST_SHARE = 0.8  # of the host's memory, when no budget is set: the rest is for us, the page cache and batches
+DEVICE_SHARE = 0.9
+
 # An int is a number of bytes, a float a share (0 to 1) of what the host or the device has, None its own measure.
 MemoryBudget = int | float | Share | None
 
@@ -69,9 +72,17 @@ def memory_budget(text: str) -> int | float | Share:
 
 
 def bytes_of(budget: MemoryBudget, available: int, default_share: float) -> int:
-    """Bytes that a budget comes to, of so many that there are; none or fewer where a reserve leaves nothing."""
+    """Bytes that a budget comes to, of so many that there are.
+
+    Raises:
+        ValueError: a reserve leaves nothing.
+    """
     if isinstance(budget, Share):
-        return int(available * budget.of) - budget.less
-    if isinstance(budget, float) or budget is None:
-        return int(available * (default_share if budget is None else budget))
-    return budget
+        found = int(available * budget.of) - budget.less
+    elif isinstance(budget, float) or budget is None:
+        found = int(available * (default_share if budget is None else budget))
+    else:
+        found = budget
+    if found <= 0:
+        raise ValueError(f"that leaves nothing of {available} bytes")
+    return found
