@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Result = InferenceResponse | MmeError | None
 
 _LONGEST = 100 * 365 * 86400.0  # seconds in a queue
-_MOST_UNREAD = 64 << 20  # bytes of responses that a stream keeps for a caller who is slower than the model
+_MOST_UNREAD = 64 << 20  # bytes of responses that a stream keeps for a caller that is slower than the model
 
 
 class Outputs(dict[str, "Array"]):
@@ -216,7 +216,7 @@ class _Answer(_OneResponse):
 
 
 class _Stream:
-    """The responses of one request on their way to the caller, who may be slower than the model."""
+    """The responses of one request on their way to the caller, which may be slower than the model."""
 
     def __init__(self, put: Callable[[Result, bool], None]) -> None:
         self._put = put

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # Bytes read at a time. Below it system calls count; from a megabyte on, the C library asks the system for every buffer
-# anew (see `memory.return_large_blocks`), which then costs more than what is read into it.
+# again (see `memory.return_large_blocks`), which then costs more than what is read into it.
 PIECE = 1 << 19
 
 

@@ -171,7 +171,7 @@ def test_a_request_is_cancelled(repository):
 
         asyncio.run(ask())
         assert first.result()["y"].tolist() == [0.5]
-        assert sleeps.infer({"x": np.float32([0])})["y"].tolist() == [0]  # nobody's thirty seconds were slept
+        assert sleeps.infer({"x": np.float32([0])})["y"].tolist() == [0]  # no thirty seconds were slept
 
 
 def test_models_are_loaded_with_another_configuration_and_unloaded(repository):

@@ -398,7 +398,7 @@ def test_what_nobody_uses_goes_at_once_where_memory_is_short():
 
 def test_a_load_that_is_cancelled_waits_for_no_import(start, monkeypatch):
     """Its process is not there before its framework is, which takes seconds; whoever unloads it need not wait for that."""
-    monkeypatch.setattr(fork_client, "_REAP_SECONDS", math.inf)  # no time for whoever waits
+    monkeypatch.setattr(fork_client, "_REAP_SECONDS", math.inf)  # no time for what waits
     monkeypatch.setattr(fork_client, "_STOP_SECONDS", 0.1)
     looks = iter(range(3))
 

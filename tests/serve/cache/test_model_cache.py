@@ -218,7 +218,7 @@ class Press:
         """See `Loader`."""
         self.overruled += 1
 
-    def load(self, prepared, token, more):  # noqa: ARG002 - inside a framework nobody looks
+    def load(self, prepared, token, more):  # noqa: ARG002 - a framework that loads does not look
         """See `Loader`."""
         self.fail("load", prepared.name)
         _, footprint = self.sizes.get(prepared.name, (mb(60), mb(60)))

@@ -794,7 +794,7 @@ class QueueLife(RuleBasedStateMachine):
         assert len({request.signature for request in batch}) <= 1
         assert not any(request.cancelled for request in batch)
         assert not any(self.late(request) and self.rejects(request) for request in batch)
-        # PriorityLevel by level, those with time left first, each group in its order, and nobody who fits was overtaken.
+        # PriorityLevel by level, those with time left first, each group in its order, and none that fits was overtaken.
         assert batch == self.in_line()[: len(batch)]
 
     def note_late(self):
@@ -839,7 +839,7 @@ class QueueLife(RuleBasedStateMachine):
             assert 0 < nearest <= min(waiting) if waiting else nearest <= self.now
 
     def teardown(self):
-        """Nobody starves: with an instance that is always free, asking when told to empties the queue."""
+        """No request starves: with an instance that is always free, asking when told to empties the queue."""
         if not hasattr(self, "queue"):
             return
         for _ in range(3 * len(self.inside) + 3):

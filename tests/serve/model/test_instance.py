@@ -327,7 +327,7 @@ def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
 
 
 def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
-    """Every model has instances: their last batches, of bodies of any size, would stay as long as nobody asks again."""
+    """Every model has instances: their last batches, of bodies of any size, would stay as long as no request comes."""
     config = toys.config()
     batch = [request_of(config, [1, 1])]
     seen, kept = weakref.ref(batch[0].inputs[0]), SimpleQueue()
@@ -379,7 +379,7 @@ def test_stopping_waits_for_what_is_executing(toys):
 
 
 def test_a_lane_that_never_started_can_be_stopped(toys):
-    """A model that is given up before it served anybody has instances without threads to wait for."""
+    """A model that is given up before it served a request has instances without threads to wait for."""
     instance, _, _ = instance_of(toys, [])
     instance.stop()
 
@@ -477,7 +477,7 @@ def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["on the loop", "on the thread"])
 def test_answers_that_can_not_be_handed_out_are_everybodys_error(toys, threaded):
-    """Those of a batch that was sent: nobody waits for ever, and the instance takes the next one."""
+    """Those of a batch that was sent: none waits for ever, and the instance takes the next one."""
     config = toys.config()
 
     class Sent(toys.Scripted):

@@ -514,7 +514,7 @@ async def test_a_process_is_given_batches_ahead_and_everybody_gets_their_own(
 
 
 async def test_a_batch_that_the_loop_can_not_send_is_left_to_the_thread(toys, model_file, monkeypatch):
-    """Whatever is in its way: nobody waits for ever, and the instance is sent the next one."""
+    """Whatever is in its way: no request waits for ever, and the instance is sent the next one."""
 
     def failing_once(packed):
         left = [MemoryError("1 TiB")]
