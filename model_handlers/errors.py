@@ -1,8 +1,8 @@
 """The root of the one error tree, and what frameworks raise as errors of ours. PURE.
 
-Every error that leaves a storey is an `MmeError` with a `Kind`. A kind says what went wrong in terms of models and
-memory; it is never an HTTP status, to which `container/status.py` maps kinds in one table. Nothing matches on message
-text but `Framework`, where frameworks say in words alone that memory does not suffice.
+Every error that leaves a layer is an `MmeError` with a `Kind`. A kind says what went wrong in terms of models and
+memory; it is never an HTTP status: `container/inference/status.py` has that table. Nothing matches on message text but
+`Framework`, where frameworks say in words alone that memory does not suffice.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from container.shared_memory import Regions
+from container.steps.shared_memory import Regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -191,7 +191,11 @@ def test_the_wheel_carries_every_module_and_no_test(build):
     }
 
     assert carried - compiled == wanted
-    modules = {"container/infer_routes", "serve/request", *(f"{package}/compiled__mypyc" for package in PACKAGES)}
+    modules = {
+        "container/inference/infer_routes",
+        "serve/request",
+        *(f"{package}/compiled__mypyc" for package in PACKAGES),
+    }
     assert modules <= {name.partition(".")[0] for name in compiled} if dockerfile.COMPILES else not compiled
     assert {"container/codec/decode.py", "container/http1/server.py", "serve/model/batcher.py"} <= wanted
     assert {"container/dashboard/templates/dashboard.html", "container/dashboard/static/dashboard.js"} <= wanted

@@ -37,14 +37,14 @@ from container.codec.fields import (
 from container.codec.json_data import array_from_json
 from container.codec.layouts import Layouts
 from container.codec.shared import REGION, names_region, releasing, shared_input, shared_output
-from container.shared_memory import Regions
+from container.steps.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
     from container.codec.fields import Read
-    from container.shared_memory import Place
+    from container.steps.shared_memory import Place
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, DataType
     from serve.request import Completion, Layout

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from container.shared_memory import AT_ONCE
+from container.steps.shared_memory import AT_ONCE
 from model_handlers.tensor import BYTES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from model_handlers.tensor import BYTES, encode_bytes_elements
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from container.shared_memory import Place
+    from container.steps.shared_memory import Place
     from model_handlers.tensor import Array, DataType
     from serve.request import InferenceResponse
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from container.codec.described import check_size, view
-from container.shared_memory import DISABLED
+from container.steps.shared_memory import DISABLED
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from container.shared_memory import Place, Regions
+    from container.steps.shared_memory import Place, Regions
     from model_handlers.tensor import Array, DataType
     from serve.request import Completion, InferenceRequest, InferenceResponse
 

@@ -21,9 +21,9 @@ from container.dashboard.history import SECONDS
 from container.version import installed_version
 
 if TYPE_CHECKING:
+    from container.control.on_loop import OnLoop
     from container.dashboard.document import Documents
-    from container.keys import Keys
-    from container.on_loop import OnLoop
+    from container.steps.keys import Keys
 
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "

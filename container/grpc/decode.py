@@ -25,7 +25,7 @@ from container.codec.layouts import Layouts
 from container.codec.shared import NO_PLACES, names_region, releasing, shared_input, shared_output
 from container.grpc.heads import contents, split
 from container.grpc.messages import values
-from container.shared_memory import AT_ONCE, Place, Regions
+from container.steps.shared_memory import AT_ONCE, Place, Regions
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, element_count
 from serve.request import Bounded, InferenceRequest, Layout

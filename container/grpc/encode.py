@@ -18,7 +18,7 @@ from model_handlers.tensor import BYTES, encode_bytes_elements
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from container.shared_memory import Place
+    from container.steps.shared_memory import Place
     from serve.request import InferenceResponse
 
 _MAX_HEADS = 1024  # remembered; then all are forgotten, which costs each one message

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from container.codec.classification import classified
 from container.codec.effort import takes_long
-from container.failures import known
+from container.control.targets import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder, holds_many_strings
 from container.grpc.encode import Encoder, placed
 from container.grpc.messages import parsed
 from container.grpc.status import refuse
 from container.grpc.traces import follow, headers_of
-from container.in_turn import InTurn
-from container.read_ahead import by_thread, read_ahead
-from container.shared_memory import Regions, Unread
-from container.targets import parse_version
+from container.inference.failures import known
+from container.inference.in_turn import InTurn
+from container.inference.read_ahead import by_thread, read_ahead
+from container.steps.shared_memory import Regions, Unread
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from container.forwarding import Forwarding
     from container.grpc.decode import Remembered, Wanted
     from container.grpc.rpc import Rpc
-    from container.request_limit import RequestLimit
-    from container.traced import Following, Tracing
+    from container.inference.request_limit import RequestLimit
+    from container.steps.forwarding import Forwarding
+    from container.traces.traced import Following, Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.model.warmup import Labels

@@ -1,7 +1,7 @@
 """Every method but inference: health, metadata, statistics, the repository, traces, logs. On the event loop.
 
-What they tell is `container.extensions`'s, and becomes a message by protobuf's own reader of JSON; long lists do so on
-a thread.
+What they tell is `control.extensions`'s, and becomes a message by protobuf's own reader of JSON; long lists do so on a
+thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import ParseDict
 
-from container.extensions import (
+from container.control.extensions import (
     configured,
     find_all,
     load,
@@ -21,10 +21,10 @@ from container.extensions import (
     trace_settings,
     unload,
 )
+from container.control.load_parameters import load_override, repository_error
+from container.control.targets import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed, values
-from container.load_parameters import load_override, repository_error
-from container.targets import parse_version
 from model_handlers.config.convert import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from container.grpc.rpc import Rpc
-    from container.service import Service
-    from container.shared_memory import CudaRegions, Regions
+    from container.process.service import Service
+    from container.steps.shared_memory import CudaRegions, Regions
 
     Method = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
 

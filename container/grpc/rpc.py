@@ -24,8 +24,8 @@ from container.codec.compression import inflate, inflate_quickly
 from container.grpc.status import Status, refuse
 from container.http2 import frames
 from container.http2.header_blocks import LARGEST, MOST_FIELDS, OVERSIZED
-from container.read_ahead import by_thread
-from container.request_memory import Inflating, out_of_request_memory
+from container.inference.read_ahead import by_thread
+from container.inference.request_memory import Inflating, out_of_request_memory
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from container.http2.connection import Stream
     from container.http2.header_blocks import Fields
-    from container.request_memory import RequestMemory
+    from container.inference.request_memory import RequestMemory
 
     Rest = Coroutine[Any, Any, bytes | None]
     Unary = Callable[[bytes, "Rpc"], Rest | None]

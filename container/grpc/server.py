@@ -9,8 +9,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from container.authority import BACKLOG, access_of, listening
-from container.forwarding import forwarding
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
 from container.grpc.rpc import Calls, Method
@@ -19,20 +17,22 @@ from container.grpc.stream import Streams
 from container.grpc.traces import headers_of
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
-from container.restrictions import GRPC_PREFIX, Restrictions, category_of_method, role_of_method
+from container.process.authority import BACKLOG, access_of, listening
+from container.process.tls import Tls
 from container.settings import GrpcCompression
 from container.settings.protocol_values import keepalive_rules
 from container.settings.tls import grpc_certificates
-from container.tls import Tls
+from container.steps.forwarding import forwarding
+from container.steps.restrictions import GRPC_PREFIX, Restrictions, category_of_method, role_of_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from container.grpc.rpc import Rpc
     from container.http2.header_blocks import Fields
-    from container.open_files import ConnectionCap
-    from container.service import Service
-    from container.turn_budget import Turns
+    from container.inference.turn_budget import Turns
+    from container.process.open_files import ConnectionCap
+    from container.process.service import Service
 
     Handle = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""What a kind of error is called in gRPC: the one table, beside `container/status.py`, and how an error is answered.
+"""What a kind of error is called in gRPC: the one table, beside `inference/status.py`, and how an error is answered.
 
 The table follows Triton's map, which clients know; memory that does not suffice has a code of its own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from container.failures import known
+from container.inference.failures import known
 from model_handlers.errors import Kind
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from container.codec.effort import takes_long
-from container.failures import known
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN
 from container.grpc.encode import error_in_stream, final_response, in_stream
 from container.grpc.messages import parsed
 from container.grpc.traces import follow, headers_of
-from container.in_turn import InTurn
+from container.inference.failures import known
+from container.inference.in_turn import InTurn
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from container.grpc.infer import Codec
     from container.grpc.rpc import Rpc
-    from container.request_limit import RequestLimit
-    from container.traced import Following, Tracing
+    from container.inference.request_limit import RequestLimit
+    from container.traces.traced import Following, Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse

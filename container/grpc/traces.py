@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from container.headers import text_of
-from container.traced import Following
+from container.inference.headers import text_of
+from container.traces.traced import Following
 
 if TYPE_CHECKING:
-    from container.traced import Tracing
+    from container.traces.traced import Tracing
 
 
 def follow(tracer: Tracing, headers: dict[str, str], method: str) -> Following | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from container.control.targets import shown
 from container.http1.stream import Stream
-from container.targets import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

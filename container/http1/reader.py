@@ -18,7 +18,7 @@ from container.http1.exchange import Exchange
 from container.http1.head import METHODS, Refusal
 from container.http1.known_heads import END
 from container.http1.limits import KIB
-from container.turn_budget import BODY, SMALL, STEP, TurnBudget
+from container.inference.turn_budget import BODY, SMALL, STEP, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

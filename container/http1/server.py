@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from container.http1.connection import HttpProtocol
 from container.http1.head import body_too_large, status_line
 from container.http1.known_heads import KnownHeads
-from container.open_files import ConnectionCap, most_connections
-from container.request_memory import RequestMemory
-from container.turn_budget import Turns
+from container.inference.request_memory import RequestMemory
+from container.inference.turn_budget import Turns
+from container.process.open_files import ConnectionCap, most_connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

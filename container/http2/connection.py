@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, cast
 from container.http2 import frames
 from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
 from container.http2.header_blocks import LARGEST, LARGEST_READ, OVERSIZED, HeaderBlocks
-from container.turn_budget import BODY, SMALL, STEP, TurnBudget
+from container.inference.turn_budget import BODY, SMALL, STEP, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from container.http2.header_blocks import Fields
     from container.http2.keepalive import Keepalive
     from container.http2.receiver import Receiver
-    from container.open_files import ConnectionCap
-    from container.turn_budget import Turns
+    from container.inference.turn_budget import Turns
+    from container.process.open_files import ConnectionCap
 
     Begin = Callable[["Stream", Fields], Receiver | None]
 

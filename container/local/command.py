@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from container.access import Access, is_local
-from container.authority import authority
 from container.local.background import Background
 from container.local.endpoint import ANY_NAME, Endpoint
 from container.local.front import make_front
@@ -31,10 +29,12 @@ from container.local.platform import Limits, Platform
 from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
 from container.local.throttle import Throttle
 from container.local.upstream import Container
+from container.process.authority import authority
 from container.settings.kinds import ASYNCHRONOUS
 from container.ship.aws import aws_errors
 from container.ship.client import identity_of
 from container.ship.flags import pairs
+from container.steps.access import Access, is_local
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.sources.archive import extract
 from serve.sources.store import ARCHIVE_SUFFIX, open_store

@@ -15,20 +15,20 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from container.codec.event_stream import exception, payload_part
-from container.headers import TARGET_MODEL, name_of
+from container.control.views import keep_out
+from container.inference.headers import TARGET_MODEL, name_of
 from container.local.faults import RuntimeApiError, no_operation, throttled
 from container.local.upstream import SilentError
-from container.views import keep_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from werkzeug.datastructures import Headers
 
-    from container.access import Access
     from container.local.background import Background
     from container.local.endpoint import Endpoint
     from container.local.throttle import Throttle
+    from container.steps.access import Access
 
 _MAX_BODY = 25_000_000  # bytes of a request in real time
 _MAX_ATTRIBUTES = 1024

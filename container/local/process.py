@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ROOT = str(Path(__file__).parents[2])
 _SERVE = (
-    f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli import serve_command; sys.exit(serve_command([]))"
+    f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli.main import serve_command as s; sys.exit(s([]))"
 )
 OURS = (sys.executable, "-P", "-c", _SERVE)  # this very code, whatever lies in the working directory
 _PORTS = range(20_000, 32_768)  # below those that Linux chooses from

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.keys import Keys
+from container.control.targets import InferenceType
 from container.settings.address import LOOPBACK
 from container.settings.arguments import expand_arguments
 from container.settings.kinds import (
@@ -41,7 +41,7 @@ from container.settings.sagemaker import (
 )
 from container.settings.table import VARIABLES
 from container.settings.tls import grpc_certificates, http_certificates, load_certificates
-from container.targets import InferenceType
+from container.steps.keys import Keys
 from model_handlers.errors import MmeError
 from model_handlers.scripts.default_script import LITERAL
 from model_handlers.system.importing import is_installed
@@ -54,7 +54,7 @@ from serve.sources.store import read_credentials
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from container.restrictions import Restriction
+    from container.steps.restrictions import Restriction
 
 __all__ = [
     "ALL_MODELS",

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 
+from container.control.targets import InferenceType
 from container.settings import values as v
 from container.settings.kinds import PingMode, Refused, Variable
-from container.targets import InferenceType
 
 _MOST_DIGITS = 9
 _PORT = v.integer(0, 65535)

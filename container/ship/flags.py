@@ -1,6 +1,6 @@
 """The flags and examples of the commands that take a model file to a live endpoint. Imports nothing heavy.
 
-`container.cli` makes its parsers from COMMANDS; what a command does is in the module that its row names.
+`container.cli.main` makes its parsers from COMMANDS; what a command does is in the module that its row names.
 """
 
 from __future__ import annotations

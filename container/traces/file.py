@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.traced import Tracing
+from container.traces.traced import Tracing
 from model_handlers.tensor import BF16, BYTES, size_of
 from serve.request import MOST_STEPS
 from serve.threads import ThreadPool
@@ -29,8 +29,8 @@ from serve.threads import ThreadPool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from container.traced import Trace
     from container.traces.settings import TraceSettings
+    from container.traces.traced import Trace
     from model_handlers.errors import MmeError
     from model_handlers.tensor import Array, DataType
     from serve.request import InferenceRequest, InferenceResponse, Timings

@@ -38,7 +38,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from container.traced import Tracing
+from container.traces.traced import Tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
     from opentelemetry.util.types import AttributeValue
 
-    from container.traced import Trace
     from container.traces.settings import TraceSettings
+    from container.traces.traced import Trace
     from model_handlers.errors import MmeError
     from serve.request import Called, InferenceRequest, LoadReport, Timings
 

@@ -10,9 +10,9 @@ from container.http2.connection import Connection
 from container.http2.frames import Code, ConnectionFault, OversizedFault
 from container.http2.header_blocks import MOST_FIELDS, HeaderBlocks
 from container.http2.keepalive import Keepalive
-from container.open_files import ConnectionCap
-from container.request_memory import RequestMemory
-from container.turn_budget import ALL_SECONDS, EACH_SECONDS, HEADS, LEAST_SECONDS, STEP, TurnBudget, Turns
+from container.inference.request_memory import RequestMemory
+from container.inference.turn_budget import ALL_SECONDS, EACH_SECONDS, HEADS, LEAST_SECONDS, STEP, TurnBudget, Turns
+from container.process.open_files import ConnectionCap
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Told, Wire
 
 TRAILERS = frames.header_block([(b"n", b"v")])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from container import cli
+from container.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def test_no_parser_takes_the_beginning_of_a_flag(monkeypatch, capsys):
         made.append(parser)
 
     monkeypatch.setattr(argparse.ArgumentParser, "__init__", noted)
-    for run in (cli.main, cli.serve_command):
+    for run in (main.main, main.serve_command):
         with pytest.raises(SystemExit):
             run(["--help"])
     capsys.readouterr()
@@ -55,7 +55,7 @@ def test_nor_does_any_other_program_of_the_project(folder):
 def test_the_beginning_of_a_flag_is_told_as_unknown(words, capsys):
     """With the flag that was likely meant."""
     with pytest.raises(SystemExit):
-        cli.main(words)
+        main.main(words)
     assert words[-1].partition("=")[0] in capsys.readouterr().err
 
 
@@ -75,5 +75,5 @@ def test_the_beginning_of_a_flag_is_told_as_unknown(words, capsys):
 def test_no_flag_takes_a_number_beyond_its_bound(words, value, capsys):
     """It says which numbers it takes."""
     with pytest.raises(SystemExit):
-        cli.main([*words[:-1], f"{words[-1]}={value}"])
+        main.main([*words[:-1], f"{words[-1]}={value}"])
     assert f"{words[-1]}: expected a" in capsys.readouterr().err

@@ -18,10 +18,10 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from container.app import create_app
+from container.control.app import create_app
 from container.http1 import Http1Server, Limits
-from container.keys import Keys, digest_of, parse_keys
-from container.restrictions import CATEGORIES, role_of_method, role_of_route
+from container.steps.keys import Keys, digest_of, parse_keys
+from container.steps.restrictions import CATEGORIES, role_of_method, role_of_route
 from model_handlers.errors import MmeError
 from tests.contract import models
 from tests.contract.server import Connection, Server, post

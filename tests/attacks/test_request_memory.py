@@ -6,17 +6,17 @@ import zlib
 
 import pytest
 
-from container.budgets import request_memory
 from container.codec.compression import inflate
 from container.grpc.rpc import Calls, Method
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
-from container.open_files import ConnectionCap, most_connections
-from container.request_memory import Inflating, RequestMemory
+from container.inference.request_memory import Inflating, RequestMemory
+from container.inference.turn_budget import Turns
+from container.process.budgets import request_memory
+from container.process.open_files import ConnectionCap, most_connections
 from container.settings import Settings, SettingsError
-from container.turn_budget import Turns
 from model_handlers.errors import Kind, MmeError
 from tests.attacks.test_connections import Plain
 from tests.container.http2.conftest import OPENING, Wire

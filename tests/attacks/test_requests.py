@@ -11,10 +11,10 @@ import pytest
 from container.codec.classification import classified
 from container.codec.decode import Decoder
 from container.codec.framing import header_length
+from container.control.targets import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import Decoder as GrpcDecoder
 from container.http1.limits import Limits
-from container.targets import parse_version
 from model_handlers.config.bounds import MAX_ITEMS
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import Kind, MmeError

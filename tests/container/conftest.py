@@ -21,13 +21,13 @@ from onnx import TensorProto, helper
 from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
 from werkzeug.serving import make_server
 
-from container.answers import too_large
-from container.app import make_app
+from container.control.app import make_app
+from container.control.on_loop import OnLoop
 from container.http1 import Http1Server, Limits
-from container.on_loop import OnLoop
-from container.service import Service
+from container.inference.answers import too_large
+from container.process.service import Service
+from container.process.worker import _Front
 from container.settings import Mode, PingMode, Settings
-from container.worker import _Front
 from model_handlers.worker.parameters import Deadlines
 from serve.threads import ThreadPool
 from tests.onnx_types import ONNX_TYPES

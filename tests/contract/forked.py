@@ -113,13 +113,13 @@ def _serve(command: list[str], environ: dict[str, str], log: str, directory: str
     os.environ.clear()
     os.environ.update(environ)
     sys.argv[:] = command
-    sys.exit({"serve": cli.serve_command, "mme": cli.main}[Path(command[0]).name]())
+    sys.exit({"serve": main.serve_command, "mme": main.main}[Path(command[0]).name]())
 
 
 if __name__ == "__main__":
     import gunicorn.app.wsgiapp  # noqa: F401
 
-    import container.worker  # noqa: F401
-    from container import cli
+    import container.process.worker  # noqa: F401
+    from container.cli import main
 
     _fork_on_demand(socket.socket(fileno=int(sys.argv[1])))

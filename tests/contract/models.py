@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from container import cli
+from container.cli import main
 from tests.onnx_types import ONNX_TYPES
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def pack(model_directory: Path, archive: Path) -> Path:
     """Pack a model directory by `mme pack`."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-        code = cli.main(["pack", str(model_directory), "-o", str(archive)])
+        code = main.main(["pack", str(model_directory), "-o", str(archive)])
     assert code == 0, said.getvalue()
     return archive
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from container import cli
+from container.cli import main
 from tests.contract import models
 from tests.contract.server import Server, eventually
 
@@ -124,7 +124,7 @@ def test_the_example_can_be_packed(tmp_path):
     """The command checks what it can, and takes the handler along."""
     archive = tmp_path / "nearest.tar.gz"
 
-    assert cli.main(["pack", str(NEAREST), "-o", str(archive)]) == 0
+    assert main.main(["pack", str(NEAREST), "-o", str(archive)]) == 0
     with tarfile.open(archive) as packed:
         assert {"handler.py", "centroids.csv"} <= {Path(name).name for name in packed.getnames()}
 

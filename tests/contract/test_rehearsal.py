@@ -16,7 +16,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from container import cli
+from container.cli import main
 from tests.contract import models
 from tests.contract.server import PATIENCE, clean_environment, eventually
 
@@ -24,7 +24,7 @@ IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mme:1"
 LISTENING = re.compile(r"local: Listening at: (http://\S+)")
 MEGABYTES = 8
 ROOM_FOR_A_FEW = {"MME_MEMORY_BUDGET": "60MB", "MME_WEIGHTS": "plain"}  # the weights of all are the same
-OURS = shlex.join([sys.executable, "-P", "-m", "container.cli", "serve"])
+OURS = shlex.join([sys.executable, "-P", "-m", "container.cli.main", "serve"])
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def environment(aws, s3_url, monkeypatch):
 
 def mme(*arguments):
     """Run a command here, which has to go well."""
-    assert cli.main([str(argument) for argument in arguments]) == 0
+    assert main.main([str(argument) for argument in arguments]) == 0
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def local(folder, environment, *arguments):
     cache = f"--env=MME_CACHE_DIR={folder / 'cache'}"
     (folder / "container").mkdir()  # as people call a folder of theirs
     (folder / "container" / "__init__.py").write_text("raise SystemExit('the wrong container')\n")
-    command = [sys.executable, "-P", "-m", "container.cli", "local", *map(str, arguments), cache, "--port", "0"]
+    command = [sys.executable, "-P", "-m", "container.cli.main", "local", *map(str, arguments), cache, "--port", "0"]
     log = folder / "local.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -185,7 +185,7 @@ def test_endpoints_that_do_not_start(tmp_path, monkeypatch, capsys, arguments, c
     """One sentence, and nothing runs on."""
     monkeypatch.chdir(tmp_path)
 
-    assert cli.main(["local", *arguments, "--port", "0"]) == code
+    assert main.main(["local", *arguments, "--port", "0"]) == code
     assert sentence in capsys.readouterr().err
 
 
@@ -208,7 +208,7 @@ def test_the_container_of_an_asynchronous_endpoint_has_an_hour_for_a_request(
         monkeypatch.setenv(name, text)
     (tmp_path / "tell.py").write_text("import json, os; json.dump(dict(os.environ), open('told', 'w'))")
 
-    cli.main(["local", ".", "--emulate-platform", f"{sys.executable} tell.py", "--port", "0", *arguments])
+    main.main(["local", ".", "--emulate-platform", f"{sys.executable} tell.py", "--port", "0", *arguments])
 
     assert json.loads((tmp_path / "told").read_text()).get("MME_REQUEST_TIMEOUT") == seconds
 
@@ -236,7 +236,8 @@ def test_a_port_that_is_taken(tmp_path, monkeypatch, capsys):
         port = str(taken.getsockname()[1])
 
         assert (
-            cli.main(["local", ".", "--emulate-platform", f"{sys.executable} healthy.py {{port}}", "--port", port]) == 2
+            main.main(["local", ".", "--emulate-platform", f"{sys.executable} healthy.py {{port}}", "--port", port])
+            == 2
         )
     captured = capsys.readouterr()
     assert f"--port {port} is taken" in captured.err

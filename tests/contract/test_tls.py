@@ -16,9 +16,9 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from cryptography import x509
 
-from container.cli import main
+from container.cli.main import main
 from container.health import is_healthy
-from container.keys import digest_of
+from container.steps.keys import digest_of
 from tests.contract import models
 from tests.contract.certificates import Authority
 from tests.contract.server import PATIENCE, Server, post

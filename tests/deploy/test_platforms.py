@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from container import cli
+from container.cli import main
 from container.settings import Settings
 from container.ship.deployment import Deployment, attendance, creation
 from tests.contract.models import ONE, lay_out, plus, y
@@ -75,7 +75,7 @@ def test_a_registered_model_is_served_without_code(server):
 def test_the_containers_of_kserve_start(name, tmp_path):
     """The command, its flags and its variables are understood, the port is the probes', and the drain fits the grace."""
     container = CONTAINERS[name]
-    arguments = cli.make_parser().parse_args(container["args"])
+    arguments = main.make_parser().parse_args(container["args"])
     flags = {"MME_MODEL_REPOSITORY": arguments.model_repository, "MME_MODEL_STORE": arguments.model_store}
     given = {variable: value[0] if isinstance(value, list) else value for variable, value in flags.items() if value}
     environ = {variable["name"]: variable["value"] for variable in container["env"]}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from container import cli
+from container.cli import main
 from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.table import BY_NAME, TRITON_VARIABLES
 from model_handlers.registry import BACKENDS, served_backends
@@ -100,7 +100,7 @@ def test_a_document_begins_with_a_command(path):
 def test_every_command_is_one(command):
     """Its flags are there, and take what is given."""
     _, *words = shlex.split(command)
-    assert cli.make_parser().parse_args(words).command == words[0]
+    assert main.make_parser().parse_args(words).command == words[0]
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
@@ -118,7 +118,7 @@ def test_every_parameter_of_our_own_is_explained():
 
 def test_the_settings_are_those_of_the_table(capsys):
     """As `mme settings --format markdown` prints them; who changes a setting prints them anew."""
-    assert cli.main(["settings", "--format", "markdown"]) == 0
+    assert main.main(["settings", "--format", "markdown"]) == 0
     table = capsys.readouterr().out
     document = (ROOT / "docs" / "settings.md").read_text()
     assert table in document, "docs/settings.md: replace its table by `mme settings --format markdown`"

@@ -13,7 +13,7 @@ from container.http1 import Http1Server, Limits
 from container.http2 import frames
 from container.http2.frames import Code, ConnectionFault, StreamFault
 from container.http2.header_blocks import HeaderBlocks
-from container.turn_budget import Turns
+from container.inference.turn_budget import Turns
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Life, Told, Wire
 from tests.fuzz.hunt import FindingError, Target
 

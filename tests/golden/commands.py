@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from container import cli
+from container.cli import main
 from tests.golden.cases_config import MODELS
 from tests.golden.masks import Masks
 
@@ -19,7 +19,7 @@ _PARENTS = ((), ("config",))  # commands that have commands
 _WIDTH = "110"
 
 
-def run(*words: str, command=cli.main) -> str:
+def run(*words: str, command=main.main) -> str:
     """What a command prints, with its exit code."""
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -42,7 +42,7 @@ def record_settings(_: Path) -> dict[str, str]:
 
 def record_help(_: Path) -> dict[str, str]:
     """Each command's help."""
-    parts = [f"$ serve --help\n{run('--help', command=cli.serve_command)}"]
+    parts = [f"$ serve --help\n{run('--help', command=main.serve_command)}"]
     waiting = [()]
     while waiting:
         words = waiting.pop(0)

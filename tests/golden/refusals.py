@@ -12,7 +12,8 @@ import re
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from container import cli, settings
+from container import settings
+from container.cli import main
 from container.settings import Settings, SettingsError, choose_single_model
 from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.kinds import to_text
@@ -134,5 +135,5 @@ def _command(words: tuple[str, ...], home: Path) -> str:
     """What the command line refuses, before any server starts."""
     with mock.patch.dict(os.environ, {"HOME": str(home), "MME_HOST": "0.0.0.0"}, clear=True):
         if words[0] == "serve":
-            return run(*words[1:], command=cli.serve_command)
+            return run(*words[1:], command=main.serve_command)
         return run(*words[1:])

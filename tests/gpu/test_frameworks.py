@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from container import cli
+from container.cli import main
 from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import Accelerator, InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.onnx import OnnxHandler
@@ -159,7 +159,7 @@ def test_an_engine_that_was_built_here(model, expected, tmp_path):
     """`mme build-engine`, then two instances that share the engine."""
     plan = tmp_path / "model.plan"
     shapes = ("--min", "x:1x64", "--opt", "x:4x64", "--max", "x:8x64")
-    assert cli.main(["build-engine", str(model), "-o", str(plan), *shapes]) == 0
+    assert main.main(["build-engine", str(model), "-o", str(plan), *shapes]) == 0
     config = ModelConfig("m", "tensorrt", instance_group=(InstanceGroup("g", InstanceKind.GPU, 2),))
     handler = TensorrtHandler.load(config, plan, GPU)
 

@@ -9,7 +9,7 @@ import pytest
 
 from container.codec.decode import Decoder
 from container.codec.encode import encode, encode_line
-from container.shared_memory import DISABLED
+from container.steps.shared_memory import DISABLED
 from model_handlers.errors import Kind
 from model_handlers.tensor import BY_NAME, encode_bytes_elements
 from tests.shared_objects import registered, shared_object

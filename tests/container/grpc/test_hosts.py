@@ -6,7 +6,7 @@ import pytest
 
 from container.grpc.rpc import Calls
 from container.http2 import frames
-from container.request_memory import RequestMemory
+from container.inference.request_memory import RequestMemory
 
 HEAD = ((b":method", b"POST"), (b":path", b"/s/None"), (b"content-type", b"application/grpc"))
 

@@ -17,9 +17,9 @@ from container.grpc.status import Status
 from container.http2 import frames
 from container.http2.connection import WINDOW, Connection, Stream
 from container.http2.keepalive import Keepalive
-from container.open_files import ConnectionCap
-from container.request_memory import RequestMemory
-from container.turn_budget import Turns
+from container.inference.request_memory import RequestMemory
+from container.inference.turn_budget import Turns
+from container.process.open_files import ConnectionCap
 from tests.waiting import until
 
 LARGEST = 1 << 20

@@ -11,9 +11,9 @@ from container.grpc.server import GrpcServer
 from container.http2 import connection as http2
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
-from container.open_files import ConnectionCap
-from container.request_memory import RequestMemory
-from container.turn_budget import Turns
+from container.inference.request_memory import RequestMemory
+from container.inference.turn_budget import Turns
+from container.process.open_files import ConnectionCap
 from model_handlers.errors import Kind, MmeError
 from tests.container.http2.conftest import OPENING, Life
 from tests.waiting import until

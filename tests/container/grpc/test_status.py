@@ -1,7 +1,7 @@
 """The table from kinds of errors to gRPC's codes."""
 
 from container.grpc.status import CODES, Status
-from container.status import STATUSES
+from container.inference.status import STATUSES
 from model_handlers.errors import Kind
 
 

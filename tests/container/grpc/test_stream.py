@@ -14,7 +14,7 @@ from container.grpc.decode import Remembered, Wanted
 from container.grpc.encode import Encoder
 from container.grpc.infer import Codec
 from container.grpc.stream import Call, Stream, Streams
-from container.request_limit import RequestLimit
+from container.inference.request_limit import RequestLimit
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32
 from serve.request import InferenceRequest, InferenceResponse, Layout

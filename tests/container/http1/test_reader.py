@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from container.http1 import Http1Server, Limits
 from container.http1.reader import RequestReader
-from container.turn_budget import Turns
+from container.inference.turn_budget import Turns
 from tests.container.http1.inside import Inside
 
 STREAM = (

@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError, EventStreamError
 from werkzeug.datastructures import Headers
 
-from container import cli
+from container.cli import main
 from container.local.background import Background
 from container.local.faults import RuntimeApiError
 from container.local.throttle import Throttle
@@ -230,7 +230,7 @@ def test_clients_of_plain_http_are_told_what_it_is(start, capsys, command, name)
     """`mme invoke` and `mme bench` that are given its URL alone ask through boto3, by the one name that it answers to."""
     client = start(name=name)
     levels = ("--concurrency", "1", "--seconds", "0.1") if command == ("bench",) else ()
-    code = cli.main([*command, client.meta.endpoint_url, "--target", "a.tar.gz", "--json", "{}", *levels])
+    code = main.main([*command, client.meta.endpoint_url, "--target", "a.tar.gz", "--json", "{}", *levels])
 
     told = capsys.readouterr()
     assert code == 0, told.err

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from container.restrictions import Restriction
 from container.settings import PingMode, Settings, SettingsError
 from container.settings.arguments import _INSTEAD, ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
 from container.settings.kinds import BatchSize
 from container.settings.protocol_values import header_pattern, keepalive, keepalive_rules, latencies, restrictions
+from container.steps.restrictions import Restriction
 from serve.control import DEFAULT_QUANTILES, Latencies
 
 EVERYTHING_OF_METRICS = (

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from container.control.targets import InferenceType
 from container.settings import (
     GrpcCompression,
     LogFormat,
@@ -27,7 +28,6 @@ from container.settings import (
 from container.settings.kinds import to_text
 from container.settings.table import BY_NAME, VARIABLES
 from container.settings.table_containers import CONTAINER_VARIABLES
-from container.targets import InferenceType
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.scripts.default_script import SELECTED
 from serve.control import Control

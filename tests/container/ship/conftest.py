@@ -11,7 +11,7 @@ import botocore.session
 import pytest
 from moto.backends import get_backend
 
-from container import cli
+from container.cli import main
 from container.ship import aws as border
 from container.ship import endpoint
 from tests.aws import moto_server
@@ -107,7 +107,7 @@ def mme(capsys):
     def run(*arguments):
         capsys.readouterr()
         try:
-            code = cli.main([str(argument) for argument in arguments])
+            code = main.main([str(argument) for argument in arguments])
         except SystemExit as error:
             code = error.code
         captured = capsys.readouterr()

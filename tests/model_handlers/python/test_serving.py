@@ -87,7 +87,7 @@ class Server:
         self.log = folder / "log"
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("MME_", "SAGEMAKER_", "AWS_"))}
         environ |= {"PYTHONPATH": str(ROOT), "MME_LOG_FORMAT": "json", "MME_MEMORY_BUDGET": "2GB", **variables}
-        command = [sys.executable, "-c", "import sys; from container.cli import main; sys.exit(main())", "serve"]
+        command = [sys.executable, "-c", "import sys; from container.cli.main import main; sys.exit(main())", "serve"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, *words, "--host", "127.0.0.1", "--port", "0"],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
-from container import cli
+from container.cli import main
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from model_handlers.tensorrt import builder, engine
@@ -32,7 +32,7 @@ def build(model, capsys):
     framework("tensorrt_rtx_bindings")
 
     def build(*flags):
-        code = cli.main(["build-engine", str(model), "--builder", "tensorrt-rtx", *flags])
+        code = main.main(["build-engine", str(model), "--builder", "tensorrt-rtx", *flags])
         said = capsys.readouterr()
         return code, said.out + said.err
 

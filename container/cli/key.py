@@ -1,0 +1,73 @@
+"""`mme key`: a new key for clients of a server, and the line of it for the server's file."""
+
+# ruff: noqa: T201 - a command talks to people
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from container.ship.flags import Command
+from container.steps.keys import ALL, digest_of, parse_roles
+
+_BYTES = 32  # of chance
+_EXAMPLES = """\
+examples:
+  mme key inference
+      prints a key, which is for clients, and its line, which is for the file of --key-file/MME_KEY_FILE
+  mme key inference,health -o client.key --key-file keys
+      the key in a new file that its owner alone may read, its line at the end of the server's
+  mme key '*'
+      a key for everything
+"""
+
+
+def _roles(text: str) -> str:
+    try:
+        parse_roles(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected {error}") from None
+    return text
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    text = f"what it is for: categories of the API, or {ALL} for all; default inference"
+    parser.add_argument("roles", type=_roles, nargs="?", default="inference", metavar="CATEGORY,…", help=text)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a new file for the key; printed by default")
+    text = "the server's file, to which the line is added; printed on standard error by default"
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help=text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make a key and its line.
+
+    Raises:
+        OSError: the key's file is there already, or one of the two can't be written.
+    """
+    key = secrets.token_urlsafe(_BYTES)
+    line = f"sha256:{digest_of(key)} {arguments.roles}"
+    if arguments.output is None:
+        print(key)
+    else:
+        _add(arguments.output, key, os.O_EXCL)
+    if arguments.key_file is None:
+        print(line, file=sys.stderr)
+    else:
+        _add(arguments.key_file, line, os.O_APPEND)
+    return 0
+
+
+def _add(path: Path, line: str, flag: int) -> None:
+    """Write a line at the end of a file, in a write of its own: a server may read the file at any time."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
+    try:
+        os.write(file, f"{line}\n".encode())
+    finally:
+        os.close(file)
+
+
+COMMAND = Command(
+    "key", "make a key for clients, and its line for the server", _EXAMPLES, _add_flags, "container.cli.key:run"
+)

@@ -1,0 +1,1 @@
+"""One inference request under every protocol, from its bytes to its answer."""

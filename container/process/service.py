@@ -1,0 +1,311 @@
+"""Settings → a running engine: which models come from where, what is loaded at start, when /ping is healthy.
+
+Lives on the event loop. The HTTP side, ours or Flask's, is handed `routes` and `engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from container.dashboard.document import Documents
+from container.dashboard.watcher import Watcher
+from container.inference.infer_routes import InferRoutes
+from container.inference.request_limit import RequestLimit
+from container.inference.request_memory import RequestMemory
+from container.observe.emf import EmfReporter
+from container.observe.logs import LogControl
+from container.process.bare import bare_source
+from container.process.budgets import disk_budget, framework_threads, memory_budget, request_memory
+from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
+from container.steps.forwarding import forwarding
+from container.steps.keys import Keys
+from container.steps.restrictions import Restrictions
+from container.steps.shared_memory import CudaRegions, Regions
+from container.traces.file import FileTracer
+from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
+from model_handlers.errors import Kind, MmeError
+from model_handlers.system import devices
+from model_handlers.worker.memory import SIZES
+from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.policies import BusyPoll
+from serve.cache.eviction import Rules
+from serve.cache.room import megabytes
+from serve.control import Control
+from serve.engine import Engine
+from serve.engine_options import EngineOptions
+from serve.sources.polling import Poller
+from serve.sources.store import read_credentials
+from serve.state_file import began
+from serve.threads import UnderWay, on_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from container.process.last_words import LastWords
+    from container.settings import SingleModel
+    from container.traces.traced import Tracing
+
+_log = logging.getLogger("mme.service")
+_TRACES_SECONDS = 0.5  # gunicorn kills us a second after models had their time to end
+
+
+class Service:
+    """Everything behind HTTP, made from settings.
+
+    Attributes:
+        settings, engine, routes: what it was made from, and what it is made of.
+        keys: of clients, None where none is needed.
+        tracer: what traces requests, None where traces go nowhere; traces: which ones.
+        dashboard: what the page at /dashboard shows, None where it is switched off; watcher: what it is told by.
+        emf: what writes CloudWatch's metrics, None where they are not asked for.
+        memory: of requests on the way; limit: of the time that each may take.
+        unsent: tell how many bytes of answers clients have not taken yet.
+        regions, cuda_regions: of memory that clients share.
+        logs: what is logged, and how.
+    """
+
+    def __init__(
+        self, settings: Settings, loop: asyncio.AbstractEventLoop, life: str = "", words: LastWords | None = None
+    ) -> None:
+        """Make the engine.
+
+        Args:
+            settings: the operator's.
+            loop: the event loop that it lives on.
+            life: see `EngineOptions`.
+            words: of the worker, None for no worker.
+        """
+        self.settings = settings
+        self.memory = RequestMemory(request_memory(settings))
+        self.limit = RequestLimit(settings.request_timeout, loop)
+        self.keys = Keys(settings.key_file) if settings.key_file is not None else None
+        self._start_models: tuple[str, ...] = settings.load_models
+        default_model = settings.default_model_name
+        options = replace(engine_options(settings), life=life)
+        if words is not None:
+            options = replace(options, under_way=UnderWay(words.loads), left_out=words.left_out)
+        if settings.mode is Mode.SINGLE:
+            model = choose_single_model(settings.model_dir, settings.default_model_name, settings.scripts)
+            default_model = model.name
+            self._start_models = (default_model,)
+            options = _with_single(options, model)
+        BusyPoll.longest = settings.busy_poll_microseconds * 1000
+        SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
+        Deadlines.usual_execution = settings.request_timeout
+        self.unsent: list[Callable[[], int]] = []
+        self.engine = Engine(options, loop, self._on_the_way)
+        self.tracer = _tracer(settings, life)
+        self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
+        self.regions = Regions(allowed=settings.allow_client_shm)
+        self.cuda_regions = CudaRegions(allowed=settings.allow_client_shm)
+        self.logs = LogControl(settings.log_level, settings.log_format)
+        self.routes = InferRoutes(
+            self.engine,
+            default_model=default_model,
+            starting=settings.ping_mode is PingMode.READY and settings.mode is not Mode.PLATFORM,
+            max_body=settings.max_body_bytes,
+            patience=settings.request_timeout,
+            session_seconds=settings.session_seconds,
+            sessions=settings.sessions,
+            default_accept=settings.default_accept,
+            inference_type=settings.inference_type,
+            literal_json=settings.literal_json,
+            restrictions=Restrictions(settings.http_restrictions) if settings.http_restrictions else None,
+            forwarding=forwarding(settings.http_header_pattern),
+            regions=self.regions,
+            tracer=self.tracer,
+            memory=self.memory,
+            limit=self.limit,
+        )
+        self.routes.on_healthy = words.serves if words is not None else None
+        self.emf = EmfReporter(self.engine, settings) if settings.emf else None
+        self.watcher = Watcher(self.engine) if settings.dashboard else None
+        self.dashboard = Documents(self.engine, settings, self.watcher) if self.watcher is not None else None
+        self._loading: asyncio.Task[None] | None = None
+        self._has_begun = settings.mode is not Mode.REPOSITORY and not settings.model_control_mode.limits
+        self._polling: asyncio.Task[None] | None = None
+        registered = [name for name, _ in self.engine.index.registered()]
+        self._poller = Poller(self.engine, self.engine.origins.scan, settings.poll_seconds, registered)
+
+    def _on_the_way(self) -> int:
+        """Bytes of requests and answers in this process."""
+        return self.memory.used + sum([tell() for tell in self.unsent])
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin to load the start-up models, until the task is over; the server accepts requests meanwhile."""
+        budget = self.engine.options.budget
+        _log.info(
+            "serving in %s mode, memory budget %s",
+            self.settings.mode.value,
+            megabytes(budget),
+        )
+        if complaint := devices.complaint():
+            _log.warning("no GPU is used: NVIDIA's driver says '%s'", complaint)
+        loop = asyncio.get_running_loop()
+        if self.emf is not None:
+            self.emf.start(loop)
+        if self.watcher is not None:
+            self.watcher.start(loop)
+        self._loading = loop.create_task(self._begin())
+        return self._loading
+
+    async def _begin(self) -> None:
+        await self._load_start_models()
+        self._has_begun = True
+        if self.settings.mode is Mode.REPOSITORY or (
+            self.settings.mode is Mode.STORE and self._start_models != (ALL_MODELS,)
+        ):
+            await self._look_for_models()
+
+    async def _load_start_models(self) -> None:
+        if self.settings.model_control_mode is Control.POLL:
+            await self._poll()
+            return
+        names = self._start_models
+        explicit = self.settings.model_control_mode is Control.EXPLICIT
+        if names == (ALL_MODELS,) or (self.settings.mode is Mode.REPOSITORY and not names and not explicit):
+            names = await self._find_all()
+        unloaded = self.engine.registry.unloaded  # from the worker before this one
+        names = tuple(name for name in names if self.engine.registry.canonical(name) not in unloaded)
+        results = await asyncio.gather(*(self._load(name) for name in names))
+        if all(results):
+            self.routes.starting = False
+
+    async def _find_all(self) -> tuple[str, ...]:
+        """Every name that store or repository has, as soon as it can be read."""
+        while True:
+            try:
+                return tuple(await on_daemon("find", self.engine.origins.find_all))
+            except MmeError as error:
+                _log.error("nothing is loaded at start until store or repository can be read: %s", error)
+            await asyncio.sleep(self.settings.poll_seconds)
+
+    async def _look_for_models(self) -> None:
+        """Whoever starts a server learns in its log what else the first client would be told."""
+        try:
+            if await on_daemon("look", self.engine.origins.is_bare):
+                _log.warning("%s", await on_daemon("look", lambda: bare_source(self.settings)))
+        except MmeError as error:
+            _log.warning("no model can be loaded for now: %s", error)
+
+    async def _poll(self) -> None:
+        self._looked(await self._poller.look())
+        self._polling = asyncio.get_running_loop().create_task(self._poller.run(self._looked))
+
+    def _looked(self, all_are_there: bool) -> None:  # noqa: FBT001 - see `Poller.run`
+        if all_are_there:
+            self.routes.starting = False
+
+    async def _load(self, name: str) -> bool:
+        known = self.engine.registry.canonical(name)
+        try:
+            if self.engine.index.is_overridden(
+                known
+            ):  # since the worker before: a load would be of its own files again
+                async with self.engine.leased(known):
+                    return True
+            await self.engine.load(known)
+        except MmeError as error:
+            if error.kind is Kind.ALREADY_EXISTS:  # a request was quicker
+                return True
+            why = "" if error.logged else f": {error}"
+            _log.error("start-up model '%s' did not load%s", name, why, extra={"target_model": name})
+            return False
+        except Exception:  # noqa: BLE001 - the others are loaded all the same, and the server is ready some time
+            _log.exception("start-up model '%s' did not load", name, extra={"target_model": name})
+            return False
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether every start-up model is there, where that is waited for, and we are not on our way out.
+
+        Of a repository, and where only those models answer that somebody loaded, the loads at start are over, however
+        each of them ended: a rollout that waits for this sends its requests to models in memory.
+        """
+        going = self.routes.draining or self.routes.broken
+        return self._has_begun and not going and not self.routes.starting
+
+    async def close(self, *, ends: bool = False) -> None:
+        """Give everything back; where the process ends, what would outlive it alone."""
+        for task in (self._loading, self._polling):
+            if task is not None:
+                task.cancel()
+        if self.emf is not None:
+            self.emf.close()  # before the engine: what unloads because we end is no metric
+        if self.watcher is not None:
+            self.watcher.close()
+        try:
+            await self.engine.close(ends=ends)
+        except asyncio.CancelledError:  # models are not waited for any longer; a file of traces takes a moment
+            await self._close_tracer(_TRACES_SECONDS)
+            raise
+        await self._close_tracer()  # after the last answer, whose spans are among those that it sends
+
+    async def _close_tracer(self, seconds: float | None = None) -> None:
+        if self.tracer is not None:
+            closing = asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
+            await asyncio.wait([closing], timeout=seconds)
+
+
+def _tracer(settings: Settings, life: str) -> Tracing | None:
+    """What traces requests, if anything is to."""
+    levels = settings.trace_level
+    first = TraceSettings(on=OFF not in levels, rate=settings.trace_rate, count=settings.trace_count)
+    if settings.trace_file is not None:
+        frequency = settings.trace_log_frequency
+        first = replace(first, frequency=frequency, timestamps=TIMESTAMPS in levels, tensors=TENSORS in levels)
+        return FileTracer(str(settings.trace_file), first, began(life))
+    if not settings.trace_url:
+        return None
+    from container.traces.spans import Tracer  # noqa: PLC0415 - optional, and 200 ms
+
+    name = settings.endpoint_name
+    called = "mme" if name == "unknown" else name
+    return Tracer(settings.trace_url, first, called)
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """The engine's options out of the operator's settings."""
+    repositories = {Mode.SINGLE: settings.model_dir, Mode.REPOSITORY: settings.model_repository}
+    return EngineOptions(
+        budget=memory_budget(settings),
+        cache_directory=settings.cache_dir,
+        disk_budget=disk_budget(settings),
+        max_archive_files=settings.max_archive_files,
+        evicts=settings.mode is not Mode.PLATFORM,
+        eviction=Rules(settings.eviction, settings.pins, settings.min_residency),
+        store=settings.model_store if settings.mode is Mode.STORE else "",
+        buckets=settings.repository_urls if settings.mode is Mode.REPOSITORY else (),
+        credentials=read_credentials(settings.cloud_credentials) if settings.cloud_credentials is not None else {},
+        repository=repositories.get(settings.mode),
+        more_repositories=settings.more_repositories if settings.mode is Mode.REPOSITORY else (),
+        namespaces=settings.model_namespacing,
+        control=settings.model_control_mode,
+        scripts=settings.scripts,
+        load_threads=settings.load_threads,
+        framework_threads=framework_threads(settings),
+        load_patience=settings.load_timeout,
+        drain_patience=settings.drain_seconds,
+        inline_ns=settings.inline_microseconds * 1000,
+        require_gpu=settings.require_gpu,
+        batch_guess=settings.batch_guess,
+        weights=settings.weights,
+        response_cache_bytes=settings.response_cache_bytes,
+        latencies=settings.latencies,
+        resources={limit.pool: limit.count for limit in settings.rate_limit_resources}
+        if settings.rate_limit is RateLimit.EXECUTION_COUNT
+        else None,
+    )
+
+
+def _with_single(options: EngineOptions, model: SingleModel) -> EngineOptions:
+    """The model stays in memory; and where the whole folder is a script's, what lies in it are no models."""
+    rules = replace(options.eviction, pins=(*options.eviction.pins, glob.escape(model.name)))
+    if model.folder == options.repository:
+        return replace(options, eviction=rules, repository=None, folders={model.name: model.folder})
+    return replace(options, eviction=rules)

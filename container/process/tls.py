@@ -1,0 +1,110 @@
+"""TLS of a port: its certificate, read again when it changes, and a line in the log for handshakes that fail."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from typing import TYPE_CHECKING, Any
+
+from container.process.followed import Followed
+from container.settings.tls import load_certificates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from container.settings.tls import Certificates
+
+_HANDSHAKE_SECONDS = 20.0
+_SHUTDOWN_SECONDS = 5.0  # for a client to close, once it has its last answer
+_log = logging.getLogger("mme.tls")
+_QUIET_SECONDS = 60.0  # between two lines that say the same
+_REASONS = {
+    "HTTP_REQUEST": "a client spoke plain HTTP: its URL has to begin with https://",
+    "WRONG_VERSION_NUMBER": "a client spoke no TLS: its URL has to begin with https://",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "a client showed no certificate, which this port wants",
+    "CERTIFICATE_VERIFY_FAILED": "a client showed a certificate that nothing vouches for here",
+}
+
+
+class Tls(Followed):
+    """A context for servers, in which each handshake gets the certificates as they are now.
+
+    A file that is broken changes nothing: a context is made as a whole, or not at all.
+
+    Args:
+        what: the port's protocol, for the log.
+        certificates: their files.
+        protocol: what connections speak, for ALPN.
+
+    Attributes:
+        context: for `loop.create_server`.
+
+    Raises:
+        SettingsError: the files can't be used.
+    """
+
+    def __init__(self, what: str, certificates: Certificates, protocol: str) -> None:
+        super().__init__(f"certificates of {what}", certificates.paths)
+        self._port = what
+        self._certificates = certificates
+        self._protocol = protocol
+        self._told: dict[str, float] = {}
+        self.context = self._latest = self._made()
+        self.context.sni_callback = self._use_latest  # with every handshake, whether the client names a server or not
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `loop.create_server` is told of it."""
+        return {
+            "ssl": self.context,
+            "ssl_handshake_timeout": _HANDSHAKE_SECONDS,
+            "ssl_shutdown_timeout": _SHUTDOWN_SECONDS,
+        }
+
+    def read(self) -> None:
+        """Load the files; the next handshake uses them."""
+        self._latest = self._made()
+
+    def _made(self) -> ssl.SSLContext:
+        context = _Context(ssl.PROTOCOL_TLS_SERVER)
+        context.failed = self._failed
+        load_certificates(context, self._certificates)
+        context.set_alpn_protocols([self._protocol])
+        return context
+
+    def _use_latest(self, connection: Any, _server: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._latest
+
+    def _failed(self, error: ssl.SSLError) -> None:
+        """Tell why a handshake failed, once a minute for each reason: ports are scanned."""
+        reason = error.reason or type(error).__name__
+        now = time.monotonic()
+        if now < self._told.get(reason, 0.0):
+            return
+        self._told[reason] = now + _QUIET_SECONDS
+        words = _REASONS.get(reason) or f"a handshake failed ({reason.replace('_', ' ').lower()})"
+        _log.warning("%s by TLS: %s", self._port, words)
+
+
+class _Handshake(ssl.SSLObject):
+    """One connection's; whoever serves it drops it without a word where the handshake fails."""
+
+    def do_handshake(self) -> None:
+        """Go on with the handshake."""
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            context = self.context
+            if isinstance(context, _Context):
+                context.failed(error)
+            raise
+
+
+class _Context(ssl.SSLContext):
+    """A context that tells of handshakes which fail."""
+
+    failed: Callable[[ssl.SSLError], None]
+    sslobject_class = _Handshake

@@ -1,0 +1,346 @@
+"""The gunicorn worker: one event loop that owns the engine and answers inference, and Flask on threads for the rest.
+
+Gunicorn's master keeps us alive: it starts us, restarts us when we die, and kills us when our loop stands still. The
+loop tells it so once a second by `notify`, which touches a file. Signals arrive on the loop: SIGTERM drains, SIGINT
+and SIGQUIT end at once.
+
+A pool of a few threads serves Flask. None of them waits for a load, an unload or a model's own code, which may take
+minutes: the loop does, see `container.control.pending`. However many are under way, any other request is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import uvloop
+from gunicorn.arbiter import Arbiter
+from gunicorn.workers.base import Worker
+
+from container.control.app import make_app, roles_of
+from container.control.on_loop import OnLoop
+from container.control.pending import Pending
+from container.control.wsgi import call_application
+from container.http1 import Http1Server, Limits
+from container.inference.answers import too_large
+from container.inference.turn_budget import Turns
+from container.observe.metrics_port import MetricsPort
+from container.process.authority import access_of
+from container.process.garbage import QuietCollector
+from container.process.lost_gpus import LostGpus
+from container.process.open_files import ConnectionCap, OpenFiles, most_connections, raise_limit
+from container.process.service import Service
+from container.process.tls import Tls
+from container.settings import Settings
+from container.settings.tls import http_certificates
+from container.steps.doors import Doors
+from model_handlers.errors import MmeError
+from model_handlers.system.memory import return_large_blocks
+from serve.state_file import is_followed, life_of
+from serve.threads import ThreadPool
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from flask import Flask
+
+    from container.control.wsgi import Answered
+    from container.grpc.server import GrpcServer
+    from container.http1 import Exchange
+    from container.http1.server import Gate
+    from container.process.followed import Followed
+    from container.process.last_words import LastWords
+
+T = TypeVar("T")
+_log = logging.getLogger("mme.worker")
+_SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop waiting for Python's default of 5 ms
+_NOTIFY_SECONDS = 1.0
+_FOLLOW_SECONDS = 1.0  # between two looks at the files of certificates and keys
+_QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any more
+_CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
+_TELLING_SECONDS = 1.0  # for clients to hear it that wait for a load which does not end in time
+_PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
+_PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_conf`
+_FLASK_THREADS = 8
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+
+class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
+    """One process, one loop, one engine."""
+
+    words: LastWords  # given by the master, see `gunicorn_conf`
+    over = False  # whether it has served, and closed what would outlive it
+    _graceful = True
+
+    def load_wsgi(self) -> None:
+        """The application is made on the loop, where its engine lives."""
+
+    def init_signals(self) -> None:
+        """Back to defaults until the loop takes them over: the master's handlers are not ours."""
+        for number in self.SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    def run(self) -> None:
+        """Serve until told to stop; gunicorn calls this once."""
+        sys.setswitchinterval(_SWITCH_INTERVAL)
+        return_large_blocks()
+        raise_limit()
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+            self.over = True
+        except Exception as error:
+            self.words.fails(error)
+            raise
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in _ENDING:
+            loop.add_signal_handler(number, self._stop_asked, number, stop)
+        loop.add_signal_handler(signal.SIGUSR1, self.log.reopen_files)
+        settings = Settings.from_environ(os.environ)
+        try:
+            service = Service(settings, loop, life_of(self.ppid), self.words)
+            front = _Front(service, loop)
+        except MmeError as error:
+            _give_up(error)
+        turns = Turns(loop.call_soon)
+        cap = ConnectionCap(settings.max_connections or most_connections())
+        grpc = await _grpc_server(service, turns, cap)
+        tls = _tls(settings)
+        options = {} if tls is None else tls.options
+        metrics = await _metrics_port(service, front, loop, options)
+        gate = front.gate([each.sock for each in self.sockets])
+        limits = http_limits(settings)
+        http = Http1Server(front.handle, limits, loop, too_large, gate, turns, service.memory, cap)
+        listeners = [
+            await loop.create_server(http.protocol_factory, sock=each.sock, **options) for each in self.sockets
+        ]
+        service.unsent += [lambda: http.unsent, *([] if grpc is None else [lambda: grpc.unsent])]
+        service.start()
+        files = (service.keys, tls, None if grpc is None else grpc.tls)
+        forget: list[Callable[[], None]] = [http.forget_heads, *(port.forget_heads for port in metrics)]
+        if grpc is not None:
+            forget.append(grpc.check_again)
+        following = loop.create_task(_follow([each for each in files if each is not None], forget))
+        if grpc is not None:
+            await grpc.start()
+        collector = QuietCollector()
+        await self._beat_until(stop, collector, service, LostGpus(settings.cache_dir, life_of(self.ppid)))
+        following.cancel()
+        # Who looks after us by a connection that it keeps would take the server for lost, whose next worker is there.
+        service.routes.draining = not (self._graceful and is_followed(self.ppid))
+        for listener in listeners:
+            listener.close()
+        for port in metrics:
+            port.close()
+        seconds = max(settings.drain_seconds, _TELLING_SECONDS) if self._graceful else 0.0
+        http.drain(min(settings.drain_seconds / 2, _PARTING_SECONDS) if self._graceful else 0.0)
+        ends = loop.time() + seconds
+        cut = loop.call_at(ends - _TELLING_SECONDS, service.engine.cache.cut_short)
+        drained = await self._drained(http, grpc, seconds)
+        cut.cancel()
+        if not drained:
+            if http.in_flight:
+                _log.warning("%d requests were not answered within %.0f s", http.in_flight, seconds)
+            http.abort()
+        front.close()
+        rest = max(ends - loop.time(), 0.0) + _CLOSE_SECONDS
+        await _close_in_time(service, rest if drained and self._graceful else _QUICK_SECONDS)
+
+    def _stop_asked(self, number: int, stop: asyncio.Event) -> None:
+        self.words.asked()
+        self._graceful = number == signal.SIGTERM
+        self.alive = False
+        stop.set()
+
+    async def _beat_until(
+        self, stop: asyncio.Event, collector: QuietCollector, service: Service, gpus: LostGpus
+    ) -> None:
+        """Tell the master that the loop turns, and collect garbage; stop when asked to, or when the master is gone."""
+        files = OpenFiles()
+        while not stop.is_set():
+            self.notify()
+            collector.look()
+            files.look()
+            if gpus.look():
+                self._stop_asked(signal.SIGTERM, stop)
+            service.routes.broken = gpus.are_broken
+            if self.ppid != os.getppid():
+                _log.error("the master process is gone; stopping")
+                self._stop_asked(signal.SIGTERM, stop)
+            try:
+                async with asyncio.timeout(_NOTIFY_SECONDS):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+
+    async def _drained(self, http: Http1Server, grpc: GrpcServer | None, seconds: float) -> bool:
+        """Wait for the last answers, and keep the master informed meanwhile; False if HTTP's were not all given."""
+        closing = asyncio.ensure_future(http.wait_closed(seconds))
+        waited = {closing} if grpc is None else {closing, asyncio.ensure_future(grpc.drain(seconds))}
+        while not all(future.done() for future in waited):
+            self.notify()
+            await asyncio.wait(waited, timeout=_NOTIFY_SECONDS)
+        return closing.result()
+
+
+def _tls(settings: Settings) -> Tls | None:
+    """What clients of HTTP are shown, None where it is plain."""
+    certificates = http_certificates(settings)
+    try:
+        return None if certificates is None else Tls("HTTP", certificates, "http/1.1")
+    except MmeError as error:
+        _give_up(error)
+
+
+async def _follow(files: Sequence[Followed], forget: Sequence[Callable[[], None]]) -> None:
+    """Look at files now and then, for ever; when one says something else, forget whom what it said let in."""
+    while files:
+        await asyncio.sleep(_FOLLOW_SECONDS)
+        if any([await asyncio.to_thread(each.look) for each in files]):
+            for each in forget:
+                each()
+
+
+async def _metrics_port(
+    service: Service, front: _Front, loop: asyncio.AbstractEventLoop, tls: Mapping[str, Any]
+) -> tuple[MetricsPort, ...]:
+    """The port for metrics alone, () where there is to be none."""
+    settings = service.settings
+    if settings.metrics_port is None:
+        return ()
+    port = MetricsPort(front.handle, loop)
+    try:
+        host = settings.metrics_address or settings.host
+        await _patiently(functools.partial(port.open, host, settings.metrics_port, front.gate, tls))
+    except MmeError as error:
+        await service.close()
+        _give_up(error)
+    return (port,)
+
+
+async def _patiently(listen: Callable[[], Awaitable[T]]) -> T:
+    """What listens at a port that the worker before this one, or another server, may be about to leave.
+
+    Raises:
+        MmeError: it is still taken after a while, or can't be listened to.
+    """
+    for _ in range(_PORT_TRIES):
+        try:
+            return await listen()
+        except MmeError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+                raise
+        await asyncio.sleep(_PORT_SECONDS)
+    return await listen()
+
+
+def _give_up(error: MmeError) -> NoReturn:
+    """End for good: what a server lacks that can't begin, as its port, it would lack again."""
+    _log.error("%s", error)
+    raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
+
+
+async def _grpc_server(service: Service, turns: Turns, cap: ConnectionCap) -> GrpcServer | None:
+    """The server beside HTTP's, where there is to be one."""
+    if service.settings.grpc_port is None:
+        return None
+    from container.grpc.server import GrpcServer  # noqa: PLC0415 - optional, and 40 ms
+
+    async def made() -> GrpcServer:
+        return GrpcServer(service, turns, cap)
+
+    try:
+        return await _patiently(made)
+    except MmeError as error:
+        await service.close()
+        _give_up(error)
+
+
+async def _close_in_time(service: Service, seconds: float) -> None:
+    """Give models some time to end, then end without them: one that is stuck would keep us until somebody kills us."""
+    try:
+        async with asyncio.timeout(seconds):
+            await service.close(ends=True)
+    except TimeoutError:
+        _log.warning("models still execute; ending without them")
+        logging.shutdown()
+        os._exit(0)  # their processes hang on a socket of ours, and end with it
+
+
+def http_limits(settings: Settings) -> Limits:
+    """The HTTP server's limits out of the operator's settings."""
+    return Limits(
+        body=settings.max_body_bytes,
+        header_timeout=settings.header_timeout,
+        body_timeout=settings.body_timeout,
+        idle_timeout=settings.idle_timeout,
+    )
+
+
+class _Front:
+    """Hands each request to the loop's routes or to Flask."""
+
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self._dispatch: Callable[[Any], bool] = service.routes.dispatch
+        self._poll = service.engine.poll
+        self._loop = loop
+        self._app: Flask = make_app(service, OnLoop(loop))
+        self._keys = service.keys
+        self._allowed_hosts = service.settings.allowed_hosts
+        self._pool = ThreadPool("flask", most=_FLASK_THREADS, keeps_one=True)
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def gate(self, sockets: Iterable[socket.socket]) -> Gate:
+        """Return which requests a server on these sockets lets in."""
+        return Doors(access_of(sockets, self._allowed_hosts), self._keys, roles_of(self._app)).refusal
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an inference request on the loop, have Flask answer any other on a thread."""
+        if self._dispatch(exchange):
+            return
+        self._call(exchange, None)
+
+    def _call(self, exchange: Exchange, pending: Pending | None) -> None:
+        """Have a thread make the answer, from the beginning or where it waited."""
+        self._poll.disarm()
+        answer = self._pool.submit(call_application, self._app, exchange, pending)
+        answer.add_done_callback(lambda done: self._bring_back(exchange, done))
+
+    def _bring_back(self, exchange: Exchange, answer: Future[Answered | Pending]) -> None:
+        """From the thread that has the answer; nobody waits for it once the server has gone."""
+        if not answer.cancelled():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._take, exchange, answer.result())
+
+    def _take(self, exchange: Exchange, answer: Answered | Pending) -> None:
+        if not isinstance(answer, Pending):
+            status, headers, body = answer
+            exchange.respond(status, headers, (body,))
+            return
+        waiting = self._loop.create_task(self._wait(exchange, answer))
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+
+    async def _wait(self, exchange: Exchange, pending: Pending) -> None:
+        await pending.wait()
+        if not self._closed:
+            self._call(exchange, pending)
+
+    def close(self) -> None:
+        """Let the threads go; what is still waited for is cancelled with the engine."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,205 @@
+"""Which requests are traced, and what is remembered of them until they are answered. On the event loop.
+
+What becomes of a trace is for whom it is told: `traces.spans` sends spans, `traces.file` writes Triton's own format. It
+ends when the answer was handed to the connection, whoever wrote that.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from container.control.targets import shown
+from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
+from container.traces.context import Origin, origin
+from container.traces.settings import TraceControl, TraceSettings
+from serve.request import InferenceResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from container.inference.exchange import Exchange
+    from model_handlers.errors import MmeError
+    from serve.request import InferenceRequest, LoadReport, Timings
+
+_log = logging.getLogger("mme.trace")
+_now = time.perf_counter_ns
+
+
+class Trace:
+    """What is remembered of a request until it has been answered.
+
+    Attributes:
+        origin: what the client said of its trace, or None.
+        began: `perf_counter_ns()` when it was read.
+        model: name and version of the one that was asked, ("", 0) where none was found; known once it is over.
+        last: its last response so far.
+        report: what its load cost, if it had to wait for one.
+        timings: of that, or of an ensemble's steps until it failed; known once it is over.
+        responses: how many there were.
+        tensors: what is kept of its tensors.
+        decided: whether it is traced for certain; else its model decides, once it is known.
+        ids: of the trace and of the request's span in it, where models were told of them; else zeros.
+    """
+
+    def __init__(self, origin: Origin | None, *, decided: bool) -> None:
+        self.origin = origin
+        self.decided = decided
+        self.began = _now()
+        self.model = ("", 0)
+        self.last: InferenceResponse | None = None
+        self.timings: Timings | None = None
+        self.report: LoadReport | None = None
+        self.responses = 0
+        self.ids = (0, 0)
+        self.tensors: list[Any] = []
+
+
+class Following:
+    """Follows one traced request, and tells its tracer how it went, once.
+
+    Args:
+        tracer: whom to tell.
+        trace: what it began.
+        came: by which way the request came.
+    """
+
+    def __init__(self, tracer: Tracing, trace: Trace, came: dict[str, Any]) -> None:
+        self._tracer = tracer
+        self._trace: Trace | None = trace
+        self._came = came
+        self._request: InferenceRequest | None = None
+
+    def follow(self, request: InferenceRequest) -> None:
+        """Hear of its responses before whoever waits for them does; its model may hand the trace on."""
+        trace = self._trace
+        if trace is None:
+            return
+        self._request = request
+        request.trace = self._tracer.handed_on(trace)
+        request.watch = self._shown if self._tracer.watches else None
+        complete, respond = request.on_complete, request.on_response
+
+        def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+            if isinstance(result, InferenceResponse):
+                trace.responses = 1
+                self._note(trace, result)
+            complete(request, result)
+
+        def responded(request: InferenceRequest, response: InferenceResponse) -> None:
+            trace.responses += 1
+            self._note(trace, response)
+            if respond is not None:
+                respond(request, response)
+
+        request.on_complete = completed
+        if respond is not None:
+            request.on_response = responded
+
+    def _note(self, trace: Trace, response: InferenceResponse) -> None:
+        trace.last = response
+        try:
+            self._tracer.responded(trace, response)
+        except Exception as error:  # noqa: BLE001 - a model may answer anything; nobody goes without answer for a trace
+            _log_untraceable(response, error)
+
+    def _shown(self, sent: InferenceRequest, response: InferenceResponse) -> object:
+        """What the tracer keeps of a request of an ensemble's step, and of its answer."""
+        try:
+            return self._tracer.seen(sent, response)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log_untraceable(response, error)
+            return None
+
+    def loaded(self, report: LoadReport) -> None:
+        """It has waited for its model."""
+        if self._trace is not None and report.load:
+            self._trace.report = report
+
+    def over(self, error: MmeError | None) -> None:
+        """There is nothing more to hear of it: it is answered, or has failed."""
+        trace, self._trace = self._trace, None
+        request, self._request = self._request, None  # which knows us
+        if trace is not None and request is not None and request.asked is not None:
+            trace.model = request.asked.name, request.asked.version
+            trace.timings = request.came_to if trace.last is None else trace.last.timings
+        if trace is not None:
+            self._tracer.end(trace, self._came, request, error)
+
+
+def follow(tracer: Tracing, exchange: Exchange) -> Following | None:
+    """Follow a request over HTTP, None if it is not traced."""
+    trace = tracer.begin(exchange.headers)
+    return None if trace is None else Following(tracer, trace, dict(_origin_attributes(exchange)))
+
+
+def _log_untraceable(response: InferenceResponse, error: Exception) -> None:
+    what = f"{type(error).__name__}: {error}"
+    _log.error("a response of model '%s' can't be traced: %s", response.model_name, what)
+
+
+class Tracing(ABC):
+    """Decides which requests are traced, and hears how they went.
+
+    Args:
+        first: what is traced at first.
+
+    Attributes:
+        control: what is traced at the moment.
+    """
+
+    def __init__(self, first: TraceSettings) -> None:
+        self.control = TraceControl(first, sends=True)
+
+    def begin(self, headers: Mapping[str, str]) -> Trace | None:
+        """A trace of the request, None where it is not traced: what its client says counts, else the rate."""
+        control = self.control
+        if not control.on:
+            return None
+        found = origin(headers)
+        decided = not control.by_model
+        if decided and not control.traces("", None if found is None else found.sampled):
+            return None
+        return Trace(found, decided=decided)
+
+    def is_traced(self, trace: Trace) -> bool:
+        """Whether it is, now that its model is known."""
+        sampled = None if trace.origin is None else trace.origin.sampled
+        return trace.decided or self.control.traces(trace.model[0], sampled)
+
+    def handed_on(self, trace: Trace) -> str:  # noqa: ARG002 - for those who send spans
+        """What models are told of it, see `ModelRequest`."""
+        return ""
+
+    def responded(self, trace: Trace, response: InferenceResponse) -> None:  # noqa: B027 - few look at tensors
+        """There is a response, whose tensors may be gone when the request is over."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether it looks at the requests of an ensemble's steps."""
+        return False
+
+    def seen(self, sent: InferenceRequest, response: InferenceResponse) -> object:  # noqa: ARG002 - few look at tensors
+        """What is kept of a request of a step and its answer until the ensemble's is over."""
+        return None
+
+    @abstractmethod
+    def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:
+        """A request is over; `came` tells by which way it came."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing more comes. May block: not for the loop."""
+
+
+def _origin_attributes(exchange: Exchange) -> Iterator[tuple[str, Any]]:
+    """By which way a request came over HTTP, under OpenTelemetry's names and SageMaker's."""
+    headers = exchange.headers
+    yield "http.request.method", exchange.method
+    yield "url.path", shown(exchange.target)
+    if TARGET_MODEL in headers:
+        yield "aws.sagemaker.target_model", name_of(headers[TARGET_MODEL])
+    if INFERENCE_ID in headers:
+        yield "aws.sagemaker.inference_id", headers[INFERENCE_ID]
