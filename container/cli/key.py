@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from container.ship.flags import Command
-from container.steps.keys import ALL, digest_of, parse_roles
+from container.steps.access import ALL, digest_of, parse_roles
 
 _BYTES = 32  # of chance
 _EXAMPLES = """\

@@ -27,7 +27,7 @@ from container.cli.key import COMMAND as KEY
 from container.config.flags import COMMAND as CONFIG
 from container.engines.flags import COMMAND as BUILD
 from container.observe.logs import configure
-from container.process import garbage
+from container.process import resources
 from container.settings import Mode, Settings, choose_single_model, settings_table
 from container.settings.address import listening_address
 from container.settings.arguments import tritons_words
@@ -203,7 +203,7 @@ def _become_gunicorn(settings: Settings) -> None:
         sys.path[0] = root
     os.environ.update(settings.to_environ())
     sys.argv[:] = ["gunicorn", "-c", "python:container.process.gunicorn_conf", "container.control.app:create_app()"]
-    garbage.put_off()
+    resources.put_off()
     runpy.run_module("gunicorn", run_name="__main__", alter_sys=True)
 
 

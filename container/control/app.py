@@ -28,8 +28,7 @@ from container.observe import metrics
 from container.observe.logs import configure
 from container.process.service import Service
 from container.settings import Settings
-from container.steps.access import Access
-from container.steps.doors import refused
+from container.steps.access import Access, refused
 from container.steps.restrictions import Restrictions, category_of_route, role_of_route
 from model_handlers.errors import MmeError
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
     from container.control.views import View
-    from container.steps.keys import Keys
+    from container.steps.access import Keys
 
 _END_SECONDS = 20.0  # for models that still execute when the process ends
 

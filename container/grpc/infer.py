@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from container.grpc.decode import Remembered, Wanted
     from container.grpc.rpc import Rpc
     from container.inference.request_limit import RequestLimit
-    from container.steps.forwarding import Forwarding
+    from container.steps.restrictions import Forwarding
     from container.traces.traced import Following, Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine

@@ -27,7 +27,7 @@ from container.inference.failures import known
 from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, name_of
 from container.inference.read_ahead import JsonReading, by_thread, read_ahead
 from container.inference.request_memory import Inflating, RequestMemory, out_of_request_memory
-from container.steps.session_calls import SESSION_ID, SessionCalls
+from container.steps.sessions import SESSION_ID, SessionCalls
 from container.steps.shared_memory import AT_ONCE, Regions, Unread
 from container.traces.traced import follow
 from model_handlers.errors import Kind, MmeError
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from container.inference.exchange import Exchange
     from container.inference.read_ahead import Reads
     from container.inference.request_limit import RequestLimit
-    from container.steps.forwarding import Forwarding
-    from container.steps.restrictions import Restrictions
-    from container.steps.session_calls import Make, Visit
+    from container.steps.restrictions import Forwarding, Restrictions
+    from container.steps.sessions import Make, Visit
     from container.steps.shared_memory import Place
     from container.traces.traced import Tracing
     from model_handlers.config.model_config import ModelConfig

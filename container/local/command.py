@@ -29,7 +29,7 @@ from container.local.platform import Limits, Platform
 from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
 from container.local.throttle import Throttle
 from container.local.upstream import Container
-from container.process.authority import authority
+from container.process.sockets import authority
 from container.settings.kinds import ASYNCHRONOUS
 from container.ship.aws import aws_errors
 from container.ship.client import identity_of

@@ -21,10 +21,9 @@ from gunicorn.errors import HaltServer
 from gunicorn.systemd import listen_fds
 
 from container.observe.logs import configure, logging_config
-from container.process.authority import authority
-from container.process.garbage import keep_all
-from container.process.last_words import LastWords
-from container.process.restarts import Restarts
+from container.process.resources import keep_all
+from container.process.restarts import LastWords, Restarts
+from container.process.sockets import authority
 from container.settings import Settings
 from container.settings.address import listening_address
 from serve.sources.override import forget_overrides

@@ -32,15 +32,13 @@ from container.http1 import Http1Server, Limits
 from container.inference.answers import too_large
 from container.inference.turn_budget import Turns
 from container.observe.metrics_port import MetricsPort
-from container.process.authority import access_of
-from container.process.garbage import QuietCollector
-from container.process.lost_gpus import LostGpus
-from container.process.open_files import ConnectionCap, OpenFiles, most_connections, raise_limit
+from container.process.resources import ConnectionCap, OpenFiles, QuietCollector, most_connections, raise_limit
+from container.process.restarts import LostGpus
 from container.process.service import Service
-from container.process.tls import Tls
+from container.process.sockets import Tls
 from container.settings import Settings
 from container.settings.tls import http_certificates
-from container.steps.doors import Doors
+from container.steps.access import Doors, access_of
 from model_handlers.errors import MmeError
 from model_handlers.system.memory import return_large_blocks
 from serve.state_file import is_followed, life_of
@@ -57,8 +55,8 @@ if TYPE_CHECKING:
     from container.grpc.server import GrpcServer
     from container.http1 import Exchange
     from container.http1.server import Gate
-    from container.process.followed import Followed
-    from container.process.last_words import LastWords
+    from container.process.resources import Followed
+    from container.process.restarts import LastWords
 
 T = TypeVar("T")
 _log = logging.getLogger("mme.worker")

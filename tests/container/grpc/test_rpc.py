@@ -19,7 +19,7 @@ from container.http2.connection import WINDOW, Connection, Stream
 from container.http2.keepalive import Keepalive
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import Turns
-from container.process.open_files import ConnectionCap
+from container.process.resources import ConnectionCap
 from tests.waiting import until
 
 LARGEST = 1 << 20
