@@ -213,11 +213,15 @@ class InputMeter:
 
     def __init__(self, larger: Callable[[], None] | None) -> None:
         self.bytes = 0
+        self.first: Callable[[], None] | None = None  # called, once, by the next batch
         self._largest = 0
         self._larger = larger
 
     def add(self, size: int) -> None:
         self.bytes += size
+        if self.first is not None:
+            first, self.first = self.first, None
+            first()
         if size > self._largest:
             self._largest = size
             if self._larger is not None:

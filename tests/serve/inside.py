@@ -57,6 +57,11 @@ def measure(engine):
     return _look_now(engine._meter.maintenance)
 
 
+def executing(engine):
+    """The names of the models that the next look at the serving process reads."""
+    return [each.target.name for each in engine._meter.executing]
+
+
 def _look_now(maintenance):
     maintenance.look()
     return lambda: maintenance.looking is None
