@@ -6,54 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from container.settings.protocol_values import hosts
-from model_handlers.errors import invalid_argument
+from container.cli.command import DAY, DEFAULT_URL, Command, add_identity, number, pairs, seconds, whole
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-DEFAULT_URL = "http://127.0.0.1:8080"
-_DAY = 86400  # seconds
-
-Number = TypeVar("Number", int, float)
-
-
-class Command(NamedTuple):
-    """A command: its name, a line of help, examples, its flags, and `module:function` that runs it."""
-
-    name: str
-    summary: str
-    examples: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
-    run: str
-
-
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """How a flag reads a whole number: what argparse takes for a type."""
-    return functools.partial(_within, int, "a whole number", least, most)
-
-
-def number(least: float, most: float) -> Callable[[str], float]:
-    """How a flag reads a number."""
-    return functools.partial(_within, float, "a number", least, most)
-
-
-def _within(read: Callable[[str], Number], what: str, least: Number, most: Number, text: str) -> Number:
-    with contextlib.suppress(ValueError):
-        value = read(text)
-        if least <= value <= most:
-            return value
-    raise argparse.ArgumentTypeError(f"expected {what} from {least} to {most}, got '{text}'")
-
-
-seconds = number(0.1, _DAY)
-
+__all__ = ["COMMANDS", "DEFAULT_URL", "pairs"]
 
 _LOCAL_EXAMPLES = """\
 examples:
@@ -71,20 +29,9 @@ examples:
 """
 
 
-def pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """What a repeatable NAME=VALUE says.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for what is none.
-    """
-    found = [text.partition("=") for text in texts or ()]
-    for name, equals, value in found:
-        if not (name and equals):
-            raise invalid_argument(f"{flag} '{name}{equals}{value}' is not NAME=VALUE")
-    return {name: value for name, _, value in found}
-
-
 def _hosts(text: str) -> tuple[str, ...]:
+    from container.settings.protocol_values import hosts  # noqa: PLC0415 - with it come all settings
+
     try:
         return hosts(text)
     except ValueError as error:
@@ -132,7 +79,7 @@ def _add_local_flags(parser: argparse.ArgumentParser) -> None:
         ("--startup-seconds", 480.0, "how long the container may take to be healthy"),
     ):
         text = f"{help_text}; SageMaker's {limit:.0f} by default"
-        parser.add_argument(flag, type=number(0, _DAY), default=limit, metavar="SECONDS", help=text)
+        parser.add_argument(flag, type=number(0, DAY), default=limit, metavar="SECONDS", help=text)
 
 
 _PUSH_EXAMPLES = """\
@@ -315,13 +262,6 @@ def _add_sender(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=seconds, default=70.0, metavar="SECONDS", help="default 70")
     add_identity(parser)
     _add_region(parser)
-
-
-def add_identity(parser: argparse.ArgumentParser) -> None:
-    """How a server is known, and we to it."""
-    text = "certificates in PEM that vouch for a server of https://; by default those that the system trusts"
-    parser.add_argument("--ca", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--key-file", type=Path, metavar="FILE", help="a key that the server knows, made by `mme key`")
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,84 @@
+"""What the commands of `mme` share: how one is described, and how its flags read numbers.
+
+A command is one module: its flags, its examples and the function that runs it. The command line imports all of them to
+print a help text, so that what is heavy (boto3, numpy, Flask) is imported by the function, when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+DAY = 86400  # seconds
+
+Number = TypeVar("Number", int, float)
+
+
+class Command(NamedTuple):
+    """A command: its name, a line of help, examples, its flags, and `module:function` that runs it."""
+
+    name: str
+    summary: str
+    examples: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: str
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """How a flag reads a whole number: what argparse takes for a type."""
+    return functools.partial(_within, int, "a whole number", least, most)
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """How a flag reads a number."""
+    return functools.partial(_within, float, "a number", least, most)
+
+
+def _within(read: Callable[[str], Number], what: str, least: Number, most: Number, text: str) -> Number:
+    with contextlib.suppress(ValueError):
+        value = read(text)
+        if least <= value <= most:
+            return value
+    raise argparse.ArgumentTypeError(f"expected {what} from {least} to {most}, got '{text}'")
+
+
+seconds = number(0.1, DAY)
+
+
+def pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """What a repeatable NAME=VALUE says.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for what is none.
+    """
+    found = [text.partition("=") for text in texts or ()]
+    for name, equals, value in found:
+        if not (name and equals):
+            raise invalid_argument(f"{flag} '{name}{equals}{value}' is not NAME=VALUE")
+    return {name: value for name, _, value in found}
+
+
+def add_debug(parser: argparse.ArgumentParser) -> None:
+    """What the command line makes of an error."""
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_identity(parser: argparse.ArgumentParser) -> None:
+    """How a server is known, and we to it."""
+    text = "certificates in PEM that vouch for a server of https://; by default those that the system trusts"
+    parser.add_argument("--ca", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="a key that the server knows, made by `mme key`")
+
+
+def add_region(parser: argparse.ArgumentParser) -> None:
+    """Where on AWS."""
+    parser.add_argument("--region", help="the AWS region; boto3's own choice by default")
