@@ -40,7 +40,7 @@ COMPILED = {
         "statistics",
     ],
     "container": [
-        "inference/answers",
+        "inference/errors",
         "inference/call",
         "codec/body",
         "codec/decode",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
 from container.grpc.rpc import Calls, Method
-from container.grpc.status import Status
 from container.grpc.stream import Streams
 from container.grpc.traces import headers_of
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
+from container.inference.errors import Status
 from container.process.sockets import BACKLOG, Tls, listening
 from container.settings import GrpcCompression
 from container.settings.protocol_values import keepalive_rules

@@ -21,9 +21,9 @@ from container.codec.framing import accepts_binary, explained, header_length
 from container.codec.generate import decode_generate
 from container.codec.json_pieces import LARGE, read_generate, read_infer
 from container.control.targets import Flavor, InferenceType, Route, parse_target, path_version
-from container.inference import answers
+from container.inference import errors
 from container.inference.call import Call
-from container.inference.failures import known
+from container.inference.errors import known
 from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, name_of
 from container.inference.read_ahead import JsonReading, by_thread, read_ahead
 from container.inference.request_memory import Inflating, RequestMemory, out_of_request_memory
@@ -182,7 +182,7 @@ class InferRoutes:
             try:
                 self._restrictions.check("health", exchange.headers)
             except MmeError as error:
-                status, headers, body = answers.error(error, Flavor.SAGEMAKER.value)
+                status, headers, body = errors.error(error, Flavor.SAGEMAKER.value)
                 exchange.respond(status, headers, (body,))
                 return True
         if self.draining or self.starting or self.broken:

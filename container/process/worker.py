@@ -29,7 +29,7 @@ from container.control.on_loop import OnLoop
 from container.control.pending import Pending
 from container.control.wsgi import call_application
 from container.http1 import Http1Server, Limits
-from container.inference.answers import too_large
+from container.inference.errors import too_large
 from container.inference.turn_budget import Turns
 from container.observe.metrics_port import MetricsPort
 from container.process.resources import ConnectionCap, OpenFiles, QuietCollector, most_connections, raise_limit
