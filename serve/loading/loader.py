@@ -130,11 +130,11 @@ class Target:
     @property
     def apart(self) -> bool:
         """Whether it lives in processes of its own, without its members."""
-        return any(model.handlers.apart for model in self.versions.values())
+        return any(model.executors.apart for model in self.versions.values())
 
     def is_memory_only(self) -> bool:
         """Whether it and its members hold memory and nothing else, which goes with the process."""
-        return all(model.handlers.memory_only for model in self.models())
+        return all(model.executors.memory_only for model in self.models())
 
     @property
     def executes_here(self) -> bool:
@@ -154,7 +154,7 @@ class Target:
 
     def memory(self) -> Footprint:
         """What its processes take now, without its members."""
-        return sum((model.handlers.memory() for model in self.versions.values()), Footprint())
+        return sum((model.executors.footprint() for model in self.versions.values()), Footprint())
 
     def is_down(self) -> bool:
         return any(model.readiness.is_down() for model in self.models())
@@ -331,7 +331,7 @@ class ModelLoader:
             with self.scales.apart() as others:
                 if prepared.placement is Placement.PROCESS:
                     load()
-                    all_of_it = sum((model.handlers.memory() for model in models.values()), Footprint())
+                    all_of_it = sum((model.executors.footprint() for model in models.values()), Footprint())
                     taken = replace(all_of_it, devices=all_of_it.beyond(others.take).devices)
                     here = Footprint(0, taken.devices)
                 else:

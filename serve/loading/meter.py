@@ -77,7 +77,8 @@ class _Observed:
         self.target = target
         self.models = list(target.models())
         # the handlers that execute it in this process
-        self.kinds = {type(each) for model in self.models if not model.handlers.apart for each in model.handlers}
+        here = [model.executors for model in self.models if not model.executors.apart]
+        self.kinds = {type(each) for executors in here for each in executors.handlers}
         self.known = target.known()
         self.inputs = 0  # bytes of what it executed since the look before the last one
         self.idle = False  # whether it executed nothing since the last look
@@ -109,17 +110,17 @@ class _Observed:
         rests = not self.inputs and self._executed() == self._total
         if rests:
             for model in self.models:
-                model.executed.first = self.executes
+                model.executors.executed.first = self.executes
         return rests
 
     def _executed(self) -> int:
-        return sum([model.executed.bytes for model in self.models])
+        return sum([model.executors.executed.bytes for model in self.models])
 
     def end(self) -> None:
         for part in self.target.parts():
             part.observer = None
         for model in self.models:
-            model.executed.first = None
+            model.executors.executed.first = None
 
 
 class Meter:
@@ -278,8 +279,8 @@ def _measured(owe: set[_Observed], counted: int, most: int) -> tuple[Footprint, 
         return found, set()
     for each in resting:
         for model in each.models:
-            if not model.handlers.apart:
-                model.handlers.give_back(idle=True)
+            if not model.executors.apart:
+                model.executors.trim(idle=True)
     for handler in {kind for each in resting for kind in each.kinds}:
         handler.trim()
     memory.trim()
