@@ -31,8 +31,7 @@ COMPILED = {
         "cache/model_cache",
         "model/batcher",
         "model/dispatch",
-        "model/execution",
-        "model/executor",
+        "model/instance",
         "model/layout_check",
         "model/model",
         "model/replies",
@@ -41,7 +40,7 @@ COMPILED = {
         "statistics",
     ],
     "container": [
-        "inference/errors",
+        "inference/answers",
         "inference/call",
         "codec/body",
         "codec/decode",

@@ -19,8 +19,9 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.errors import Kind, MmeError
+from serve.model.dispatch import InputMeter
 from serve.model.ensemble_plan import ABSENT, Absent, Graph, Plan, ResponseScope, belonging, overridden
-from serve.model.executor import Executors
+from serve.model.instance import Handlers
 from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts
 from serve.model.readiness import JointReadiness
 from serve.model.replies import failure
@@ -63,7 +64,8 @@ class EnsembleModel:
         self.config = config
         self.stats = stats
         self.outstanding = 0
-        self.executors = Executors()  # its steps have them
+        self.handlers = Handlers(())  # its steps have them
+        self.executed = InputMeter(None)
         self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
         decoupled = [bool(member.config.decoupled) for member in members]
         self.graph = Graph(config.local_name(name), config.ensemble, decoupled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -24,7 +25,7 @@ _CREDENTIALS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "r
 def pytest_collection_modifyitems(items):
     """Each of these needs a server."""
     for item in items:
-        if item.nodeid.startswith("tests/contract/"):
+        if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
 
 

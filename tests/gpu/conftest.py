@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from model_handlers.system import devices
@@ -11,7 +13,7 @@ def pytest_collection_modifyitems(items):
     """All of these have the marker, and no use without a GPU."""
     absent = pytest.mark.skip(reason="no GPU is here") if not devices.gpus() else None
     for item in items:
-        if item.nodeid.startswith("tests/gpu/"):
+        if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.slow)
             if absent is not None:

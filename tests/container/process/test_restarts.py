@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from container.process.restarts import LastWords, Restarts
+from container.process.last_words import LastWords
+from container.process.restarts import Restarts
 
 
 class Life:

@@ -1,0 +1,1 @@
+"""`mme build-engine`: from an ONNX model to an engine of TensorRT."""
