@@ -31,7 +31,8 @@ COMPILED = {
         "cache/model_cache",
         "model/batcher",
         "model/dispatch",
-        "model/instance",
+        "model/execution",
+        "model/executor",
         "model/layout_check",
         "model/model",
         "model/replies",
@@ -40,7 +41,7 @@ COMPILED = {
         "statistics",
     ],
     "container": [
-        "inference/answers",
+        "inference/errors",
         "inference/call",
         "codec/body",
         "codec/decode",

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 from pathlib import Path
 
 from container.cli.command import Command
-from container.steps.keys import ALL, digest_of, parse_roles
 
 _BYTES = 32  # of chance
 _EXAMPLES = """\
@@ -25,6 +23,8 @@ examples:
 
 
 def _roles(text: str) -> str:
+    from container.steps.access import parse_roles  # noqa: PLC0415 - with it comes all that follows files
+
     try:
         parse_roles(text)
     except ValueError as error:
@@ -33,7 +33,7 @@ def _roles(text: str) -> str:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    text = f"what it is for: categories of the API, or {ALL} for all; default inference"
+    text = "what it is for: categories of the API, or * for all; default inference"
     parser.add_argument("roles", type=_roles, nargs="?", default="inference", metavar="CATEGORY,…", help=text)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a new file for the key; printed by default")
     text = "the server's file, to which the line is added; printed on standard error by default"
@@ -46,6 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OSError: the key's file is there already, or one of the two can't be written.
     """
+    import secrets  # noqa: PLC0415 - as above
+
+    from container.steps.access import digest_of  # noqa: PLC0415
+
     key = secrets.token_urlsafe(_BYTES)
     line = f"sha256:{digest_of(key)} {arguments.roles}"
     if arguments.output is None:

@@ -12,11 +12,9 @@ import shutil
 import sys
 import time
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from container.dashboard.drawing import whole
-from container.ship.client import ask, checked_url, identity_of, local_endpoint
+from container.cli.command import DEFAULT_URL, Command, add_identity, seconds
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
@@ -25,9 +23,28 @@ if TYPE_CHECKING:
 
     Row = Mapping[str, Any]
 
+_EXAMPLES = """\
+examples:
+  mme models
+  mme models --url http://localhost:9000 --stats     with requests, failures, batch sizes and times
+  mme models --watch                                 again every two seconds, until interrupted
+  mme models --json | jq '.[] | select(.state == "READY") | .name'
+"""
 _TITLES = ("MODEL", "VERSION", "STATE", "MEMORY", "GROWN", "LAST USE", "HITS", "MISSES", "WAITING")
 _STATS_TITLES = ("REQUESTS", "FAILED", "BATCH", "QUEUE", "COMPUTE")
 _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H\x1b[?25l", "\x1b[K", "\x1b[J\x1b[?25h"
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server; default {DEFAULT_URL}")
+    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS", help="default 10")
+    add_identity(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--stats", action="store_true", help="more columns: requests, failures, batches, mean times")
+    how.add_argument("--json", action="store_true", help="the server's repository index as it comes")
+    parser.add_argument(
+        "--watch", type=seconds, nargs="?", const=2.0, metavar="SECONDS", help="print again and again; default 2"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,6 +78,8 @@ def _screen(text: str) -> str:
 
 def _shown(arguments: argparse.Namespace) -> str:
     """The index as it is now."""
+    from container.ship.client import ask, checked_url, identity_of, local_endpoint  # noqa: PLC0415 - http.client
+
     url, identity = checked_url(arguments.url), identity_of(arguments)
     try:
         index, headers = ask(f"{url}/v2/repository/index", b"{}", arguments.timeout, identity)
@@ -82,6 +101,8 @@ def _shown(arguments: argparse.Namespace) -> str:
 
 
 def _date(headers: Mapping[str, str]) -> datetime:
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - not for --help
+
     try:
         return parsedate_to_datetime(headers["date"])
     except (KeyError, ValueError):
@@ -148,8 +169,9 @@ def _last_use(cache: Row, now: datetime) -> str:
 
 def _span(since: str, now: datetime) -> str:
     """How long ago something was."""
-    seconds = max((now - datetime.fromisoformat(since)).total_seconds(), 0.0)
-    return whole(seconds).replace("\N{NO-BREAK SPACE}", " ")
+    from container.dashboard.drawing import whole  # noqa: PLC0415 - with it comes the dashboard
+
+    return whole(max((now - datetime.fromisoformat(since)).total_seconds(), 0.0)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _stats_cells(rows: Sequence[Row], refused: int) -> tuple[str, ...]:
@@ -185,3 +207,6 @@ def _columns(table: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in zip(*kept, strict=True)
     ]
+
+
+COMMAND = Command("models", "list a server's models", _EXAMPLES, _add_flags, "container.cli.models:run")

@@ -23,13 +23,12 @@ from container.control.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
 from container.control.targets import parse_target, path_of
 from container.control.views import keep_out, refusal_answer, request_target
 from container.dashboard import routes as dashboard
-from container.inference import answers
+from container.inference import errors
 from container.observe import metrics
 from container.observe.logs import configure
 from container.process.service import Service
 from container.settings import Settings
-from container.steps.access import Access
-from container.steps.doors import refused
+from container.steps.access import Access, refused
 from container.steps.restrictions import Restrictions, category_of_route, role_of_route
 from model_handlers.errors import MmeError
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
     from container.control.views import View
-    from container.steps.keys import Keys
+    from container.steps.access import Keys
 
 _END_SECONDS = 20.0  # for models that still execute when the process ends
 
@@ -185,7 +184,7 @@ def _response(status: int, headers: bytes, body: bytes | Parts) -> Response:
     """An answer of the event loop's with its own headers and no others; a streamed one is iterated by the server."""
     response = Response(body, status)
     del response.headers["Content-Type"]  # Flask's idea of it
-    response.headers.extend(answers.header_pairs(headers))
+    response.headers.extend(errors.header_pairs(headers))
     return response
 
 
@@ -193,7 +192,7 @@ def _refused(error: MmeError) -> Response:
     flavor = "kserve" if request.path.startswith("/v2") else "sagemaker"
     if request.path.startswith("/endpoints"):
         flavor = "runtime"
-    return _response(*answers.error(error, flavor))
+    return _response(*errors.error(error, flavor))
 
 
 def _http_error(error: HTTPException) -> Response:
@@ -201,7 +200,7 @@ def _http_error(error: HTTPException) -> Response:
     status = error.code or 500
     if isinstance(error, RequestEntityTooLarge):
         limit: int = current_app.config["MAX_CONTENT_LENGTH"]
-        refusal = answers.too_large(request.path.encode(), request.content_length or limit + 1, limit)
+        refusal = errors.too_large(request.path.encode(), request.content_length or limit + 1, limit)
         status, sentence = refusal.status, str(refusal)
     elif isinstance(error, InternalServerError):  # a bug; Flask has logged its traceback
         sentence = f"the server failed to answer {request.method} {request.path}; its log says why"
@@ -214,7 +213,7 @@ def _http_error(error: HTTPException) -> Response:
     methods = sorted(getattr(error, "valid_methods", None) or ())  # of a 405
     if methods and request.method != "POST":
         sentence += f"; it takes {' and '.join(method for method in methods if method not in {'HEAD', 'OPTIONS'})}"
-    response = Response(answers.error_body(sentence), status, content_type="application/json")
+    response = Response(errors.error_body(sentence), status, content_type="application/json")
     if methods:
         response.headers["Allow"] = ", ".join(methods)
     return response

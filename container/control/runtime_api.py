@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
 
-from container.inference import answers
+from container.inference import errors
 
 if TYPE_CHECKING:
     from container.control.on_loop import OnLoop
@@ -23,12 +23,12 @@ def blueprint(_service: Service, _on_loop: OnLoop, hot: View) -> Blueprint:
     routes = Blueprint("runtime_api", __name__)
 
     def unsupported(endpoint: str) -> Response:
-        status, headers, body = answers.runtime_error(
+        status, headers, body = errors.runtime_error(
             "ValidationError",
             f"endpoint '{endpoint}' offers no async invocation: use invoke_endpoint or "
             "invoke_endpoint_with_response_stream",
         )
-        return Response(body, status, answers.header_pairs(headers))
+        return Response(body, status, errors.header_pairs(headers))
 
     routes.add_url_rule("/endpoints/<endpoint>/invocations", "invoke_endpoint", hot, methods=["POST"])
     stream = "invoke_endpoint_with_response_stream"

@@ -9,7 +9,7 @@ from urllib.parse import quote_from_bytes
 import orjson
 from flask import Response, request
 
-from container.inference.answers import error_body, header_pairs
+from container.inference.errors import error_body, header_pairs
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:

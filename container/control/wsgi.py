@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from container.control.pending import SLOT
 from container.control.targets import path_of, shown
-from container.inference.answers import error_body
+from container.inference.errors import error_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

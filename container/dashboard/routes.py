@@ -23,7 +23,7 @@ from container.version import installed_version
 if TYPE_CHECKING:
     from container.control.on_loop import OnLoop
     from container.dashboard.document import Documents
-    from container.steps.keys import Keys
+    from container.steps.access import Keys
 
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "

@@ -16,9 +16,9 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder, holds_many_strings
 from container.grpc.encode import Encoder, placed
 from container.grpc.messages import parsed
-from container.grpc.status import refuse
+from container.grpc.rpc import refuse
 from container.grpc.traces import follow, headers_of
-from container.inference.failures import known
+from container.inference.errors import known
 from container.inference.in_turn import InTurn
 from container.inference.read_ahead import by_thread, read_ahead
 from container.steps.shared_memory import Regions, Unread
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from container.grpc.decode import Remembered, Wanted
     from container.grpc.rpc import Rpc
     from container.inference.request_limit import RequestLimit
-    from container.steps.forwarding import Forwarding
+    from container.steps.restrictions import Forwarding
     from container.traces.traced import Following, Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine

@@ -21,9 +21,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from container.codec.compression import inflate, inflate_quickly
-from container.grpc.status import Status, refuse
 from container.http2 import frames
 from container.http2.header_blocks import LARGEST, MOST_FIELDS, OVERSIZED
+from container.inference.errors import STATUSES, Status, known
 from container.inference.read_ahead import by_thread
 from container.inference.request_memory import Inflating, out_of_request_memory
 from model_handlers.errors import Kind, MmeError
@@ -58,6 +58,9 @@ _TOO_LARGE = f"the metadata are more than {LARGEST >> 10} KiB or {MOST_FIELDS} f
 _NO_TYPE = "the content-type of a call of gRPC is application/grpc or application/grpc+proto"
 _FIELDS = ((b":status", b"200"), _TYPE, (b"grpc-accept-encoding", b"identity,deflate,gzip"))
 _HEAD = frames.header_block(_FIELDS)
+# A status travels in the trailers, of which clients accept 8 KiB; what is not ASCII takes up to nine bytes a character.
+_MAX_MESSAGE = 2048
+_MAX_FOREIGN = 512
 _GOOD = frames.header_block([(b"grpc-status", b"0")])
 _WINDOWS = {"gzip": 31, "deflate": 15}
 _HEADS = {name: frames.header_block([*_FIELDS, (b"grpc-encoding", name.encode())]) for name in _WINDOWS}
@@ -530,6 +533,13 @@ class Rpc:
         self.free(self._held)
         self._part.clear()
         self._messages.clear()
+
+
+def refuse(call: Rpc, error: Exception) -> None:
+    """End a call with an error."""
+    problem = known(error)
+    message = problem.message
+    call.fail(STATUSES[problem.kind].grpc, message[: _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN])
 
 
 def _refuse_stream(stream: Stream, http_status: int, words: str, status: Status = Status.INTERNAL) -> None:

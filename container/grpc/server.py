@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 from container.grpc.infer import Codec, Inference
 from container.grpc.methods import HEALTH, INFERENCE, Methods
 from container.grpc.rpc import Calls, Method
-from container.grpc.status import Status
 from container.grpc.stream import Streams
 from container.grpc.traces import headers_of
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
-from container.process.authority import BACKLOG, access_of, listening
-from container.process.tls import Tls
+from container.inference.errors import Status
+from container.process.sockets import BACKLOG, Tls, listening
 from container.settings import GrpcCompression
 from container.settings.protocol_values import keepalive_rules
 from container.settings.tls import grpc_certificates
-from container.steps.forwarding import forwarding
-from container.steps.restrictions import GRPC_PREFIX, Restrictions, category_of_method, role_of_method
+from container.steps.access import access_of
+from container.steps.restrictions import GRPC_PREFIX, Restrictions, category_of_method, forwarding, role_of_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from container.grpc.rpc import Rpc
     from container.http2.header_blocks import Fields
     from container.inference.turn_budget import Turns
-    from container.process.open_files import ConnectionCap
+    from container.process.resources import ConnectionCap
     from container.process.service import Service
 
     Handle = Callable[..., Any]

@@ -26,7 +26,7 @@ from container.grpc.decode import PLAIN
 from container.grpc.encode import error_in_stream, final_response, in_stream
 from container.grpc.messages import parsed
 from container.grpc.traces import follow, headers_of
-from container.inference.failures import known
+from container.inference.errors import known
 from container.inference.in_turn import InTurn
 from model_handlers.errors import Kind, MmeError
 

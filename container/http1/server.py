@@ -14,7 +14,7 @@ from container.http1.head import body_too_large, status_line
 from container.http1.known_heads import KnownHeads
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import Turns
-from container.process.open_files import ConnectionCap, most_connections
+from container.process.resources import ConnectionCap, most_connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

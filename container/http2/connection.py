@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from container.http2.keepalive import Keepalive
     from container.http2.receiver import Receiver
     from container.inference.turn_budget import Turns
-    from container.process.open_files import ConnectionCap
+    from container.process.resources import ConnectionCap
 
     Begin = Callable[["Stream", Fields], Receiver | None]
 

@@ -29,9 +29,9 @@ from container.codec.generate import encode_generate, error_event
 from container.codec.shared import NO_PLACES
 from container.codec.sse import event
 from container.control.targets import Flavor, InferenceType
-from container.inference import answers
+from container.inference import errors
 from container.inference.delivery import Delivery, FramedDelivery
-from container.inference.failures import known, log_failure
+from container.inference.errors import known, log_failure
 from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_VARIANT
 from container.inference.in_turn import InTurn
 from container.steps.shared_memory import Place  # noqa: TC001 - compiled, the types of fields are looked up
@@ -79,7 +79,7 @@ class Wire(NamedTuple):
 LINES = Wire(
     b"application/jsonlines",
     lambda response, places, literal: encode_line(response, places, literal=literal),
-    lambda message: answers.error_body(message) + b"\n",
+    lambda message: errors.error_body(message) + b"\n",
 )
 EVENTS = Wire(
     b"text/event-stream; charset=utf-8",
@@ -246,7 +246,7 @@ class Call:
             self._delivery.break_off(error.message, None if is_body else self._wire.error(error.message))
             self._finish(error)
             return
-        status, headers, body = answers.error(error, self.flavor.value)
+        status, headers, body = errors.error(error, self.flavor.value)
         if error.kind is Kind.UNSUPPORTED and "content-encoding" in self.exchange.headers:
             headers += _ENCODINGS
         self._refuse(status, headers, body)
@@ -262,7 +262,7 @@ class Call:
         if self.over:
             return
         self._refuse(
-            *answers.runtime_error(
+            *errors.runtime_error(
                 "ModelNotReadyException", f"Model '{name}' is still being downloaded or loaded; try again"
             )
         )
@@ -381,15 +381,15 @@ class Call:
     def _headers(self, response: InferenceResponse | None) -> bytes:
         headers = self._attributes() + self.session
         if self.flavor is Flavor.RUNTIME:
-            headers += answers.runtime_headers(self.exchange.headers.get(TARGET_VARIANT, ""))
+            headers += errors.runtime_headers(self.exchange.headers.get(TARGET_VARIANT, ""))
         if self.report is not None or self.flavor is Flavor.RUNTIME:
-            headers += answers.server_timing(None if response is None else response.timings, self.report)
+            headers += errors.server_timing(None if response is None else response.timings, self.report)
         return headers
 
     def _attributes(self) -> bytes:
         """The client's custom attributes, which every answer hands back."""
         attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
-        return b"" if attributes is None else answers.custom_attributes(attributes)
+        return b"" if attributes is None else errors.custom_attributes(attributes)
 
     def _refuse(self, status: int, headers: bytes, body: bytes) -> None:
         if self.reply is not None:  # of a request that may not have been accepted
@@ -455,7 +455,7 @@ class Call:
         if not self._begun:
             if self.flavor is Flavor.RUNTIME:  # whose errors are documents of their own
                 return False
-            status, _, _ = answers.error(error, self.flavor.value)
+            status, _, _ = errors.error(error, self.flavor.value)
             self._begin_once(self._wire.content_type, status)
         return True
 

@@ -21,13 +21,13 @@ from container.codec.framing import accepts_binary, explained, header_length
 from container.codec.generate import decode_generate
 from container.codec.json_pieces import LARGE, read_generate, read_infer
 from container.control.targets import Flavor, InferenceType, Route, parse_target, path_version
-from container.inference import answers
+from container.inference import errors
 from container.inference.call import Call
-from container.inference.failures import known
+from container.inference.errors import known
 from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, name_of
 from container.inference.read_ahead import JsonReading, by_thread, read_ahead
 from container.inference.request_memory import Inflating, RequestMemory, out_of_request_memory
-from container.steps.session_calls import SESSION_ID, SessionCalls
+from container.steps.sessions import SESSION_ID, SessionCalls
 from container.steps.shared_memory import AT_ONCE, Regions, Unread
 from container.traces.traced import follow
 from model_handlers.errors import Kind, MmeError
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from container.inference.exchange import Exchange
     from container.inference.read_ahead import Reads
     from container.inference.request_limit import RequestLimit
-    from container.steps.forwarding import Forwarding
-    from container.steps.restrictions import Restrictions
-    from container.steps.session_calls import Make, Visit
+    from container.steps.restrictions import Forwarding, Restrictions
+    from container.steps.sessions import Make, Visit
     from container.steps.shared_memory import Place
     from container.traces.traced import Tracing
     from model_handlers.config.model_config import ModelConfig
@@ -183,7 +182,7 @@ class InferRoutes:
             try:
                 self._restrictions.check("health", exchange.headers)
             except MmeError as error:
-                status, headers, body = answers.error(error, Flavor.SAGEMAKER.value)
+                status, headers, body = errors.error(error, Flavor.SAGEMAKER.value)
                 exchange.respond(status, headers, (body,))
                 return True
         if self.draining or self.starting or self.broken:

@@ -10,7 +10,7 @@ import json
 import uuid
 from typing import Any
 
-from container.inference.status import RUNTIME_STATUSES
+from container.inference.errors import RUNTIME_STATUSES
 
 _MAX_MESSAGE = 2048  # what SageMaker keeps of an error body
 _ACCOUNT = "000000000000"

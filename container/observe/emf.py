@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import orjson
 
-from container.observe.log_pipe import LinePipe
+from container.observe.logs import LinePipe
 from container.settings import Mode
 from model_handlers.errors import Kind
 from serve.cache.events import EventType

@@ -1,32 +1,47 @@
-"""How log lines look: text for a person at a terminal, one JSON object a line for everything else, or as Triton's.
+"""How log lines look, what is logged at the moment, and how lines leave without waiting for a reader.
 
-Everybody logs with the standard library (`logging.getLogger("mme.…")`, facts in `extra=`), gunicorn and botocore too;
-all of it goes through one handler on the root logger, which waits for no reader. A
-traceback is one field of its line, so that a log group never sees it cut into pieces. There is no access log: a line
-for every ping costs money and says nothing.
+All loggers (`mme.…`, gunicorn's, botocore's) go through one handler on the root logger; facts come in `extra=`, and a
+traceback is one field of its line. There is no access log. `configure` is called once in each process, before threads
+start; a `LogControl` changes later what is logged, and how, in the words of Triton's logging extension:
 
-`configure` is called once in each process, before threads start; the handler locks by itself. A `LogControl` changes
-later what is logged, and how, in the process that serves.
+    log_info, log_warning, log_error    whether lines of that severity are written
+    log_verbose_level                   0, or how much more is; here everything at any number above
+    log_format                          text or json, as the server was started; default or ISO8601 for Triton's lines
+    log_file                            none: lines go to standard error
+
+What collects a container's output may stand still as long as its disk does. A line is written at once where the pipe
+has room, else kept, up to a bound, for a thread; lines beyond the bound are dropped, counted, and told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import logging.config
+import os
+import select
+import stat
 import sys
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.observe.log_pipe import PipeHandler
-from container.observe.log_settings import LogSettings
 from container.settings.kinds import LogFormat
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.system.priority import usual_priority
+from model_handlers.system.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import TextIO
+
 
 # Libraries log every request and header at debug level, credentials among them: below info, only ours are heard.
 _OURS = ("mme", "gunicorn.error")
@@ -190,3 +205,269 @@ def _json(value: Any) -> str:
         return orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # a lone surrogate out of a file name, an integer over 64 bits
         return json.dumps(value, default=repr, skipkeys=True)
+
+
+_SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+_AS_DOCUMENTED = {"log_warnings": "log_warning", "log_errors": "log_error"}  # Triton's pages call them otherwise
+_FORMATS = {each.value: each for each in LogFormat if each is not LogFormat.AUTO}
+_MOST = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged.
+
+    Attributes:
+        info, warning, error: whether lines of that severity are.
+        verbose: above 0, lines of no severity are as well.
+        format: how a line looks; never AUTO.
+    """
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose: int = 0
+    format: LogFormat = LogFormat.JSON
+
+    @classmethod
+    def of_level(cls, level: str, format: LogFormat) -> LogSettings:  # noqa: A002 - the setting's name
+        """Those that a level by name stands for."""
+        least = logging.getLevelNamesMapping()[level.upper()]
+        return cls(
+            info=least <= logging.INFO,
+            warning=least <= logging.WARNING,
+            error=least <= logging.ERROR,
+            verbose=int(least <= logging.DEBUG),
+            format=format,
+        )
+
+    def lets_through(self, level: int) -> bool:
+        """Whether a line of a level, as Python's logging numbers them, is written; one that is critical always is."""
+        if level < logging.INFO:
+            return self.verbose > 0
+        if level < logging.WARNING:
+            return self.info
+        if level < logging.ERROR:
+            return self.warning
+        return self.error or level >= logging.CRITICAL
+
+    @property
+    def level(self) -> int:
+        """The least level of which a line is written."""
+        levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+        return next(level for level in levels if self.lets_through(level))
+
+    def as_document(self) -> dict[str, Any]:
+        """As a client reads them."""
+        return {
+            "log_file": "",
+            "log_info": self.info,
+            "log_warning": self.warning,
+            "log_error": self.error,
+            "log_verbose_level": self.verbose,
+            "log_format": self.format.value,
+        }
+
+    def changed(self, wanted: Mapping[str, Any]) -> LogSettings:
+        """These with what a client wants otherwise.
+
+        Args:
+            wanted: setting → value, or null.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT; UNSUPPORTED for a file, UNAVAILABLE for a format; then nothing is changed.
+        """
+        new, known = self, self.as_document()
+        for given, value in wanted.items():
+            name = _AS_DOCUMENTED.get(given, given)
+            if name not in known:
+                raise invalid_argument(f"log setting '{given}' is none of {', '.join(known)}")
+            if value is None:
+                continue
+            if name in _SWITCHES:
+                switch: dict[str, Any] = {_SWITCHES[name]: _switch(given, value)}
+                new = replace(new, **switch)
+            elif name == "log_verbose_level":
+                new = replace(new, verbose=_verbosity(value))
+            elif name == "log_format":
+                new = replace(new, format=_format(value))
+            elif value:
+                raise MmeError(Kind.UNSUPPORTED, "log file location can not be updated through network protocol")
+        return new
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise invalid_argument(f"log setting '{name}' must be true or false, got {value!r}")
+    return value
+
+
+def _verbosity(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise invalid_argument(f"log setting 'log_verbose_level' must be a number, 0 or more, got {value!r}")
+    return value
+
+
+def _format(value: Any) -> LogFormat:
+    if not isinstance(value, str):
+        raise invalid_argument(f"log setting 'log_format' must be a text, got {value!r}")
+    found = _FORMATS.get(value)
+    if found is None:
+        raise MmeError(
+            Kind.UNAVAILABLE, f"invalid argument for --log_format, got: {value}; there are {', '.join(_FORMATS)}"
+        )
+    return found
+
+
+_MOST_BYTES = 1 << 20  # kept, some thousands of lines
+_FLUSH_SECONDS = 1.0  # that the end of the process waits for a pipe that is full
+_LOGGER = "mme.log"
+
+
+class LinePipe:
+    """One descriptor. Thread-safe; a fork leaves the child one without lines.
+
+    Attributes:
+        dropped: lines, so far.
+
+    Args:
+        fd: where lines go.
+        told: makes the line that says how many were dropped; b"" for none.
+        most_bytes: of lines that are kept.
+    """
+
+    def __init__(self, fd: int, told: Callable[[int], bytes], *, most_bytes: int = _MOST_BYTES) -> None:
+        self.dropped = 0
+        self._fd = self._of_our_own(fd)
+        self._told = told
+        self._most_bytes = most_bytes
+        # A pipe that is ready takes so many bytes without a wait. A file takes any number, and a line is one write.
+        self._ready_bytes = most_bytes if stat.S_ISREG(os.fstat(fd).st_mode) else select.PIPE_BUF
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLOUT)
+        self._begin()
+        forked = weakref.WeakMethod(self._begin)
+        os.register_at_fork(after_in_child=lambda: (begin := forked()) and begin())
+
+    def __repr__(self) -> str:
+        return f"<LinePipe {self._fd}, {self._bytes} bytes kept, {self.dropped} lines dropped>"
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()  # guards all of these
+        self._kept: deque[bytes] = deque()
+        self._bytes = 0
+        self._untold = 0  # lines dropped behind the last one that is kept
+        self._thread: threading.Thread | None = None
+
+    def _of_our_own(self, fd: int) -> int:
+        """The same pipe, opened so that no write to it waits; other processes that write to it may want to."""
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            with contextlib.suppress(OSError):  # it may be another user's
+                own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, own).atexit = False  # the end of the process has lines, too
+                return own
+        return fd
+
+    def write(self, line: bytes) -> None:
+        """Write a line, or keep it, or drop it. Waits for nothing.
+
+        Raises:
+            OSError: nothing will ever read it.
+        """
+        with self._changed:
+            rest = line if self._thread or self._kept else self._written(line)
+            if rest:
+                self._keep(rest, begun=rest is not line)
+
+    def flush(self) -> None:
+        """Wait for what is kept, but no longer than a second."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is None, _FLUSH_SECONDS)
+
+    def _written(self, line: bytes) -> bytes:
+        """Write what the pipe takes at once; the rest."""
+        with contextlib.suppress(BlockingIOError):
+            while line and self._poll.poll(0):
+                line = line[os.write(self._fd, line[: self._ready_bytes]) :]
+        return line
+
+    def _keep(self, line: bytes, *, begun: bool) -> None:
+        """For the thread; a line that is begun is ended in any case."""
+        if self._bytes + len(line) > self._most_bytes and not begun:
+            self.dropped += 1
+            self._untold += 1
+            return
+        self._tell()
+        self._append(line)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._drain, name="log", daemon=True)
+            try:
+                start_thread(self._thread)
+            except MmeError:  # the next line tries again
+                self._thread = None
+
+    def _append(self, line: bytes) -> None:
+        self._kept.append(line)
+        self._bytes += len(line)
+
+    def _tell(self) -> None:
+        if self._untold:
+            self._append(self._told(self._untold))
+            self._untold = 0
+
+    def _drain(self) -> None:
+        """The thread: write what is kept, and end."""
+        usual_priority()
+        while True:
+            with self._changed:
+                if not self._kept:
+                    self._tell()
+                if not self._kept:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                line = self._kept.popleft()
+                self._bytes -= len(line)
+            with contextlib.suppress(OSError):  # the next line finds out
+                while line:
+                    self._poll.poll()
+                    line = self._written(line)
+
+
+class PipeHandler(logging.StreamHandler["TextIO"]):
+    """A stream whose lines go through a `LinePipe`, where there is a descriptor behind it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._pipe: LinePipe | None = None
+        with contextlib.suppress(OSError, ValueError):  # as a stream in memory says
+            self._pipe = LinePipe(stream.fileno(), self._line_of_dropped)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were dropped."""
+        return self._pipe.dropped if self._pipe else 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        if self._pipe is None:
+            super().emit(record)
+            return
+        try:
+            self._pipe.write(self._line(record))
+        except Exception:  # noqa: BLE001 - as any handler of logging's
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Write what is left, as far as it is read."""
+        if self._pipe is None:
+            super().flush()
+        else:
+            self._pipe.flush()
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return (self.format(record) + self.terminator).encode(errors="backslashreplace")
+
+    def _line_of_dropped(self, count: int) -> bytes:
+        says = "%d lines of the log were dropped here, since nothing read it"
+        return self._line(logging.LogRecord(_LOGGER, logging.WARNING, __file__, 0, says, (count,), None))

@@ -1,8 +1,8 @@
-"""Statistics → Prometheus text, on the same port. A Flask blueprint.
+"""Statistics → Prometheus text, on the same port.
 
 Inference counters carry Triton's names and labels, so that dashboards made for it go on working; what a multi-model
 cache adds is named `mme_…`, and what the code of models counts as its authors name it. Nothing is counted here: the
-event loop lists what there is, and a thread reads its counters and writes them.
+event loop lists what there is, and a thread reads its counters, asks drivers and writes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from flask import Blueprint, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from container.observe.exposition import Exposition, labels_of
-from container.observe.machine_metrics import write_machine
 from model_handlers.base import total
 from model_handlers.metrics import METRICS, MetricKind
-from model_handlers.system.devices import gpu_uuids
+from model_handlers.system import memory
+from model_handlers.system.devices import gpu_uuids, readings
 from serve.statistics import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from serve.engine import Engine
     from serve.loading.loader import Target
     from serve.statistics import ModelStats, Summary, TargetStats
+
 
 _TOTAL = "_total"
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -310,10 +311,10 @@ class _Scrape:
 
     def _of_models(self) -> None:
         """What the code of models counts."""
-        for family, readings in METRICS.read():
+        for family, found in METRICS.read():
             text, kind = family.description or f"A {family.kind.value} of a model", family.kind.value
             self._out.family(family.name, text, kind)
-            for reading in readings:
+            for reading in found:
                 self._reading(family, reading)
 
     def _reading(self, family: Family, reading: Reading) -> None:
@@ -333,3 +334,32 @@ def _labels(model: str, version: int, stats: ModelStats) -> str:
     gpu = {"gpu_uuid": stats.gpu_uuid} if stats.gpu_uuid else {}
     tags = {f"_{tag}": value for tag, value in stats.tags.items()}
     return labels_of({"model": model, "version": str(version), **gpu, **namespace, **tags})
+
+
+# Name, text, kind, field of a reading.
+_OF_GPUS = (
+    ("nv_gpu_utilization", "GPU utilization, 0.0 to 1.0", "gauge", "utilization"),
+    ("nv_gpu_memory_total_bytes", "GPU memory, bytes", "gauge", "total"),
+    ("nv_gpu_memory_used_bytes", "GPU memory in use by anybody, bytes", "gauge", "used"),
+    ("nv_gpu_power_usage", "GPU power draw, watts", "gauge", "power"),
+    ("nv_gpu_power_limit", "GPU power limit, watts", "gauge", "power_limit"),
+    ("nv_energy_consumption", "GPU energy since the driver was loaded, joules", "counter", "energy"),
+)
+
+
+def write_machine(out: Exposition) -> None:
+    """Write every family that has a value."""
+    found = readings()
+    for name, text, kind, field in _OF_GPUS:
+        values = [(gpu.uuid, value) for gpu in found if (value := getattr(gpu, field)) is not None]
+        if values:
+            out.family(name, text, kind)
+        for uuid, value in values:
+            out.sample(name, labels_of({"gpu_uuid": uuid}), value)
+    total, used = memory.machine_memory()
+    # Triton's pool of pinned memory: there is none here, and who looks for it finds that.
+    out.one("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", "gauge", 0)
+    out.one("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", "gauge", 0)
+    out.one("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "gauge", memory.processor_share())
+    out.one("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "gauge", total)
+    out.one("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "gauge", used)

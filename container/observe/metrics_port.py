@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from container.http1 import Http1Server, Limits, error_body
-from container.process.authority import listening
+from container.process.sockets import listening
 
 if TYPE_CHECKING:
     import asyncio

@@ -1,6 +1,6 @@
 """Settings → a running engine: which models come from where, what is loaded at start, when /ping is healthy.
 
-Lives on the event loop. The HTTP side, ours or Flask's, is handed `routes` and `engine`.
+Lives on the event loop. The HTTP side is handed `routes` and `engine`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import glob
 import logging
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from container.dashboard.document import Documents
@@ -18,17 +20,17 @@ from container.inference.request_limit import RequestLimit
 from container.inference.request_memory import RequestMemory
 from container.observe.emf import EmfReporter
 from container.observe.logs import LogControl
-from container.process.bare import bare_source
-from container.process.budgets import disk_budget, framework_threads, memory_budget, request_memory
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
-from container.steps.forwarding import forwarding
-from container.steps.keys import Keys
-from container.steps.restrictions import Restrictions
+from container.settings.kinds import SettingsError, to_text
+from container.steps.access import Keys
+from container.steps.restrictions import Restrictions, forwarding
 from container.steps.shared_memory import CudaRegions, Regions
 from container.traces.file import FileTracer
 from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
+from model_handlers.base import Footprint, by_device
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system import devices
+from model_handlers.system import devices, memory
+from model_handlers.system.threads import processors
 from model_handlers.worker.memory import SIZES
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import BusyPoll
@@ -37,17 +39,21 @@ from serve.cache.room import megabytes
 from serve.control import Control
 from serve.engine import Engine
 from serve.engine_options import EngineOptions
+from serve.sizes import DEVICE_SHARE, HOST_SHARE, bytes_of
+from serve.sources.layout import is_model, list_models
 from serve.sources.polling import Poller
-from serve.sources.store import read_credentials
+from serve.sources.store import ARCHIVE_SUFFIX, read_credentials
 from serve.state_file import began
 from serve.threads import UnderWay, on_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from container.process.last_words import LastWords
+    from container.process.restarts import LastWords
     from container.settings import SingleModel
     from container.traces.traced import Tracing
+    from serve.sizes import MemoryBudget
+
 
 _log = logging.getLogger("mme.service")
 _TRACES_SECONDS = 0.5  # gunicorn kills us a second after models had their time to end
@@ -309,3 +315,86 @@ def _with_single(options: EngineOptions, model: SingleModel) -> EngineOptions:
     if model.folder == options.repository:
         return replace(options, eviction=rules, repository=None, folders={model.name: model.folder})
     return replace(options, eviction=rules)
+
+
+def bare_source(settings: Settings) -> str:
+    """Which store or repository has nothing to serve, and what to do, by what a folder holds instead."""
+    if settings.mode is Mode.STORE:
+        lacks = f"there is no archive (*.tar.gz) in the store {settings.model_store}"
+        folder = None if settings.model_store.startswith("s3://") else Path(settings.model_store)
+        if folder is not None and (is_model(folder) or list_models(folder)):
+            return f"{lacks}: it holds models that are not packed; --model-repository serves a folder of those"
+        return f"{lacks}: check its name, or put archives there"
+    lacks = f"there is no model in the repository {', '.join(map(str, settings.repositories))}"
+    folders = [each for each in settings.repositories if isinstance(each, Path)]
+    if any(is_model(folder) for folder in folders):
+        return f"{lacks}, which is a model's own directory: name the folder above it"
+    if any(next(folder.glob(f"*{ARCHIVE_SUFFIX}"), None) for folder in folders):
+        return f"{lacks}, which holds archives: --model-store serves those"
+    return f"{lacks}: check its name, or put directories of models there"
+
+
+_REQUESTS_PART = 8  # of the memory budget, for requests on the way
+_LEAST_FOR_REQUESTS = 256 << 20
+_THREADS_EACH = 4  # of frameworks, a processor
+_LEAST_THREADS = 64
+
+
+def memory_budget(settings: Settings) -> Footprint:
+    """Bytes for all models together, on the host and on each GPU by its number.
+
+    Raises:
+        SettingsError: when a reserve leaves nothing.
+    """
+    host = _bytes("MME_MEMORY_BUDGET", settings.memory_budget, memory.host_memory(), HOST_SHARE)
+    each = {
+        gpu.index: _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, DEVICE_SHARE)
+        for gpu in devices.gpus()
+    }
+    return Footprint(host, by_device(each))
+
+
+def request_memory(settings: Settings) -> int:
+    """Bytes for all requests on the way together.
+
+    Raises:
+        SettingsError: when two of the largest bodies do not fit.
+    """
+    least = 2 * settings.max_body_bytes
+    if settings.request_memory is None:
+        return max(memory_budget(settings).host // _REQUESTS_PART, _LEAST_FOR_REQUESTS, least)
+    if settings.request_memory < least:
+        raise SettingsError(
+            f"MME_REQUEST_MEMORY={settings.request_memory}: at least {least} bytes, twice the largest body: raise it, "
+            "or lower MME_MAX_BODY"
+        )
+    return settings.request_memory
+
+
+def framework_threads(settings: Settings) -> int:
+    """Threads that frameworks may have in the serving process: by the processors, and by what the system allows."""
+    if settings.framework_threads is not None:
+        return settings.framework_threads
+    usual = max(_THREADS_EACH * processors(), _LEAST_THREADS)
+    free = memory.free_tasks()
+    return usual if free is None else min(usual, free // 2)
+
+
+def disk_budget(settings: Settings) -> int | None:
+    """Bytes for all unpacked archives, a share being one of the file system; None where nothing is set.
+
+    Raises:
+        SettingsError: when a reserve leaves nothing.
+    """
+    if settings.disk_budget is None:
+        return None
+    there = next(folder for folder in (settings.cache_dir, *settings.cache_dir.parents) if folder.is_dir())
+    return _bytes("MME_DISK_BUDGET", settings.disk_budget, shutil.disk_usage(there).total, 1.0)
+
+
+def _bytes(variable: str, setting: MemoryBudget, available: int, default_share: float) -> int:
+    """A budget out of so many bytes that there are."""
+    try:
+        return bytes_of(setting, available, default_share)
+    except ValueError as error:
+        raise SettingsError(f"{variable}={to_text(setting)}: {error}") from None

@@ -29,18 +29,15 @@ from container.control.on_loop import OnLoop
 from container.control.pending import Pending
 from container.control.wsgi import call_application
 from container.http1 import Http1Server, Limits
-from container.inference.answers import too_large
+from container.inference.errors import too_large
 from container.inference.turn_budget import Turns
 from container.observe.metrics_port import MetricsPort
-from container.process.authority import access_of
-from container.process.garbage import QuietCollector
-from container.process.lost_gpus import LostGpus
-from container.process.open_files import ConnectionCap, OpenFiles, most_connections, raise_limit
+from container.process.resources import ConnectionCap, OpenFiles, QuietCollector, most_connections, raise_limit
+from container.process.restarts import LostGpus
 from container.process.service import Service
-from container.process.tls import Tls
-from container.settings import Settings
+from container.process.sockets import Tls
 from container.settings.tls import http_certificates
-from container.steps.doors import Doors
+from container.steps.access import Doors, access_of
 from model_handlers.errors import MmeError
 from model_handlers.system.memory import return_large_blocks
 from serve.state_file import is_followed, life_of
@@ -57,8 +54,9 @@ if TYPE_CHECKING:
     from container.grpc.server import GrpcServer
     from container.http1 import Exchange
     from container.http1.server import Gate
-    from container.process.followed import Followed
-    from container.process.last_words import LastWords
+    from container.process.resources import Followed
+    from container.process.restarts import LastWords
+    from container.settings import Settings
 
 T = TypeVar("T")
 _log = logging.getLogger("mme.worker")
@@ -69,7 +67,7 @@ _QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any
 _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
 _TELLING_SECONDS = 1.0  # for clients to hear it that wait for a load which does not end in time
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
-_PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_conf`
+_PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_app`
 _FLASK_THREADS = 8
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
@@ -77,7 +75,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     """One process, one loop, one engine."""
 
-    words: LastWords  # given by the master, see `gunicorn_conf`
+    words: LastWords  # given by the master, see `gunicorn_app`
     over = False  # whether it has served, and closed what would outlive it
     _graceful = True
 
@@ -108,7 +106,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         for number in _ENDING:
             loop.add_signal_handler(number, self._stop_asked, number, stop)
         loop.add_signal_handler(signal.SIGUSR1, self.log.reopen_files)
-        settings = Settings.from_environ(os.environ)
+        settings: Settings = self.app.settings
         try:
             service = Service(settings, loop, life_of(self.ppid), self.words)
             front = _Front(service, loop)

@@ -41,7 +41,7 @@ from container.settings.sagemaker import (
 )
 from container.settings.table import VARIABLES
 from container.settings.tls import grpc_certificates, http_certificates, load_certificates
-from container.steps.keys import Keys
+from container.steps.access import Keys
 from model_handlers.errors import MmeError
 from model_handlers.scripts.default_script import LITERAL
 from model_handlers.system.importing import is_installed

@@ -33,6 +33,8 @@ _SERVICE_LINK = re.compile(
 )
 _SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
 
+_PLACES = {variable.name: place for place, variable in enumerate(VARIABLES)}
+
 
 class Given(NamedTuple):
     """One value as it was given: how to name its origin, and its text."""
@@ -75,10 +77,8 @@ class Reading:
 
     def parse(self) -> None:
         """Parse what is given, in the table's order."""
-        for variable in VARIABLES:
-            given = self.given.get(variable.name)
-            if given is None:
-                continue
+        for name in sorted(self.given, key=_PLACES.__getitem__):
+            given, variable = self.given[name], BY_NAME[name]
             try:
                 value = variable.parse(given.text)
             except Refused as error:
@@ -87,7 +87,7 @@ class Reading:
             except ValueError as error:
                 self.problems.append(f"{given.label}={given.text!r}: expected {error}")
                 continue
-            self.parsed[variable.name] = value
+            self.parsed[name] = value
             if variable.field:
                 self.fields.setdefault(variable.field, value)
             if variable.has_notice:

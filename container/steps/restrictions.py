@@ -1,10 +1,12 @@
-"""Which parts of the protocols only those may use who know a secret, as tritonserver's two flags say it. PURE.
+"""What headers decide: which parts of the protocols want a secret, and which headers models see. PURE.
 
     --http-restricted-api=model-repository,trace:admin-key=secret        a header of that name with that value
     --grpc-restricted-protocol=model-repository,trace:admin-key=secret   metadata, named triton-grpc-protocol-admin-key
 
-Over HTTP it is the rule of a route that belongs to a category, never what a client wrote, so that there is no other way
-to write it. What is in no category is free: /metrics above all.
+Over HTTP it is the route that belongs to a category, never what a client wrote. What is in no category is free:
+/metrics above all. Headers whose names match the operator's pattern become parameters of the request, as tritonserver's
+flags have it: the pattern is looked for anywhere in a name, letter case does not count unless it begins with (?-i), and
+a header wins over a parameter of that name in the body: what a proxy adds is not for clients to say.
 """
 
 from __future__ import annotations
@@ -14,10 +16,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind, MmeError
+from container.codec.fields import RESERVED
+from container.http1.head import Headers
+from container.inference.headers import text_of
+from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from serve.request import InferenceRequest
+
 
 CATEGORIES = (
     "health",
@@ -136,3 +144,46 @@ def role_of_route(rule: str) -> str | None:
 def role_of_method(method: str) -> str | None:
     """The same of a gRPC method by its name."""
     return None if method in _OPEN_METHODS else category_of_method(method)
+
+
+_CASE_COUNTS = "(?-i)"
+_NEVER = RESERVED | {"headers"}
+
+
+class Forwarding:
+    """What is handed to models.
+
+    Args:
+        pattern: of the names of headers.
+
+    Raises:
+        re.error: it is none.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        bare = pattern.removeprefix(_CASE_COUNTS)
+        self._wanted = re.compile(bare, 0 if bare != pattern else re.IGNORECASE)
+
+    def add(self, request: InferenceRequest, headers: Mapping[str, str]) -> None:
+        """Add the parameters to a request that came with such headers.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT for a header that is called as a parameter with a meaning of its own.
+        """
+        found = {name: value for name, value in _as_sent(headers) if self._wanted.search(name)}
+        for name in found:
+            if name.lower() in _NEVER or name.lower().startswith("triton_"):
+                raise invalid_argument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+        if found:
+            request.parameters = {**(request.parameters or {}), **found}
+
+
+def forwarding(pattern: str) -> Forwarding | None:
+    """What a pattern has handed to models, None for ""."""
+    return Forwarding(pattern) if pattern else None
+
+
+def _as_sent(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    if not isinstance(headers, Headers):
+        return headers.items()
+    return ((text_of(name), text_of(value.rstrip())) for name, value in headers.fields)

@@ -1,21 +1,39 @@
-"""SageMaker's stateful sessions: which there are, of which model, and until when. PURE.
+"""SageMaker's stateful sessions: each is a sequence to its model, and ends when it is closed or left unused.
 
-A session is created on a client's request, routed to its model, and ends when the client closes it or lets it lie. Its
-id is a number in digits: what a model is told of the sequence that its requests make is a number or a text, as the
-model has it.
-
-Times are seconds of one monotonic clock.
+NEW_SESSION in the header creates a session, with or without a request for its model in the body; an id routes to it;
+a body `{"requestType": "CLOSE"}` ends it, and so does a request that says `sequence_end`. Everything here runs on the
+event loop. `Sessions` is pure: its times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from model_handlers.config.model_config import ControlKind
 from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
+from model_handlers.scripts.default_script import SESSION_ID as BODY_SESSION_ID
+from model_handlers.scripts.default_script import takes_raw_body
+from model_handlers.tensor import BYTES
+from serve.cache.events import CacheEvent, EventType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+
+    from container.inference.call import Call
+    from model_handlers.config.model_config import ModelConfig
+    from serve.engine import Engine
+    from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
+
+    Make = Callable[[ModelConfig], InferenceRequest]
+
 
 MOST = 65_536  # sessions at a time
 
@@ -141,3 +159,189 @@ class Sessions:
     def _touch(self, session: Session, now: float) -> None:
         session.last = now
         self._sessions.move_to_end(session.id)
+
+
+SESSION_ID = "x-amzn-sagemaker-session-id"
+NEW = "NEW_SESSION"
+CLOSE = "CLOSE"
+_WORD = b"requestType"
+_MAX_WORD = 1024  # bytes of a body that says nothing but what becomes of a session
+_ID_BITS = 62  # fits into whatever control tensor a model has for it, but those of 32 bits, which get the lower part
+_now = time.monotonic
+
+
+class SessionCalls:
+    """The sessions of a server.
+
+    Args:
+        engine: whose models they are of.
+        seconds: how long a session may lie unused.
+        enabled: whether there are any; else requests with the header are refused.
+    """
+
+    def __init__(self, engine: Engine, seconds: float, *, enabled: bool) -> None:
+        self._engine = engine
+        self._enabled = enabled
+        self._sessions = Sessions(seconds, lambda: secrets.randbits(_ID_BITS) + 1)
+        self._timer: asyncio.TimerHandle | None = None
+        engine.cache.events.listen(self._heard)
+
+    def visit(self, model: str, asked: str, body: bytes, *, creates: bool) -> Visit:
+        """What the header of a request asks for.
+
+        Args:
+            model: the registered name of the request's model.
+            asked: the header.
+            body: the request's.
+            creates: whether a session can be created on this route.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT for a session that is not there or can't be, UNAVAILABLE for too many.
+        """
+        if not self._enabled:
+            raise invalid_argument(
+                "stateful sessions are switched off here: leave SessionId out, or start the server with "
+                "SAGEMAKER_ENABLE_STATEFUL_SESSIONS=true"
+            )
+        word = _word(body)
+        if asked != NEW:
+            return Visit(self, self._sessions.use(asked, model, _now()), word if word == CLOSE else "", new=False)
+        if not creates:
+            raise invalid_argument("a session can't be created on a streamed invocation: use invoke_endpoint")
+        if word == CLOSE:
+            raise invalid_argument("a session is closed by its id in SessionId, which is NEW_SESSION here")
+        visit = Visit(self, self._sessions.begin(model, _now()), word, new=True)
+        self._set_timer()
+        return visit
+
+    def check(self, session: Session) -> None:
+        """Its model is there: is it still?
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when it is over.
+        """
+        self._sessions.check(session)
+
+    def leave(self, session: Session) -> None:
+        """A request of it was answered."""
+        self._sessions.leave(session, _now())
+
+    def end(self, session: Session) -> None:
+        """It is over, and so is its sequence, once what was sent of it has been executed."""
+        self._sessions.end(session)
+        for text in (False, True):
+            self._engine.end_sequence(session.model, session.correlation_id(text=text))
+
+    def created(self, session: Session) -> bytes:
+        """The header lines that tell the client of a new session. Of Amazon's clients some read one, some the other."""
+        until = datetime.fromtimestamp(time.time() + self._sessions.seconds, UTC)
+        said = f"{session.id}; Expires={until:%Y-%m-%dT%H:%M:%SZ}\r\n"
+        return f"X-Amzn-SageMaker-New-Session-Id: {said}X-Amzn-SageMaker-Session-Id: {said}".encode()
+
+    def _heard(self, event: CacheEvent) -> None:
+        """A model that was replaced is told to be unloaded when its successor has been serving for a while."""
+        gone = event.type is EventType.UNLOADED and not self._engine.index.is_resident(event.name)
+        if gone or event.type is EventType.LOADED:
+            self._sessions.end_begun(event.name)
+
+    def _set_timer(self) -> None:
+        at = self._sessions.next_expiry()
+        if self._timer is None and at is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(at - _now(), 0), self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for session in self._sessions.expire(_now()):
+            self.end(session)
+        self._set_timer()
+
+
+class Visit:
+    """One request of a session.
+
+    Attributes:
+        session: it.
+        word: what the body says instead of being a request for the model: NEW, CLOSE, or "" for such a request.
+        new: whether the request creates the session.
+    """
+
+    def __init__(self, calls: SessionCalls, session: Session, word: str, *, new: bool) -> None:
+        self._calls = calls
+        self.session = session
+        self.word = word
+        self.new = new
+        self._starts = False
+        self._ends = word == CLOSE
+        self._state = False
+
+    def headers(self) -> bytes:
+        """The lines that its answer has."""
+        lines = self._calls.created(self.session) if self.new else b""
+        if self._ends:
+            lines += b"X-Amzn-SageMaker-Closed-Session-Id: %s\r\n" % self.session.id.encode()
+        return lines
+
+    def made(self, call: Call, make: Make, config: ModelConfig) -> InferenceRequest:
+        """The request, as a step of the session's sequence; one that names a sequence itself is left alone."""
+        self._calls.check(self.session)
+        request = make(config)
+        self._ends = bool(request.flags & FLAG_SEQUENCE_END)
+        self._state = config.sequence_batching is not None or bool(config.ensemble)
+        if not request.correlation_id:
+            request.correlation_id = self.session.correlation_id(text=_wants_text(config))
+            request.flags |= FLAG_SEQUENCE_KEPT
+            if not self.session.begun:
+                self._starts = self.session.begun = True
+                request.flags |= FLAG_SEQUENCE_START
+        if takes_raw_body(config):
+            request.parameters = {**(request.parameters or {}), BODY_SESSION_ID: self.session.id}
+        call.session = self.headers()
+        request.on_complete = self._completing(call, request.on_complete)
+        return request
+
+    async def submitted(self, submission: Coroutine[Any, Any, LoadReport]) -> LoadReport:
+        """Submit the request. One that is not accepted has begun nothing."""
+        try:
+            return await submission
+        except BaseException:
+            if self._starts:
+                self.session.begun = False
+            self.over(failed=True)
+            raise
+
+    def over(self, *, failed: bool) -> None:
+        """It was answered."""
+        self._calls.leave(self.session)
+        if (self.new and failed) or (self._ends and not failed):
+            self._calls.end(self.session)
+
+    def _completing(self, call: Call, complete: Completion) -> Completion:
+        def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
+            failed = isinstance(result, MmeError) or (self.new and call.over)  # whose id nobody has heard
+            if isinstance(result, MmeError) and result.kind is Kind.CANCELLED and self._state:
+                self._ends, failed = True, False  # its sequence has ended with it
+            self.over(failed=failed)
+            complete(request, result)
+
+        return completed
+
+
+def _word(body: bytes) -> str:
+    """What a body says of its session that is nothing else: NEW, CLOSE or ""."""
+    if len(body) > _MAX_WORD or _WORD not in body:
+        return ""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ""
+    word = document.get("requestType") if isinstance(document, dict) else None
+    return word if word in (NEW, CLOSE) else ""
+
+
+def _wants_text(config: ModelConfig) -> bool:
+    """Whether the model is told ids as texts."""
+    batching = config.sequence_batching
+    return batching is not None and any(
+        control.kind is ControlKind.CONTROL_SEQUENCE_CORRID and control.data_type is BYTES
+        for _, control in batching.controls()
+    )

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.threads import advised
@@ -28,7 +28,6 @@ from model_handlers.worker.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from model_handlers.system.threads import CancelToken
     from model_handlers.worker.fork_server import Program
@@ -134,9 +133,6 @@ class ForkClient:
     called again; the first process asked for with it is never begun, and has to be asked for again.
     """
 
-    # where fork servers run, and models' processes with them, while it is there; None for where we do
-    directory: ClassVar[Path | None] = None
-
     def __init__(self, preload: str = "") -> None:
         self._preload = preload
         self._lock = threading.Lock()
@@ -206,7 +202,6 @@ class ForkClient:
                 self._server = subprocess.Popen(
                     [sys.executable, "-c", program, "mme-fork-server"],
                     stdin=subprocess.DEVNULL,
-                    cwd=self.directory if self.directory and self.directory.is_dir() else None,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # Ctrl-C at the terminal is not for it
                 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.base import CPU, Footprint, Handler, Placement, total
 from model_handlers.config.model_config import Guess
@@ -56,6 +56,16 @@ if TYPE_CHECKING:
 AnyModel = Model | EnsembleModel
 
 
+class TargetObserver(Protocol):
+    """Is told what a target takes, itself or as a member of one."""
+
+    def changed(self) -> None:
+        """It takes something else. On the event loop."""
+
+    def closed(self) -> None:
+        """All of it was given back. On any thread."""
+
+
 class Target:
     """The loaded versions of one target model: started on the event loop, closed on a thread, when no lease is left."""
 
@@ -78,7 +88,8 @@ class Target:
         self.latest = versions[max(versions)]
         self.forms = forms  # what it was loaded from; None where that is the models' files
         self.at_load = footprint or Footprint()
-        self.footprint = self.at_load  # what it takes, without members; of one in processes of its own, growth included
+        self._footprint = self.at_load
+        self.observer: TargetObserver | None = None
         # what the executions of it and its members took beyond that of the serving process and of GPUs
         self.grown = Footprint()
         self.closed = False  # whether all of that was given back
@@ -87,6 +98,17 @@ class Target:
 
     def __repr__(self) -> str:
         return f"<Target {self.name}: versions {sorted(self.versions)}>"
+
+    @property
+    def footprint(self) -> Footprint:
+        """What it takes, without members; of one in processes of its own, growth included."""
+        return self._footprint
+
+    @footprint.setter
+    def footprint(self, footprint: Footprint) -> None:
+        self._footprint = footprint
+        if self.observer is not None:
+            self.observer.changed()
 
     def version(self, number: int | None) -> AnyModel:
         """One version, the latest if none is named; UNKNOWN_VERSION if it is not there."""
@@ -108,11 +130,11 @@ class Target:
     @property
     def apart(self) -> bool:
         """Whether it lives in processes of its own, without its members."""
-        return any(model.handlers.apart for model in self.versions.values())
+        return any(model.executors.apart for model in self.versions.values())
 
     def is_memory_only(self) -> bool:
         """Whether it and its members hold memory and nothing else, which goes with the process."""
-        return all(model.handlers.memory_only for model in self.models())
+        return all(model.executors.memory_only for model in self.models())
 
     @property
     def executes_here(self) -> bool:
@@ -132,7 +154,7 @@ class Target:
 
     def memory(self) -> Footprint:
         """What its processes take now, without its members."""
-        return sum((model.handlers.memory() for model in self.versions.values()), Footprint())
+        return sum((model.executors.footprint() for model in self.versions.values()), Footprint())
 
     def is_down(self) -> bool:
         return any(model.readiness.is_down() for model in self.models())
@@ -159,6 +181,8 @@ class Target:
             for model in self.models():
                 versions.callback(model.close)
         self.closed = True
+        if self.observer is not None:
+            self.observer.closed()
 
 
 class ModelLoader:
@@ -307,7 +331,7 @@ class ModelLoader:
             with self.scales.apart() as others:
                 if prepared.placement is Placement.PROCESS:
                     load()
-                    all_of_it = sum((model.handlers.memory() for model in models.values()), Footprint())
+                    all_of_it = sum((model.executors.footprint() for model in models.values()), Footprint())
                     taken = replace(all_of_it, devices=all_of_it.beyond(others.take).devices)
                     here = Footprint(0, taken.devices)
                 else:

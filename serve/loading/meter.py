@@ -14,17 +14,17 @@ is done on a thread, of the usual priority: while it shrinks an arena or a heap,
 from __future__ import annotations
 
 import functools
-import operator
+from collections import deque
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Footprint, total
+from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
 from serve.loading.measuring import taken
 from serve.maintenance import Maintenance
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from serve.cache.model_cache import ModelCache
     from serve.loading.loader import Target
@@ -70,36 +70,57 @@ _OWN = 32 << 20  # bytes that the server itself may grow by, with what it knows 
 _NOTABLE = 1 << 20  # bytes that make a difference
 
 
-class _Executing:
+class _Observed:
     """A target in memory of which the meter has to know what it executes."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, meter: Meter, target: Target) -> None:
         self.target = target
+        self.models = list(target.models())
         # the handlers that execute it in this process
-        self.kinds = {type(each) for model in target.models() if not model.handlers.apart for each in model.handlers}
+        here = [model.executors for model in self.models if not model.executors.apart]
+        self.kinds = {type(each) for executors in here for each in executors.handlers}
+        self.known = target.known()
         self.inputs = 0  # bytes of what it executed since the look before the last one
-        self.idle = True  # whether it executed nothing since the last look
-        self.owes = False  # whether it has executed since it was last asked to give back
-        self._last = 0
-        self._total = 0
-        self._parts = list(target.parts())
-        self._models = list(target.models())
-        self._footprints = [part.footprint for part in self._parts]
-        self._known = target.known()
+        self.idle = False  # whether it executed nothing since the last look
+        self._meter = meter
+        self._last = self._total = 0
+        for part in target.parts():
+            part.observer = self
 
-    def known(self) -> Footprint:
-        """See `Target`; worked out again where a footprint is another one by now."""
-        footprints = [part.footprint for part in self._parts]
-        if not all(map(operator.is_, footprints, self._footprints)):
-            self._footprints, self._known = footprints, self.target.known()
-        return self._known
+    def changed(self) -> None:
+        self._meter.changed(self)
+
+    def closed(self) -> None:
+        if self._meter.maintenance.closed:
+            self.end()
+        else:
+            self._meter.closed.append(self)
+
+    def executes(self) -> None:
+        self._meter.executing[self] = None
 
     def advance(self) -> None:
-        total = sum([model.executed.bytes for model in self._models])
+        total = self._executed()
         last, self._last, self._total = self._last, total - self._total, total
         self.inputs = last + self._last
         self.idle = not self._last
-        self.owes |= not self.idle
+
+    def rest(self) -> bool:
+        """Whether it has executed nothing for two looks, and not since; the next execution is told then."""
+        rests = not self.inputs and self._executed() == self._total
+        if rests:
+            for model in self.models:
+                model.executors.executed.first = self.executes
+        return rests
+
+    def _executed(self) -> int:
+        return sum([model.executors.executed.bytes for model in self.models])
+
+    def end(self) -> None:
+        for part in self.target.parts():
+            part.observer = None
+        for model in self.models:
+            model.executors.executed.first = None
 
 
 class Meter:
@@ -128,17 +149,29 @@ class Meter:
         self._gpus = [Growth() for _ in range(max(devices.gpu_uuids(), default=-1) + 1)]
         self._growths = [self._host, *self._gpus]
         self._charged: set[Target] = set()
-        self._executing: list[_Executing] = []
+        self._observed = 0
+        self._targets_take = Footprint()  # what all that are observed are known to take
+        self.executing: dict[_Observed, None] = {}  # since the look before the last one
+        self.closed: deque[_Observed] = deque()  # since the last look
+        self._owe: set[_Observed] = set()  # that have executed since they were last asked to give back
         self._looked_at = 0.0
         self._soon = False
 
     def __repr__(self) -> str:
-        return f"<Meter of {len(self._executing)} models, {self._host.counted} bytes grown>"
+        return f"<Meter of {self._observed} models, {self._host.counted} bytes grown>"
 
     def watch(self, target: Target) -> None:
         if not self.maintenance.closed and (target.executes_here or target.takes().devices):
-            self._executing.append(_Executing(target))
+            observed = _Observed(self, target)
+            self._observed += 1
+            self._targets_take += observed.known
+            self.executing[observed] = None
             self.maintenance.look_in(_SECONDS)
+
+    def changed(self, observed: _Observed) -> None:
+        """A target takes something else than it did."""
+        before, observed.known = observed.known, observed.target.known()
+        self._targets_take += observed.known - before
 
     def larger(self) -> None:
         """A model has executed more input bytes at a time than before: look soon, if it was not done just now."""
@@ -153,7 +186,7 @@ class Meter:
         self._cache.room.grown = Footprint()
 
     def _rests(self) -> float | None:
-        if not self._executing and not any(growth.counted for growth in self._growths):
+        if not self._observed and not any(growth.counted for growth in self._growths):
             return None
         soon = self._soon or any(growth.pending for growth in self._growths)
         return _SOON_SECONDS if soon else _SECONDS
@@ -161,31 +194,50 @@ class Meter:
     async def _look(self) -> None:
         self._soon = False
         self._looked_at = self._loop.time()
-        for each in self._executing:
+        for each in self.executing:
             each.advance()
-        looked_at = self._executing  # those that have left, too: what they share with others may have to be given back
-        self._executing = [each for each in looked_at if not each.target.closed]
+            if not each.idle:
+                self._owe.add(each)
+        closed = self._forget_closed()
+        owe = self._owe | closed  # what those that have left share with others may have to be given back, too
         known, room = self._known(), self._cache.room
         counted = known + Footprint(self._host.counted)
         most = counted + (room.budget - room.used()).beyond(Footprint())
-        look = functools.partial(_measured, looked_at, counted.host, most.host)
-        found = await self.maintenance.aside(look)
+        look = functools.partial(_measured, owe, counted.host, most.host)
+        found, gave_back = await self.maintenance.aside(look)
         if self.maintenance.closed:
             return
+        self._owe -= gave_back
         beyond = found.beyond(known.most(self._known()))  # models may have come and gone meanwhile
         self._host.look(beyond.host, self._inputs(lambda target: target.executes_here))
         for number, growth in enumerate(self._gpus):
             size = beyond.devices[number] if number < len(beyond.devices) else 0
             growth.look(size, self._inputs(functools.partial(_is_on, number)))
         self._charge()
+        for each in [each for each in self.executing if each.rest()]:
+            del self.executing[each]
+
+    def _forget_closed(self) -> set[_Observed]:
+        """Those that were closed since the last look, which count no longer."""
+        closed = set()
+        while self.closed:
+            each = self.closed.popleft()
+            closed.add(each)
+            each.end()
+            self._observed -= 1
+            self._targets_take -= each.known
+            self.executing.pop(each, None)
+        closed &= self._owe
+        self._owe -= closed
+        return closed
 
     def _known(self) -> Footprint:
         """What the process and the GPUs are known to take, without growth."""
         known = self._before + self._cache.room.reserved + Footprint(_OWN + self._passing())
-        return total([each.known() for each in self._executing], known)
+        return known + self._targets_take
 
     def _inputs(self, may_be_charged: Callable[[Target], bool]) -> dict[Target, int]:
-        return {each.target: each.inputs for each in self._executing if each.inputs and may_be_charged(each.target)}
+        return {each.target: each.inputs for each in self.executing if each.inputs and may_be_charged(each.target)}
 
     def _charge(self) -> None:
         """Have the cache count what was found, and others leave for it where the budget is passed."""
@@ -213,24 +265,23 @@ def _is_on(gpu: int, target: Target) -> bool:
     return gpu < len(on) and on[gpu] > 0
 
 
-def _measured(executing: Sequence[_Executing], counted: int, most: int) -> Footprint:
-    """What is taken, once what idle models need no more was given back. On a thread.
+def _measured(owe: set[_Observed], counted: int, most: int) -> tuple[Footprint, set[_Observed]]:
+    """What is taken, once what idle models need no more was given back, and the models that did so. On a thread.
 
     So many bytes of the host are known, or `counted`; where more than `most` are taken, models that are not idle give
     back what they could do without.
     """
     found = taken()
     if found.host <= counted - _NOTABLE:
-        return found
-    resting = [each for each in executing if each.owes and (each.idle or each.target.closed or found.host > most)]
+        return found, set()
+    resting = {each for each in owe if each.idle or each.target.closed or found.host > most}
     if found.host <= counted + _NOTABLE and not resting:
-        return found
+        return found, set()
     for each in resting:
-        for model in each.target.models():
-            if not model.handlers.apart:
-                model.handlers.give_back(idle=True)
-        each.owes = False
+        for model in each.models:
+            if not model.executors.apart:
+                model.executors.trim(idle=True)
     for handler in {kind for each in resting for kind in each.kinds}:
         handler.trim()
     memory.trim()
-    return taken()
+    return taken(), resting

@@ -74,12 +74,15 @@ class _Watched:
     def grown(self) -> list[tuple[Handler, Target]]:
         """Processes that took notably more when they were looked at than when they had loaded, and their targets."""
         processes = [
-            (handler, part) for part in self.parts for model in part.versions.values() for handler in model.handlers
+            (handler, part)
+            for part in self.parts
+            for model in part.versions.values()
+            for handler in model.executors.handlers
         ]
         return [(process, part) for process, part in processes if process.growth() > _NOTABLE]
 
     def _give_back(self, *, idle: bool) -> bool:
-        given_back = [model.handlers.give_back(idle=idle) for part in self.parts for model in part.versions.values()]
+        given_back = [model.executors.trim(idle=idle) for part in self.parts for model in part.versions.values()]
         return all(given_back)
 
     def _measured(self) -> list[Footprint]:

@@ -17,7 +17,7 @@ Instances *pull*: a free one calls `take(now)`, so a batch forms while all are b
                   ^ preferred size reached here: cut
 
 With priority levels the front is that of the first level in which a request waits, and behind the delayed of each
-level begins the next one. Times are nanoseconds of one monotonic clock. Not thread-safe: the model's lock guards it.
+level begins the next one. Times are nanoseconds of one monotonic clock. On the event loop.
 """
 
 from __future__ import annotations
@@ -318,19 +318,21 @@ T = TypeVar("T")
 
 
 class InOrder(Generic[T]):
-    """Holds back results that overtook others. Tickets count up from 0 without a gap."""
+    """Holds back results that overtook others. Each is entered by a key, and released in that order."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._entered: deque[int] = deque()
         self._held: dict[int, T] = {}
 
-    def release(self, ticket: int, result: T) -> list[T]:
-        """Take the result of a ticket; return all that may leave now, oldest first."""
-        self._held[ticket] = result
+    def enter(self, key: int) -> None:
+        self._entered.append(key)
+
+    def release(self, key: int, result: T) -> list[T]:
+        """Take the result of a key; return all that may leave now, oldest first."""
+        self._held[key] = result
         ready: list[T] = []
-        while self._next in self._held:
-            ready.append(self._held.pop(self._next))
-            self._next += 1
+        while self._entered and self._entered[0] in self._held:
+            ready.append(self._held.pop(self._entered.popleft()))
         return ready
 
 
@@ -351,26 +353,33 @@ class BatchLinger:
 
     def __init__(self, *, joins: bool) -> None:
         self._joins = joins
-        self._size = 0  # of the batch that was answered last
+        self._size = 0  # of the batch that was done last
         self.turns = 0  # of the loop, for which waiting requests may still be left alone
+        self._is_done = False  # whether that batch was done, and nothing was asked since
         self._until = 0
 
     def __repr__(self) -> str:
         return f"<BatchLinger: {self.turns} turns left for {self._size} to come again>"
 
-    def skips(self, waiting: int, size: int) -> bool:
-        """Whether so many waiting requests are sent before the batch of that size is answered."""
-        return not self._joins or waiting >= max(size, _MANY)
+    def batch_done(self, size: int) -> None:
+        """A batch is done; it is answered behind the next question whether those that wait are ready."""
+        self._size, self.turns, self._until, self._is_done = size, _TURNS, 0, True
 
-    def batch_done(self, size: int, now: int) -> None:
-        self._size, self.turns, self._until = size, _TURNS, now + _LONGEST_NS
-
-    def should_wait(self, waiting: int, now: int) -> bool:
-        """Whether waiting requests are left alone until the loop has looked at its sockets once more."""
-        if not (self.turns and waiting):
-            return False
+    def ready(self, waiting: int, now: int) -> bool:
+        """Whether so many waiting requests are sent now, or the loop looks at its sockets once more."""
+        if self._is_done:
+            self._is_done = False
+            if self._joins and waiting < max(self._size, _MANY):
+                return False
+            self.turns = 0
+        if not self.turns:
+            return True
+        if not self._until:
+            self._until = now + _LONGEST_NS
+        if not waiting:
+            return True
         if waiting < self._size and now < self._until:
             self.turns -= 1
-            return True
+            return False
         self.turns = 0
-        return False
+        return True

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from serve.model.rate_limiter import LimitedInstances
     from serve.model.tensors import Batch
 
 
@@ -56,6 +57,22 @@ class DispatchQueue:
             self._asked = bool(waiting)
             if waiting:
                 self._loop.call_soon(self._run)
+
+
+class IdleInstances:
+    """The instances of a model without a batch, by number; with `limits` those alone that have their turn."""
+
+    def __init__(self, count: int, limits: LimitedInstances | None, *, turns: bool) -> None:
+        self.limits = limits  # its instances, where they share resources with others
+        self.numbers: list[int] = list(range(count)) if limits is None else []  # the last of them is next
+        self._turns = turns
+
+    def rest(self, number: int) -> None:
+        """An instance is free: it is the next to execute, whose memory is warm, or the last where they take turns."""
+        if self._turns:
+            self.numbers.insert(0, number)
+        else:
+            self.numbers.append(number)
 
 
 _FAR_TOO_LONG = 10  # times the limit of an execution on the loop: it was no accident
@@ -213,11 +230,15 @@ class InputMeter:
 
     def __init__(self, larger: Callable[[], None] | None) -> None:
         self.bytes = 0
+        self.first: Callable[[], None] | None = None  # called, once, by the next batch
         self._largest = 0
         self._larger = larger
 
     def add(self, size: int) -> None:
         self.bytes += size
+        if self.first is not None:
+            first, self.first = self.first, None
+            first()
         if size > self._largest:
             self._largest = size
             if self._larger is not None:

@@ -19,9 +19,8 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.errors import Kind, MmeError
-from serve.model.dispatch import InputMeter
 from serve.model.ensemble_plan import ABSENT, Absent, Graph, Plan, ResponseScope, belonging, overridden
-from serve.model.instance import Handlers
+from serve.model.executor import Executors
 from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts
 from serve.model.readiness import JointReadiness
 from serve.model.replies import failure
@@ -64,8 +63,7 @@ class EnsembleModel:
         self.config = config
         self.stats = stats
         self.outstanding = 0
-        self.handlers = Handlers(())  # its steps have them
-        self.executed = InputMeter(None)
+        self.executors = Executors()  # its steps have them
         self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
         decoupled = [bool(member.config.decoupled) for member in members]
         self.graph = Graph(config.local_name(name), config.ensemble, decoupled)

@@ -16,29 +16,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from model_handlers.base import Handler
+    from serve.model.executor import Executors
 
 _log = logging.getLogger("mme.model")
 _SECONDS = 5.0  # as in Triton
 
 
 class Readiness:
-    """Of one version of a model, whose `handlers` may change."""
+    """Of one version of a model, whose handlers may change."""
 
-    def __init__(self, name: str, handlers: Iterable[Handler], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, name: str, executors: Executors, loop: asyncio.AbstractEventLoop) -> None:
         self._name = name
-        self._handlers = handlers
+        self._executors = executors
         self._loop = loop
         self._asked: dict[Handler, asyncio.Future[bool]] = {}
 
     def is_down(self) -> bool:
         """Whether an instance will execute nothing for a while: one that fails at once draws requests to it."""
-        return any(handler.is_down() for handler in self._handlers)
+        return any(handler.is_down() for handler in self._executors.handlers)
 
     async def told(self) -> bool:
         """Whether none is down, and all that have a say say so within five seconds."""
         if self.is_down():
             return False
-        asked = [self._answer(handler) for handler in self._handlers if handler.tells_ready]
+        asked = [self._answer(handler) for handler in self._executors.handlers if handler.tells_ready]
         if not asked:
             return True
         answers, late = await asyncio.wait(asked, timeout=_SECONDS)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from model_handlers.requests import ModelResponse
     from serve.model.batcher import BatchDecision
-    from serve.model.instance import Execution
+    from serve.model.execution import Execution
     from serve.model.model import Model
     from serve.model.tensors import Batch, TensorMap
     from serve.request import Called, InferenceRequest, Lease
@@ -163,7 +163,7 @@ class Replies:
         self._timeout_message = timeout_message
         self._requeue = requeue
         self._retry = retry
-        self._decoupled = decoupled
+        self.decoupled = decoupled
         self._unasked = unasked
         self.is_unloading = False
         self._gave_up = False  # on any batch
@@ -207,10 +207,10 @@ class Replies:
                 if result.kind is Kind.OUT_OF_MEMORY and self._is_retried(request, result):
                     continue
                 self._stats.failed(result.kind, done - request.arrival_ns)
-            if self._decoupled:
+            if self.decoupled:
                 outcome = Outcome.FAIL if isinstance(result, MmeError) else Outcome.SUCCESS
                 self._stats.responded(0, outcome, timings.compute_infer, timings.compute_output)
-            if self._decoupled and isinstance(result, InferenceResponse):
+            if self.decoupled and isinstance(result, InferenceResponse):
                 result.final = True
                 request.respond(result)
                 request.resolve(None)
@@ -248,7 +248,7 @@ class Replies:
         request.put_back_ns = timings.start + _computing(timings)
 
     def _is_retried(self, request: InferenceRequest, error: MmeError) -> bool:
-        again = not self._decoupled and not request.correlation_id
+        again = not self.decoupled and not request.correlation_id
         return again and self._retry is not None and self._retry(request, error)
 
     def fail(self, request: InferenceRequest, error: MmeError) -> None:
@@ -275,20 +275,20 @@ class Replies:
         if isinstance(response, NotBegunError):
             self._requeue(request)
             return
-        if self._decoupled:
+        if self.decoupled:
             self._count_response(opened, response)
         result: InferenceResponse | MmeError | None = None
         if isinstance(response, MmeError):
             result = response
         elif response is not None:
             result = self._made(opened, response)
-        elif not self._decoupled:
+        elif not self.decoupled:
             result = MmeError(Kind.EXECUTION_FAILED, f"model '{self._name}' ended a request without a response to it")
-        if self._decoupled and isinstance(result, InferenceResponse):
+        if self.decoupled and isinstance(result, InferenceResponse):
             result.final = final
             request.respond(result)
             result = None
-        elif isinstance(result, MmeError) and not final and self._decoupled:
+        elif isinstance(result, MmeError) and not final and self.decoupled:
             result = self._others_may_follow(request, result)
         if final or result is not None:
             self._finish(opened, result)
@@ -332,7 +332,7 @@ class Replies:
             timings = Timings(opened.began_ns, 0, done - opened.began_ns, 0)
             waited = opened.began_ns - _queued_since(request)
             self._stats.succeeded(1, request.batch_size, waited, total, timings)
-            if not self._decoupled:
+            if not self.decoupled:
                 self._stats.began_to_answer(total)
         request.resolve(result)
 

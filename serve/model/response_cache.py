@@ -79,20 +79,33 @@ class CachedResponses:
 
     Args:
         reads_parameters: whether what a client says beside tensors may change the answer.
+        in_order: whether no answer may overtake those of requests that came before.
     """
 
     def __init__(
-        self, cache: ResponseCache, stats: ModelStats, loop: asyncio.AbstractEventLoop, *, reads_parameters: bool
+        self,
+        cache: ResponseCache,
+        stats: ModelStats,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        reads_parameters: bool,
+        in_order: bool = False,
     ) -> None:
         self._cache = cache
         self._stats = stats
         self._loop = loop
         self._reads_parameters = reads_parameters
+        self._in_order = in_order
         self._open = True
         stats.cached = True
 
-    def answered(self, request: InferenceRequest) -> bool:
-        """Whether the request is answered with what was kept, in the next turn of the loop; else its answer is kept."""
+    def answered(self, request: InferenceRequest, outstanding: int = 0) -> bool:
+        """Whether the request is answered with what was kept, in the next turn of the loop; else its answer is kept.
+
+        So many requests of the model are not answered yet.
+        """
+        if self._in_order and outstanding:
+            return False
         if isinstance(request.on_complete, _Keeping):  # it was taken back, and is submitted again
             return False
         if _is_large(request.inputs):
@@ -154,7 +167,8 @@ def cached_responses(
             "its responses are not cached: the response cache is switched off", extra={"target_model": config.name}
         )
         return None
-    return CachedResponses(cache, stats, loop, reads_parameters=reads_parameters)
+    in_order = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
+    return CachedResponses(cache, stats, loop, reads_parameters=reads_parameters, in_order=in_order)
 
 
 class _Keeping:

@@ -15,7 +15,7 @@ next of its sequence. No step costs more for there being more sequences.
 
 A START of a live sequence is queued behind what that has sent: the model is told of a new sequence, whose state begins
 again. A cancelled request is met when it is its sequence's next, or at once in the backlog, where that may take for
-ever. Times are nanoseconds of one monotonic clock. Not thread-safe: the model's lock guards it.
+ever. Times are nanoseconds of one monotonic clock. On the event loop.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from model_handlers.errors import Kind, MmeError, NotBegunError, invalid_model, 
 from model_handlers.system.disk import disk_errors
 from model_handlers.system.memory import free_memory, host_memory
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
-from serve.model.instance import execute_batch
+from serve.model.execution import execute_batch
 from serve.model.layout_check import check_layout
 from serve.model.tensors import TensorMap, batch_input, flat
 from serve.request import InferenceRequest, Layout

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 _FLOCK = "hhqqi0q"  # struct flock of 64-bit Linux: type, whence, start, length, and a pid that must be 0
+_LOCK_FILES = 61  # the kernel compares every lock with all others of its file
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none, where nothing can be shared
 Sums = dict[str, tuple[int, int]]  # path below the copy → bytes and CRC-32
@@ -56,15 +57,19 @@ _DEFAULT_SHARE = 0.8  # of what is free at the start, and of what lies there alr
 
 
 class ByteLocks:
-    """Locks that several processes share through one file, each of them one byte of it.
+    """Locks that several processes share, each of them one byte of one of a few files in a folder.
 
-    They belong to the open file (OFD locks of Linux) and end with it, however its process ends; two open files exclude
-    each other even within one process. Never waited for. Not thread-safe.
+    They belong to the open files (OFD locks of Linux) and end with them, however their process ends; two open files
+    exclude each other even within one process. Never waited for. Not thread-safe.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.close = weakref.finalize(self, os.close, self._fd)  # gives every lock back; once
+    def __init__(self, folder: Path) -> None:
+        if folder.is_file():  # as older versions had it
+            folder.unlink(missing_ok=True)
+        own_directory(folder)
+        self._folder = folder
+        self._fds: dict[int, int] = {}
+        self.close = weakref.finalize(self, _close_all, self._fds)  # gives every lock back; once
 
     def share(self, byte: int) -> bool:
         """Lock a byte together with others; False if it is locked alone. A lock held already becomes shared."""
@@ -81,7 +86,7 @@ class ByteLocks:
         """Whether another open file has locked a byte."""
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         try:
-            found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+            found = fcntl.fcntl(self._fd(byte), fcntl.F_OFD_GETLK, asked)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -90,13 +95,26 @@ class ByteLocks:
 
     def _set(self, kind: int, byte: int) -> bool:
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
+            fcntl.fcntl(self._fd(byte), fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
         except OSError as error:
             if error.errno in _TAKEN:
                 return False
             if error.errno not in _NO_LOCKS:
                 raise
         return True
+
+    def _fd(self, byte: int) -> int:
+        number = byte % _LOCK_FILES
+        fd = self._fds.get(number)
+        if fd is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fd = self._fds[number] = os.open(self._folder / f"{number:02}", flags, 0o600)
+        return fd
+
+
+def _close_all(fds: dict[int, int]) -> None:
+    while fds:
+        os.close(fds.popitem()[1])
 
 
 class CopySums:

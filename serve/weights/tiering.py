@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from serve.cache.model_cache import ModelCache
     from serve.loading.loader import Target
     from serve.loading.measuring import Scales
-    from serve.model.instance import RetiredHandlers
+    from serve.model.executor import RetiredHandlers
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
 
@@ -239,7 +239,7 @@ class Tiering:
                 await self._aside(self._changing, _close_all, list(handlers.values()))
                 return
             models = [(target.versions[version], handler) for version, handler in handlers.items()]
-            retired = [model.swap(handler) for model, handler in models if isinstance(model, Model)]
+            retired = [model.executors.swap(handler) for model, handler in models if isinstance(model, Model)]
             forms.tier = tier
             await self._aside(self._changing, _close_all, retired)
         except MmeError:

@@ -12,7 +12,7 @@ from container.http2.header_blocks import MOST_FIELDS, HeaderBlocks
 from container.http2.keepalive import Keepalive
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import ALL_SECONDS, EACH_SECONDS, HEADS, LEAST_SECONDS, STEP, TurnBudget, Turns
-from container.process.open_files import ConnectionCap
+from container.process.resources import ConnectionCap
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Told, Wire
 
 TRAILERS = frames.header_block([(b"n", b"v")])

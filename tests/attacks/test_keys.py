@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from container.control.app import create_app
 from container.http1 import Http1Server, Limits
-from container.steps.keys import Keys, digest_of, parse_keys
+from container.steps.access import Keys, digest_of, parse_keys
 from container.steps.restrictions import CATEGORIES, role_of_method, role_of_route
 from model_handlers.errors import MmeError
 from tests.contract import models

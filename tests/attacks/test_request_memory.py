@@ -14,8 +14,8 @@ from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from container.inference.request_memory import Inflating, RequestMemory
 from container.inference.turn_budget import Turns
-from container.process.budgets import request_memory
-from container.process.open_files import ConnectionCap, most_connections
+from container.process.resources import ConnectionCap, most_connections
+from container.process.service import request_memory
 from container.settings import Settings, SettingsError
 from model_handlers.errors import Kind, MmeError
 from tests.attacks.test_connections import Plain

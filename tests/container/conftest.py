@@ -24,7 +24,7 @@ from werkzeug.serving import make_server
 from container.control.app import make_app
 from container.control.on_loop import OnLoop
 from container.http1 import Http1Server, Limits
-from container.inference.answers import too_large
+from container.inference.errors import too_large
 from container.process.service import Service
 from container.process.worker import _Front
 from container.settings import Mode, PingMode, Settings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -25,7 +24,7 @@ _CREDENTIALS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "r
 def pytest_collection_modifyitems(items):
     """Each of these needs a server."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/contract/"):
             item.add_marker(pytest.mark.slow)
 
 

@@ -117,8 +117,7 @@ def _serve(command: list[str], environ: dict[str, str], log: str, directory: str
 
 
 if __name__ == "__main__":
-    import gunicorn.app.wsgiapp  # noqa: F401
-
+    import container.process.gunicorn_app
     import container.process.worker  # noqa: F401
     from container.cli import main
 

@@ -366,7 +366,7 @@ def test_a_second_start_finds_what_the_first_unpacked(tmp_path, serve):
 
 
 def test_models_run_where_the_server_was_started(serve, tmp_path, monkeypatch):
-    """Relative paths of theirs mean what they mean under Triton, though the server itself goes where it is installed."""
+    """Relative paths of theirs mean what they mean under Triton."""
     models.lay_out(tmp_path / "repository" / "where", WHERE, WHERE_CONFIG)
     started = tmp_path / "started"
     started.mkdir()

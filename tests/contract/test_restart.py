@@ -205,14 +205,20 @@ def test_a_reload_of_the_master_waits_for_the_ports_of_a_busy_worker(serve, port
     assert server.log.count(f"listening at port {number}") == 2
 
 
-def test_a_server_gives_way_to_another_one_that_it_starts(serve):
-    """SIGUSR2, as after an upgrade: a new server begins on the same port, and goes on when the old one has ended."""
-    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+def test_a_server_gives_way_to_another_one_that_it_starts(serve, tmp_path, monkeypatch):
+    """SIGUSR2, as after an upgrade: a new server begins on the same port, and goes on when the old one has ended.
+
+    It is started as the old one was, by the same flags and in the same folder.
+    """
+    (tmp_path / "archives").mkdir()
+    monkeypatch.chdir(tmp_path)
+    server = serve({}, command=("serve", "--model-store", "archives"))
     old, worker = psutil.Process(server.process.pid), server.worker
     old.send_signal(signal.SIGUSR2)
     (new,) = eventually(lambda: [each for each in old.children() if each != worker], "another server")
     try:
         eventually(new.children, "its worker")
+        eventually(lambda: server.log.count("serving in store mode") == 2, "its start")
         assert server.stop() == 0
         eventually(lambda: alive(server), "an answer of the new one")
     finally:

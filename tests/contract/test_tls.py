@@ -18,7 +18,7 @@ from cryptography import x509
 
 from container.cli.main import main
 from container.health import is_healthy
-from container.steps.keys import digest_of
+from container.steps.access import digest_of
 from tests.contract import models
 from tests.contract.certificates import Authority
 from tests.contract.server import PATIENCE, Server, post

@@ -16,7 +16,7 @@ import yaml
 
 from container.observe.emf import _UNITS
 from container.observe.exposition import Exposition
-from container.observe.machine_metrics import write_machine
+from container.observe.metrics import write_machine
 from tests.contract.models import ONE, lay_out, pack, plus
 from tests.contract.server import Server
 from tests.fake_nvml import FakeGpu, FakeNvml

@@ -94,7 +94,8 @@ def _met(label: str, ask: Callable[[str], list[str]], masked: Masks, values: Seq
 def _without(text: str, line: str) -> str:
     """A sentence without the value, so that those of several values are one."""
     for before, after in ((f"={text!r}", "=…"), (f"={text}", "=…"), (f"<folder>/{text}", "<folder>/…")):
-        line = re.sub(rf"{re.escape(before)}(?=[ ':]|$)", after, line)
+        if before in line:
+            line = re.sub(rf"{re.escape(before)}(?=[ ':]|$)", after, line)
     return line
 
 

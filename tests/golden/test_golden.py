@@ -24,17 +24,25 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_answers_are_as_recorded(group, tmp_path):
-    """Every answer of a group is the recorded one; it is asked for in a process that no other test has touched."""
-    command = [sys.executable, "-m", "tests.golden", "--into", str(tmp_path), group]
+@pytest.fixture(scope="module")
+def recorded(request, tmp_path_factory):
+    """A folder for each group of which a test is to run: recorded in one process, which no other test has touched."""
+    folder = tmp_path_factory.mktemp("golden")
+    groups = [item.callspec.params["group"] for item in request.session.items if item.path == request.path]
+    command = [sys.executable, "-m", "tests.golden", "--into", str(folder), *groups]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_answers_are_as_recorded(group, recorded):
+    """Every answer of a group is the recorded one."""
     differences = []
-    for file in sorted(tmp_path.iterdir()):
+    for file in sorted((recorded / group).iterdir()):
         name, text = file.name, file.read_text()
-        recorded = (ANSWERS / name).read_text() if (ANSWERS / name).is_file() else ""
-        lines = recorded.splitlines(), text.splitlines()
+        before = (ANSWERS / name).read_text() if (ANSWERS / name).is_file() else ""
+        lines = before.splitlines(), text.splitlines()
         differences += difflib.unified_diff(*lines, f"recorded {name}", f"now {name}", lineterm="", n=8)
     if differences:
         pytest.fail(

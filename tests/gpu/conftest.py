@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from model_handlers.system import devices
@@ -13,7 +11,7 @@ def pytest_collection_modifyitems(items):
     """All of these have the marker, and no use without a GPU."""
     absent = pytest.mark.skip(reason="no GPU is here") if not devices.gpus() else None
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/gpu/"):
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.slow)
             if absent is not None:

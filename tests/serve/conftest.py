@@ -99,7 +99,7 @@ def _open_files():
             target = str(fd.readlink())
         except FileNotFoundError:
             continue
-        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")) and not target.endswith("/.locks"):
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")) and "/.locks/" not in target:
             found.add((fd.name, target))
     return found
 

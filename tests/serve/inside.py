@@ -57,6 +57,11 @@ def measure(engine):
     return _look_now(engine._meter.maintenance)
 
 
+def executing(engine):
+    """The names of the models that the next look at the serving process reads."""
+    return [each.target.name for each in engine._meter.executing]
+
+
 def _look_now(maintenance):
     maintenance.look()
     return lambda: maintenance.looking is None
@@ -143,12 +148,12 @@ def idle_for_long(tiering):
 
 def idle(model):
     """How many lanes wait for work; a lane sets no event when it comes to rest."""
-    return len(model._idle)
+    return len(model._idle.numbers)
 
 
 def lanes_of(model):
     """The names of its lanes."""
-    return [instance.name for instance in model._instances]
+    return [executor.name for executor in model.executors.each]
 
 
 def left_open(model):
@@ -167,6 +172,15 @@ def wakes_at(model):
 
 
 def guard_queue(model, guarded):
-    """Put `guarded(queue, lock)` in the place of its queue; returns that."""
-    model._queue = guarded(model._queue, model._lock)
+    """Put `guarded(queue)` in the place of its queue; returns that."""
+    model._queue = guarded(model._queue)
     return model._queue
+
+
+def look_at(executor, *, overdue=False):
+    """Have it look now for what its process owes; returns whether it will look again."""
+    if overdue:
+        executor._until = 1.0
+    executor._timer.cancel()
+    executor._look()
+    return executor._timer is not None

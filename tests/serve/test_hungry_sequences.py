@@ -133,4 +133,4 @@ def tasks(entry):
 
 def takes(entry):
     """Bytes of a model's processes, now."""
-    return sum(model.handlers.memory().host for model in entry.resident.models())
+    return sum(model.executors.footprint().host for model in entry.resident.models())

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -18,12 +17,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from container.cli import main
-from container.cli import main as cli
-from container.cli.main import COMMANDS
-from container.settings import Settings
+from container.cli import main, settings
+from container.observe import logs
+from container.process.gunicorn_app import Server
+from container.settings import Mode
 from container.ship.invoke import server_timing
-from model_handlers.worker.fork_client import ForkClient
 from serve.cache.eviction import Policy
 from serve.sources.archive import extract
 from serve.sources.repository import open_model, open_target
@@ -38,25 +36,20 @@ def _clean_environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("MME_", "SAGEMAKER_", "AWS_")):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(cli, "configure", lambda *_: None)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
 
 
 @pytest.fixture(name="became")
 def _became(monkeypatch, tmp_path):
-    """The module that `serve` becomes in place of running it: its arguments and environment."""
+    """What `serve` becomes in place of running it: gunicorn's master with these settings."""
     seen = {}
 
-    def run_module(name, **_):
+    def run_server(server):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        seen.update(
-            name=name, arguments=sys.argv[1:], environ=dict(os.environ), blocked=blocked, collects=gc.isenabled()
-        )
+        seen.update(settings=server.settings, environ=dict(os.environ), blocked=blocked, collects=gc.isenabled())
 
-    monkeypatch.setattr(runpy, "run_module", run_module)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(Server, "run", run_server)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(ForkClient, "directory", None)
     monkeypatch.chdir(tmp_path)
     yield seen
     gc.enable()
@@ -86,8 +79,8 @@ def test_no_garbage_is_collected_while_gunicorn_imports_what_it_needs(became):
     assert became["collects"] is False
 
 
-def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
-    """Every flag reaches gunicorn through the environment, and the arguments are gunicorn's own."""
+def test_serve_becomes_gunicorn_with_the_settings_of_its_flags(became, tmp_path):
+    """Every flag reaches gunicorn's master in the settings that it is given; the environment stays as it is."""
     store = tmp_path / "archives"
     store.mkdir()
     run("serve", "--model-store", "archives", "--host", "127.0.0.1", "--port", "9000", "--memory-budget", "80%",
@@ -95,9 +88,8 @@ def test_serve_becomes_gunicorn_with_its_flags_as_variables(became, tmp_path):
         "--pin", "a*", "--pin", "b", "--eviction", "gdsf", "--min-residency", "5",
         "--allow-client-shm=true")  # fmt: skip
 
-    settings = Settings.from_environ(became["environ"])
-    assert became["name"] == "gunicorn"
-    assert became["arguments"] == ["-c", "python:container.process.gunicorn_conf", "container.control.app:create_app()"]
+    settings = became["settings"]
+    assert became["environ"] == os.environ
     assert settings.model_store == str(store)
     assert (settings.host, settings.port, settings.memory_budget) == ("127.0.0.1", 9000, 0.8)
     assert settings.load_models == ("a.tar.gz", "b.tar.gz")
@@ -114,7 +106,7 @@ def test_repositories_and_their_control_mode_are_flags(became, tmp_path):
     run("serve", "--model-repository", "a", "--model-repository", str(tmp_path / "b"), "--model-control-mode", "poll",
         "--repository-poll-secs", "2.5", "--model-namespacing", "--model-config-name", "gpu")  # fmt: skip
 
-    settings = Settings.from_environ(became["environ"])
+    settings = became["settings"]
     assert (settings.model_repository, settings.more_repositories) == (tmp_path / "a", (tmp_path / "b",))
     assert (settings.model_control_mode.value, settings.poll_seconds) == ("poll", 2.5)
     assert (settings.model_namespacing, settings.model_config_name) == (True, "gpu")
@@ -126,7 +118,7 @@ def test_flags_of_tritonserver_start_it_too(became, tmp_path):
         "--exit-on-error", "false", "--log-verbose=1", "--strict-readiness=false", "--exit-timeout-secs", "5",
         "--trace-config", "rate=0", "--id", "triton")  # fmt: skip
 
-    settings = Settings.from_environ(became["environ"])
+    settings = became["settings"]
     assert (settings.model_repository, settings.host, settings.port) == (tmp_path, "127.0.0.1", 8000)
     assert (settings.grpc_port, settings.log_level, settings.ping_mode.value) == (0, "debug", "live")
     assert (settings.drain_seconds, settings.trace_rate, settings.server_id) == (5, 0, "triton")
@@ -166,7 +158,7 @@ def test_a_flag_wins_over_its_variable(became, monkeypatch):
     monkeypatch.setenv("MME_MODEL_STORE", "s3://bucket/p")
     run("serve", "--port", "8080")
 
-    assert Settings.from_environ(became["environ"]).port == 8080
+    assert became["settings"].port == 8080
 
 
 def test_the_rest_of_the_environment_reaches_gunicorn(became, monkeypatch):
@@ -184,7 +176,7 @@ def test_serve_command_is_the_same_without_flags(became, monkeypatch):
     monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
     main.serve_command([])
 
-    assert became["name"] == "gunicorn"
+    assert became["settings"].mode is Mode.PLATFORM
 
 
 def test_the_only_model_of_a_single_endpoint_is_named_for_the_server(became, monkeypatch, tmp_path):
@@ -193,7 +185,7 @@ def test_the_only_model_of_a_single_endpoint_is_named_for_the_server(became, mon
     monkeypatch.setenv("MME_MODEL_DIR", str(tmp_path / "model"))
     main.serve_command([])
 
-    assert became["environ"]["SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"] == "resnet"
+    assert became["settings"].default_model_name == "resnet"
 
 
 def test_bad_settings_are_a_line_each_and_exit_code_two(became, monkeypatch, capsys):
@@ -230,34 +222,29 @@ def test_a_store_that_is_not_there_is_refused(capsys, became, tmp_path):
 
 
 def test_serve_becomes_gunicorn_in_its_process_and_is_not_fooled_by_the_working_directory(tmp_path):
-    """The process that was started is gunicorn's own, and a user's serve.py beside it hides none of our packages."""
-    fake = tmp_path / "path" / "gunicorn"
-    fake.mkdir(parents=True)
-    (fake / "__init__.py").touch()
-    (fake / "__main__.py").write_text(
-        "import json, os, sys, serve\n"
-        "words = [os.path.basename(os.path.dirname(sys.argv[0])), *sys.argv[1:]]\n"
-        "imported = 'container.cli.main' in sys.modules\n"
-        "print(json.dumps([os.getpid(), imported, words, [os.getcwd(), *sys.path], os.environ, serve.__file__], default=dict))\n"
-    )
+    """The process that was started is gunicorn's own, where it was started; a container/ there hides nothing of ours."""
     home, script = tmp_path / "home", tmp_path / "bin" / "serve"
     for folder in (home / "archives", home / "container", script.parent):
         folder.mkdir(parents=True)
-    (home / "serve.py").write_text("raise SystemExit('the wrong serve')\n")
     (home / "container" / "__init__.py").write_text("raise SystemExit('the wrong container')\n")
-    script.write_text("import sys\nfrom container.cli.main import serve_command\nsys.exit(serve_command())\n")
+    script.write_text(
+        "import json, os, sys\n"
+        "from container.cli.main import serve_command\n"
+        "from container.process.gunicorn_app import Server\n"
+        "def run(server):\n"
+        "    print(json.dumps([os.getpid(), os.getcwd(), sys.path, server.settings.model_store]))\n"
+        "Server.run = run\n"
+        "sys.exit(serve_command())\n"
+    )
 
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{fake.parent}", "MME_MODEL_STORE": "archives"}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "MME_MODEL_STORE": "archives"}
     process = subprocess.Popen([sys.executable, script], cwd=home, env=environ, stdout=subprocess.PIPE, text=True)
     output, _ = process.communicate(timeout=60)
 
-    pid, imported, argv, places, told, serve_file = json.loads(output)
-    assert (pid, imported) == (process.pid, True)
-    assert argv == ["gunicorn", "-c", "python:container.process.gunicorn_conf", "container.control.app:create_app()"]
-    assert places[:2] == [str(ROOT), str(ROOT)]
-    assert not {str(home), str(script.parent)} & set(places)
-    assert Path(serve_file) == ROOT / "serve" / "__init__.py"
-    assert told["MME_MODEL_STORE"] == str(home / "archives")
+    pid, directory, path, store = json.loads(output)
+    assert (pid, directory, store) == (process.pid, str(home), str(home / "archives"))
+    assert path[0] == str(ROOT)
+    assert not {str(home), str(script.parent), ""} & set(path)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +285,7 @@ def test_json_on_the_command_line_may_be_of_any_kind(capsys):
     assert "does not answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "models", "settings", *(each.name for each in COMMANDS)])
+@pytest.mark.parametrize("command", [each.name for each in main.COMMANDS])
 def test_help_has_examples(command, capsys):
     """Each command's help shows how it is used."""
     assert run(command, "--help") == 0
@@ -353,7 +340,7 @@ def test_version_is_printed(capsys):
 
 def test_an_unexpected_error_is_a_sentence_and_a_traceback_only_on_request(monkeypatch, capsys):
     """A bug of ours does not throw its traceback at a person, unless --debug asks for it."""
-    monkeypatch.setattr(cli, "run_settings", lambda _arguments: 1 // 0)
+    monkeypatch.setattr(settings, "run", lambda _arguments: 1 // 0)
 
     assert run("settings") == 1
     assert capsys.readouterr().err.splitlines() == [

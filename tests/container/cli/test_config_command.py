@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from container.cli import main
-from container.config.report import mend_for
+from container.cli.config_check import mend_for
 from tests.guessed_models import dense
 
 ENSEMBLE = """

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from container.cli.main import main
-from container.steps.keys import Keys
+from container.steps.access import Keys
 
 
 def test_a_key_and_its_line_are_printed(capsys, tmp_path):

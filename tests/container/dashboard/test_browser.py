@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from container.steps.keys import digest_of
+from container.steps.access import digest_of
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 

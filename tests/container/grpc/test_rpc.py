@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from container.grpc import rpc
 from container.grpc.rpc import Calls, Method, Rpc
-from container.grpc.status import Status
 from container.http2 import frames
 from container.http2.connection import WINDOW, Connection, Stream
 from container.http2.keepalive import Keepalive
+from container.inference.errors import Status
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import Turns
-from container.process.open_files import ConnectionCap
+from container.process.resources import ConnectionCap
 from tests.waiting import until
 
 LARGEST = 1 << 20

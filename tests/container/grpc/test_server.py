@@ -13,7 +13,7 @@ from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import Turns
-from container.process.open_files import ConnectionCap
+from container.process.resources import ConnectionCap
 from model_handlers.errors import Kind, MmeError
 from tests.container.http2.conftest import OPENING, Life
 from tests.waiting import until

@@ -10,7 +10,7 @@ from container.http2 import frames
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from container.inference.turn_budget import Turns
-from container.process.open_files import ConnectionCap
+from container.process.resources import ConnectionCap
 
 OPENING = frames.PREFACE + frames.settings({})
 FIELDS = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/service/Method"))

@@ -17,7 +17,7 @@ from container.http2.connection import WINDOW, Connection
 from container.http2.frames import Code
 from container.http2.keepalive import Keepalive
 from container.inference.turn_budget import Turns
-from container.process.open_files import ConnectionCap
+from container.process.resources import ConnectionCap
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Life, live
 from tests.waiting import PATIENCE, until
 

@@ -3,7 +3,7 @@
 import pytest
 from botocore.session import get_session
 
-from container.inference.status import RUNTIME_STATUSES, STATUSES
+from container.inference.errors import RUNTIME_STATUSES, STATUSES, Status
 from model_handlers.errors import Kind
 
 
@@ -49,3 +49,16 @@ def test_the_runtime_errors_are_those_that_botocore_models():
     modelled = {shape.name: shape.metadata["error"]["httpStatusCode"] for shape in shapes if "error" in shape.metadata}
     for name, status in RUNTIME_STATUSES.items():
         assert modelled[name] == status
+
+
+def test_no_kind_is_ok_over_grpc():
+    """No error is good news over gRPC."""
+    assert Status.OK not in {row.grpc for row in STATUSES.values()}
+
+
+def test_codes_and_http_statuses_agree_on_whose_fault_it_is():
+    """What HTTP calls the client's, gRPC does not call the server's, and the other way round; but for secrets, as Triton."""
+    ours = {Status.INTERNAL, Status.UNAVAILABLE, Status.UNIMPLEMENTED, Status.DEADLINE_EXCEEDED}
+    for kind in Kind:
+        if kind not in {Kind.OUT_OF_MEMORY, Kind.RESTRICTED}:
+            assert (STATUSES[kind].kserve >= 500) == (STATUSES[kind].grpc in ours), kind

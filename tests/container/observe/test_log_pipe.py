@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from container.observe.log_pipe import LinePipe
+from container.observe.logs import LinePipe
 
 FULL = 65_536  # bytes that a pipe holds
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from container.observe.log_settings import LogSettings
+from container.observe.logs import LogSettings
 from container.settings import LogFormat
 from model_handlers.errors import Kind, MmeError
 

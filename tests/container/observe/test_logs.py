@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from container.observe.logs import LogControl, configure
-from container.settings import LogFormat
+from container.process.gunicorn_app import Server
+from container.settings import LogFormat, Settings
 from model_handlers.errors import MmeError
 
 ROOT = Path(__file__).parents[3]
@@ -256,30 +257,28 @@ def test_no_value_loses_a_line(value):
     assert lines(stream)[0]["message"] == "still here"
 
 
-def gunicorn(tmp_path, *args, **environ):
+def gunicorn(tmp_path, **environ):
     """Gunicorn with our configuration, its own plain worker, and an application that tells what is never collected."""
-    (tmp_path / "kept.py").write_text(
-        "import gc\n"
+    (tmp_path / "plain.py").write_text(
+        "import gc, os\n"
+        "from container.process.gunicorn_app import Server\n"
+        "from container.settings import Settings\n"
+        "class Plain(Server):\n"
+        "    def load_config(self):\n"
+        "        super().load_config()\n"
+        "        self.cfg.set('worker_class', 'sync')\n"
+        "    def load(self):\n"
+        "        return app\n"
         "def app(environ, start):\n"
         "    start('200 OK', [])\n"
         "    return [b'%d' % (gc.isenabled() and gc.get_freeze_count())]\n"
+        "Plain(Settings.from_environ(os.environ), ()).run()\n"
     )
-    path = f"{ROOT}{os.pathsep}{tmp_path}"
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "gunicorn",
-            "-c",
-            "python:container.process.gunicorn_conf",
-            "-k",
-            "sync",
-            *args,
-            "kept:app",
-        ],
+        [sys.executable, tmp_path / "plain.py"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, "MME_HOST": "127.0.0.1", "MME_PORT": "0", **environ},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MME_HOST": "127.0.0.1", "MME_PORT": "0", **environ},
     )
 
 
@@ -309,27 +308,12 @@ def test_gunicorn_logs_through_the_same_handler_and_drains_on_sigterm(tmp_path):
     assert any("127.0.0.1" in line["message"] for line in seen)
 
 
-def test_gunicorn_refuses_more_than_one_worker(tmp_path):
-    """More workers than one do not start, wherever the number came from, and the reason is said."""
-    process = gunicorn(tmp_path, GUNICORN_CMD_ARGS="--workers 2")
-    _, errors = process.communicate(timeout=60)
-
-    assert process.returncode != 0
-    assert "one process owns the model cache" in errors
-
-
-def test_gunicorn_settings_follow_ours(tmp_path):
-    """Address, drain and idle time come from our variables; one worker, no preload, no access log, no control socket."""
-    code = (
-        "from container.process import gunicorn_conf as c; import json;"
-        "print(json.dumps([c.bind, c.graceful_timeout, c.keepalive, c.workers, c.worker_class, c.preload_app,"
-        "c.accesslog, c.control_socket_disable, c.logconfig_dict['loggers']['mme']['level']]))"
-    )
+def test_gunicorn_settings_follow_ours():
+    """Address, drain and idle time are those of our settings; one worker, no preload, no access log, no control socket."""
     environ = {"MME_HOST": "::", "MME_PORT": "9000", "MME_IDLE_TIMEOUT": "30", "MME_LOG_LEVEL": "debug"}
-    output = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environ}, cwd=ROOT, check=True, capture_output=True
-    ).stdout
+    c = Server(Settings.from_environ(environ), ()).cfg
 
-    assert json.loads(output) == [
-        "[::]:9000", 28, 30, 1, "container.process.worker.EngineWorker", False, None, True, "DEBUG",
-    ]  # fmt: skip
+    assert (c.bind, c.graceful_timeout, c.keepalive, c.workers) == (["[::]:9000"], 28, 30, 1)
+    assert (c.worker_class_str, c.preload_app) == ("container.process.worker.EngineWorker", False)
+    assert (c.accesslog, c.control_socket_disable) == (None, True)
+    assert c.logconfig_dict["loggers"]["mme"]["level"] == "DEBUG"

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from container.process.authority import listening
+from container.process.sockets import listening
 from model_handlers.errors import Kind, MmeError
 
 ABSENT = "203.0.113.9"  # for documentation: no machine has it

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from container.process import budgets
-from container.process.budgets import disk_budget, framework_threads, memory_budget
+from container.process import service
+from container.process.service import disk_budget, framework_threads, memory_budget
 from container.settings import Settings, SettingsError
 from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
@@ -87,6 +87,6 @@ def test_threads_of_frameworks_follow_processors_and_the_limit_of_processes(
     monkeypatch, settings, processors, free, expected
 ):
     """Four a processor, 64 at least, half of what is left at most; the operator's word is the last."""
-    monkeypatch.setattr(budgets, "processors", lambda: processors)
-    monkeypatch.setattr(budgets.memory, "free_tasks", lambda: free)
+    monkeypatch.setattr(service, "processors", lambda: processors)
+    monkeypatch.setattr(service.memory, "free_tasks", lambda: free)
     assert framework_threads(Settings(**settings)) == expected

@@ -10,20 +10,20 @@ import pytest
 
 PROGRAM = """
 import gc, time, types, weakref
-from container.process import garbage
+from container.process import resources
 
 class Circle:
     def __init__(self):
         self.itself = self
 
-collector = garbage.QuietCollector()
+collector = resources.QuietCollector()
 held = Circle()
 circle = weakref.ref(held)
 for _ in range({young}):
     gc.collect(1)
 del held  # it has grown old meanwhile
 now, used = time.monotonic() + 1.0, time.process_time() + {used}
-garbage.time = types.SimpleNamespace(monotonic=lambda: now, process_time=lambda: used)
+resources.time = types.SimpleNamespace(monotonic=lambda: now, process_time=lambda: used)
 collector.look()
 print("there" if circle() else "gone", gc.get_freeze_count() > 0)
 """

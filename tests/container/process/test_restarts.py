@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from container.process.last_words import LastWords
-from container.process.restarts import Restarts
+from container.process.restarts import LastWords, Restarts
 
 
 class Life:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,7 @@ WEIGHTS = np.arange(12, dtype="f4").reshape(4, 3) - 5
 def pytest_collection_modifyitems(items):
     """TensorFlow warns of what it does itself."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/model_handlers/tensorflow/"):
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"))
             item.add_marker(pytest.mark.slow)
 

@@ -18,7 +18,7 @@ from serve.loading.loader import Target
 from serve.state_file import StateFile
 from tests.serve import engines, hungry
 from tests.serve.growing import MB, ask, engine_of, private, write_growing
-from tests.serve.inside import measure
+from tests.serve.inside import executing, measure
 from tests.waiting import until
 
 
@@ -184,6 +184,24 @@ async def test_what_a_model_left_in_the_arena_goes_with_it(tmp_path):
         await engine.unload("m")
         await until(measure(engine))
         assert engine.cache.room.used().host < 16 * MB
+
+
+async def test_a_look_reads_the_models_that_have_executed_lately(tmp_path):
+    """However many are in memory: one that executes nothing for two looks is read again when it executes."""
+    for name in "abc":
+        write_growing(tmp_path / "models", name)
+    async with engine_of(tmp_path, 700) as engine:
+        for name in "abc":
+            await ask(engine, name, 4)
+        assert executing(engine) == ["a", "b", "c"]
+        for _ in range(3):
+            await until(measure(engine))
+        assert executing(engine) == []
+        await ask(engine, "b", 4)
+        assert executing(engine) == ["b"]
+        await engine.unload("b")
+        await until(measure(engine))
+        assert executing(engine) == []
 
 
 async def test_a_look_works_nothing_out_for_models_that_take_what_they_took(tmp_path, monkeypatch):

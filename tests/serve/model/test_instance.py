@@ -1,6 +1,8 @@
 """One batch from requests to answers, and the instance that does it over and over."""
 
+import asyncio
 import gc
+import socket
 import threading
 import weakref
 from itertools import pairwise
@@ -11,11 +13,14 @@ import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model.instance import Handlers, Instance, execute_batch
+from serve.model.dispatch import LoopPoller
+from serve.model.execution import execute_batch
+from serve.model.executor import Surroundings, executors_for
 from serve.model.layout_check import check_layout
 from serve.model.tensors import TensorMap
 from serve.request import InferenceRequest, InferenceResponse, Layout
 from serve.threads import ThreadPool
+from tests.waiting import eventually
 
 
 class TwoOutputs:
@@ -291,62 +296,66 @@ def threads():
     return ThreadPool("instance", idle_seconds=0)
 
 
-def lane_on(handler, batches):
-    """An instance that is handed the given batches when it asks, in its handler's way, and the queue of what it reports."""
-    reports, pending = SimpleQueue(), list(batches)
+class Loop:
+    """An event loop of a test, whose callbacks run where and when they are asked for."""
 
-    def some(_):
-        return pending.pop(0) if pending else []
-
-    def none(_):
-        return []
-
-    pull, pull_ahead = (none, some) if handler.ahead else (some, none)
-    return Instance(
-        "instance", handler, TensorMap("m", 1, handler.config), pull, pull_ahead, reports.put, threads()
-    ), reports
+    def call_soon_threadsafe(self, callback, *arguments):
+        """Call it on the calling thread."""
+        callback(*arguments)
 
 
-def instance_of(toys, batches, script=None):
-    """An instance of a model that follows a script, its handler and the queue of what it reports."""
+def executors_on(handlers, pool, loop=None, inline_ns=0):
+    """The executors of a model with such handlers."""
+    config, loop = handlers[0].config, loop or Loop()
+    around = Surroundings(TensorMap("m", 1, config), loop, pool, LoopPoller(loop, lambda: False), lambda *_: None)
+    named = [("instance", handler) for handler in handlers]
+    return executors_for(named, config, around, inline_ns=inline_ns, limited=False, larger=None, late=lambda *_: None)
+
+
+def executor_of(handler, **options):
+    """The executor of a model of one instance."""
+    return executors_on([handler], threads(), **options).each[0]
+
+
+def submit(executor, batch, reports):
+    """Have it execute a batch."""
+    assert executor.submit(batch, lambda _, execution: reports.put(execution)) is None
+
+
+def scripted(toys, script=None):
+    """The executor of a model that follows a script, its handler and the queue of what it tells."""
     handler = toys.Scripted(toys.config(), script)
-    instance, reports = lane_on(handler, batches)
-    return instance, handler, reports
+    return executor_of(handler), handler, SimpleQueue()
 
 
-def test_a_lane_goes_on_pulling_until_there_is_nothing(toys):
-    """An instance runs what it was given, then what it pulls, each once and in order, on one thread of the pool."""
-    config = toys.config()
+def test_an_executor_goes_on_until_it_has_no_batch_left(toys):
+    """Each batch is executed once and in order, on one thread of the pool."""
+    config, gate = toys.config(), toys.Gate()
     batches = [[request_of(config, [number, number])] for number in range(4)]
-    instance, handler, reports = instance_of(toys, batches[1:])
-    instance.run(batches[0])
+    executor, handler, reports = scripted(toys, gate)
+    for batch in batches:
+        submit(executor, batch, reports)
+    gate.open()
     assert [reports.get(timeout=60).batch for _ in batches] == batches
-    instance.stop()
+    executor.stop()
     assert handler.batches == [[0], [1], [2], [3]]
     assert set(handler.threads) == {"instance_0"}
 
 
-def test_an_idle_lane_keeps_nothing_of_what_it_has_executed(toys):
+def test_an_idle_executor_keeps_nothing_of_what_it_has_executed(toys):
     """Every model has instances: their last batches, of bodies of any size, would stay as long as no request comes."""
-    config = toys.config()
-    batch = [request_of(config, [1, 1])]
-    seen, kept = weakref.ref(batch[0].inputs[0]), SimpleQueue()
-
-    def none(_):
-        kept.put(seen() is not None)
-        return []
-
-    instance = Instance(
-        "instance", toys.Scripted(config), TensorMap("m", 1, config), none, none, lambda _: None, threads()
-    )
-    instance.run(batch)
+    executor, _, _ = scripted(toys)
+    ended = threading.Event()
+    batch = [request_of(toys.config(), [1, 1])]
+    seen = weakref.ref(batch[0].inputs[0])
+    executor.submit(batch, lambda *_: ended.set())
     del batch
+    assert ended.wait(60)
+    executor.stop()
+    eventually(lambda: seen() is None)
 
-    assert not kept.get(timeout=60)
-    instance.stop()
 
-
-def test_a_lane_survives_what_its_handler_throws(toys):
+def test_an_executor_survives_what_its_handler_throws(toys):
     """After an exception in the handler the same instance executes the next batch."""
     config = toys.config()
     outcomes = iter([ValueError("once"), None])
@@ -357,20 +366,20 @@ def test_a_lane_survives_what_its_handler_throws(toys):
             raise outcome
         return [rows * 2]
 
-    instance, _, reports = instance_of(toys, [], script)
+    executor, _, reports = scripted(toys, script)
     for expected in (MmeError, InferenceResponse):
-        instance.run([request_of(config, [1, 1])])
+        submit(executor, [request_of(config, [1, 1])], reports)
         assert isinstance(reports.get(timeout=60).results[0], expected)
-    instance.stop()
+    executor.stop()
 
 
 def test_stopping_waits_for_what_is_executing(toys):
-    """An instance told to stop in the middle of a batch finishes and reports it."""
+    """An executor told to stop in the middle of a batch finishes and tells it."""
     config = toys.config()
     gate = toys.Gate()
-    instance, _, reports = instance_of(toys, [], gate)
-    instance.run([request_of(config, [1, 1])])
-    stopper = threading.Thread(target=instance.stop)
+    executor, _, reports = scripted(toys, gate)
+    submit(executor, [request_of(config, [1, 1])], reports)
+    stopper = threading.Thread(target=executor.stop)
     stopper.start()
     gate.open()
     stopper.join(60)
@@ -378,27 +387,33 @@ def test_stopping_waits_for_what_is_executing(toys):
     assert isinstance(reports.get(timeout=60).results[0], InferenceResponse)
 
 
-def test_a_lane_that_never_started_can_be_stopped(toys):
+def test_an_executor_that_never_executed_can_be_stopped(toys):
     """A model that is given up before it served a request has instances without threads to wait for."""
-    instance, _, _ = instance_of(toys, [])
-    instance.stop()
+    executor, _, _ = scripted(toys)
+    executor.stop()
 
 
-class Meeting(threading.Barrier):
-    """A handler whose model waits at its end for those of others."""
+def test_a_batch_waits_in_an_executor_only_behind_a_quick_one(toys):
+    """Behind a slow one it stays in the queue, where it may grow, be cancelled, and time out."""
+    config = toys.config()
+    executor, reports = executor_of(toys.Inline(config), inline_ns=1), SimpleQueue()
+    assert executor.depth == 1
+    submit(executor, [request_of(config, [1, 1])], reports)
+    reports.get(timeout=60)
+    assert executor.depth == 2
+    executor.stop()
 
-    apart = False
 
-    def close(self):
-        """Meet them."""
-        self.wait(60)
-
-
-def test_handlers_are_closed_side_by_side():
+def test_handlers_are_closed_side_by_side(toys):
     """What models say at their end takes no longer with many instances."""
-    together = Meeting(5)
+    together = threading.Barrier(5)
+
+    class Meeting(toys.Scripted):
+        def close(self):
+            together.wait(60)
+
     with ThreadPool("close", idle_seconds=0) as pool:
-        Handlers([together] * 5).close(pool)
+        executors_on([Meeting(toys.config()) for _ in range(5)], pool).close()
     assert not together.broken
 
 
@@ -415,19 +430,20 @@ def test_handlers_are_closed_without_a_free_thread(toys):
     with ThreadPool("close", most=1) as pool:
         pool.submit(go.wait, 60)
         with pytest.raises(ValueError, match="no"):
-            Handlers(handlers).close(pool)
+            executors_on(handlers, pool).close()
         go.set()
     assert [handler.closed for handler in handlers] == [1] * 4
 
 
-def ahead_lane(toys, batches, refused=()):
-    """An instance whose handler works ahead on the given batches, what befell that handler, and the queue of reports."""
-    log = []
+def pipelined(toys, refused=()):
+    """An executor whose handler works ahead, what befell that handler, and the queue of what it tells."""
+    log, first = [], threading.Event()
 
     class Ahead(toys.Scripted):
         ahead = True
 
         def begin(self, inputs, outputs):
+            assert first.wait(60)
             number = int(inputs["x"][0, 0])
             log.append(f"begin {number}")
             if number in refused:
@@ -439,18 +455,19 @@ def ahead_lane(toys, batches, refused=()):
             log.append(f"finish {number}")
             return self.execute(inputs, outputs)
 
-    instance, reports = lane_on(Ahead(toys.config()), batches)
-    return instance, log, reports
+    return executor_of(Ahead(toys.config())), log, first
 
 
 def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
     """Batches are finished in their order, each with the next one begun; the instance is at rest behind the last."""
-    config = toys.config()
+    config, reports = toys.config(), SimpleQueue()
     batches = [[request_of(config, [number, number])] for number in range(3)]
-    instance, log, reports = ahead_lane(toys, batches[1:])
-    instance.run(batches[0])
+    executor, log, first = pipelined(toys)
+    for batch in batches:
+        submit(executor, batch, reports)
+    first.set()
     executions = [reports.get(timeout=60) for _ in batches]
-    instance.stop()
+    executor.stop()
     assert [execution.batch for execution in executions] == batches
     assert [shown(execution.results[0]) for execution in executions] == [
         {"y": [[0, 0]]},
@@ -458,50 +475,55 @@ def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
         {"y": [[4, 4]]},
     ]
     assert log == ["begin 0", "begin 1", "finish 0", "begin 2", "finish 1", "finish 2"]
-    assert instance.turn % 2 == 0
+    assert executor.turn % 2 == 0
     for before, after in pairwise(execution.timings for execution in executions):
         assert after.start + after.compute_input >= before.start + before.compute_input + before.compute_infer
 
 
 def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
     """Those before it and behind it are executed."""
-    config = toys.config()
-    batches = [[request_of(config, [number, number])] for number in range(3)]
-    instance, log, reports = ahead_lane(toys, batches[1:], refused={1})
-    instance.run(batches[0])
-    results = [reports.get(timeout=60).results[0] for _ in batches]
-    instance.stop()
+    config, reports = toys.config(), SimpleQueue()
+    executor, log, first = pipelined(toys, refused={1})
+    for number in range(3):
+        submit(executor, [request_of(config, [number, number])], reports)
+    first.set()
+    results = [reports.get(timeout=60).results[0] for _ in range(3)]
+    executor.stop()
     assert [getattr(result, "message", "good") for result in results] == ["good", "1 can't be begun", "good"]
     assert "finish 1" not in log
 
 
-@pytest.mark.parametrize("threaded", [False, True], ids=["on the loop", "on the thread"])
-def test_answers_that_can_not_be_handed_out_are_everybodys_error(toys, threaded):
+@pytest.mark.parametrize("threaded", [False, True], ids=["on the loop", "on a thread"])
+async def test_answers_that_can_not_be_handed_out_are_the_error_of_all(toys, threaded):
     """Those of a batch that was sent: none waits for ever, and the instance takes the next one."""
-    config = toys.config()
+    config, loop = toys.config(), asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
 
     class Sent(toys.Scripted):
         sees_requests = True
+        patience = 60.0
+        descriptors = (ours.fileno(),)
 
-        def send_requests(self, requests, _watch):
+        def send_requests(self, requests, watch):
             self.requests = requests
+            watch(self.descriptors)
+            theirs.send(b".")
             return True
 
         def take_answers(self):
+            ours.recv(1)
             return None if threaded else []
 
         def await_answers(self):
             return []
 
-    instance, reports = lane_on(Sent(config), [])
-    for _ in range(2):
-        batch = [request_of(config, [1, 1]), request_of(config, [2, 2])]
-        assert instance.send(batch, None)
-        execution = instance.receive()
-        if threaded:
-            assert execution is None
-            instance.wait()
-            execution = reports.get(timeout=60)
-        assert execution.batch is batch
-        assert [result.kind for result in execution.results] == [Kind.INTERNAL] * 2
-    instance.stop()
+    with ours, theirs:
+        executor = executor_of(Sent(config), loop=loop)
+        for _ in range(2):
+            batch, done = [request_of(config, [1, 1]), request_of(config, [2, 2])], loop.create_future()
+            executor.submit(batch, lambda _, execution, done=done: done.set_result(execution))
+            execution = await done
+            assert execution.batch is batch
+            assert [result.kind for result in execution.results] == [Kind.INTERNAL] * 2
+        executor.stop()
+        executor.end()

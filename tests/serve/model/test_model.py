@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
 
@@ -450,22 +449,6 @@ async def test_delayed_requests_are_executed_after_those_with_time(toys):
         await answers(*calls)
         assert [call.kind for call in calls] == [None] * 3
         assert handler.batches == [[0], [2], [1]]
-
-
-async def test_the_timer_of_a_long_queue_survives_a_lane_that_empties_it(toys):
-    """The loop may look for the next deadline while an instance takes from the same queue, however long it is."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        async with serving(toys, dynamic_batching=batching(default_timeout_microseconds=FOR_EVER_US)) as (model, _):
-            calls = [ask(model, toys.Call(0)) for _ in range(2000)]
-            while model.queued:
-                calls.append(ask(model, toys.Call(0)))
-                await asyncio.sleep(0)
-            await answers(*calls)
-            assert {call.kind for call in calls} == {None}
-    finally:
-        sys.setswitchinterval(before)
 
 
 async def test_cancelled_requests_are_not_executed_and_are_counted(toys):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from model_handlers.config.model_config import BatchInput, BatchInputKind, BatchOutput, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, INT32, TensorSpec, element_count
-from serve.model.instance import execute_batch
+from serve.model.execution import execute_batch
 from serve.model.layout_check import check_layout
 from serve.model.tensors import TensorMap, batch_input, flat, split
 from serve.request import InferenceRequest, Layout

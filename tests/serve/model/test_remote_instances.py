@@ -21,6 +21,7 @@ from serve.model.model import Model
 from serve.model.rate_limiter import ResourcePool
 from serve.request import Called, InferenceRequest, Layout
 from serve.statistics import ModelStats
+from tests.serve.inside import look_at
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("fork_server")
@@ -29,6 +30,7 @@ import os, resource, signal, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from model_handlers.worker import main as worker
+from tests.serve.inside import look_at
 from tests.waiting import until
 
 class TritonPythonModel:
@@ -263,24 +265,15 @@ async def test_the_time_of_each_batch_is_its_own(toys, model_file, monkeypatch):
     async with serving(toys, model_file) as (model, [handler]):
         calls = count_threads(handler, monkeypatch)
         assert (await ask(model)).tolist() == [2, 2]
-        remote = model._remote
-        assert remote._timer is not None  # it may have been for a batch that is answered
-        remote._timer.cancel()
-        remote._look()
-        assert remote._timer is None
+        executor = model.executors.each[0]
+        assert not look_at(executor)  # it was for a batch that is answered
 
         hanging = asyncio.ensure_future(ask(model, "hang"))
-        while not remote._out:  # noqa: ASYNC110 - nothing tells
+        while not executor.pending:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0)
-        first = remote._timer
-        first.cancel()
-        remote._look()
-        assert remote._timer not in {None, first}
+        assert look_at(executor)
         assert calls == []
-        remote._out = dict.fromkeys(remote._out, 0.0)
-        remote._timer.cancel()
-        remote._look()
-        assert remote._out == {}
+        look_at(executor, overdue=True)
         psutil.Process(handler.child.pid).kill()
         assert "SIGKILL" in (await hanging).message
         assert calls == ["await_answers"]
@@ -431,11 +424,10 @@ async def test_what_goes_wrong_with_a_batch_is_nothing_to_who_was_given_back(toy
     for await_answers in (False, True):
         async with serving(toys, model_file) as (model, _):
             asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("starve", "", "")]
-            while not model._remote._out:  # noqa: ASYNC110 - nothing tells
+            while not model.executors.each[0].pending:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0)
             if await_answers:
-                [instance] = model._remote._out
-                model._remote._leave(instance)
+                look_at(model.executors.each[0], overdue=True)
             starved, *others = await asyncio.gather(*asked)
             assert "File too large" in starved.message
             assert [result.tolist() for result in others] == [[2, 2]] * 2
@@ -457,7 +449,7 @@ async def test_who_was_never_begun_is_refused_by_a_model_that_goes(toys, model_f
     """It would wait for an instance that nobody serves any more."""
     async with serving(toys, model_file, UNHURRIED="1") as (model, [handler]):
         asked = [asyncio.ensure_future(ask(model, deed)) for deed in ("hang", "")]
-        while not model._remote._out:  # noqa: ASYNC110 - nothing tells
+        while not model.executors.each[0].pending:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0)
         model.refuse_waiting()
         psutil.Process(handler.child.pid).kill()

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -28,7 +28,8 @@ def matrix(seed, columns=SIDE):
     return (np.random.default_rng(seed).standard_normal((SIDE, columns)) / 32).astype("f4")
 
 
-def write_backbone(path, name="m", head=None, seed=0):
+@functools.cache
+def backbone(name="m", head=None, seed=0):
     """A model of two layers, 6 MiB; `head` is one more of its own."""
     nodes = [
         helper.make_node("MatMul", ["x", "w1"], ["a"]),
@@ -45,8 +46,8 @@ def write_backbone(path, name="m", head=None, seed=0):
     ]
     initializers = [numpy_helper.from_array(array, weight) for weight, array in weights.items()]
     graph = helper.make_graph(nodes, name, tensors[:1], tensors[1:], initializers)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return model.SerializeToString()
 
 
 def rows(count=1):
@@ -119,13 +120,21 @@ def serving(tmp_path):
 def write(tmp_path):
     """Writes a model of the repository."""
 
-    def write(name="m", config="", **backbone):
-        write_backbone(tmp_path / "models" / name / "1" / "model.onnx", name, **backbone)
+    def write(name="m", config="", **options):
+        path = tmp_path / "models" / name / "1" / "model.onnx"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(backbone(name, **options))
         if config:
             (tmp_path / "models" / name / "config.pbtxt").write_text(config)
         return tmp_path / "models" / name
 
     return write
+
+
+@pytest.fixture(scope="session")
+def answer():
+    """What ONNX Runtime itself answers of the first of them."""
+    return onnx_runtime().InferenceSession(backbone()).run(None, {"x": rows()})[0]
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from model_handlers.system.threads import NEVER
 from serve.cache.entry import State
 from serve.control import Tier, Weights
 from serve.weights import refining, store
-from tests.event_loop import run_on_loop
 from tests.serve.inside import changes_nothing, idle_for_long, loader_of, ticks_of, turn, watched_by, weights_of
 from tests.waiting import until
 
@@ -26,15 +25,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def expected(serving, write):
-    """What a plainly loaded model answers."""
+def expected(write, answer):
+    """What a model that is there answers."""
     write()
-
-    async def answer():
-        async with serving(weights=Weights.PLAIN) as served:
-            return await served.ask()
-
-    return run_on_loop(answer())
+    return answer
 
 
 def parameter(text):

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from container.inference import answers
-from container.inference.status import RUNTIME_STATUSES, STATUSES
+from container.inference import errors
+from container.inference.errors import RUNTIME_STATUSES, STATUSES
 from model_handlers.errors import Kind, MmeError
 from serve.request import LoadReport, Timings
 
@@ -21,7 +21,7 @@ def fields(lines):
 @pytest.mark.parametrize("kind", Kind)
 def test_an_error_is_one_sentence_in_json(kind, flavor):
     """Status by the table, and a body with `error` alone."""
-    status, headers, body = answers.error(MmeError(kind, "model 'é' is wrong"), flavor)
+    status, headers, body = errors.error(MmeError(kind, "model 'é' is wrong"), flavor)
     assert status == getattr(STATUSES[kind], flavor)
     assert fields(headers) == {"content-type": "application/json"}
     assert json.loads(body) == {"error": "model 'é' is wrong"}
@@ -30,7 +30,7 @@ def test_an_error_is_one_sentence_in_json(kind, flavor):
 @pytest.mark.parametrize("kind", Kind)
 def test_a_runtime_error_is_one_that_boto3_knows(kind):
     """Its name in the header, its status by the name, its sentence in the body."""
-    status, headers, body = answers.error(MmeError(kind, "a sentence"), "runtime")
+    status, headers, body = errors.error(MmeError(kind, "a sentence"), "runtime")
     name = STATUSES[kind].runtime
     assert status == RUNTIME_STATUSES[name]
     assert b"x-amzn-errortype: %s\r\n" % name.encode() in headers
@@ -49,7 +49,7 @@ def test_a_runtime_error_is_one_that_boto3_knows(kind):
 )
 def test_a_model_error_tells_what_the_container_answered(kind, status, code, words):
     """OriginalStatusCode and OriginalMessage are SageMaker's container contract's."""
-    _, _, body = answers.error(MmeError(kind, "what went wrong"), "runtime")
+    _, _, body = errors.error(MmeError(kind, "what went wrong"), "runtime")
     document = json.loads(body)
     assert document["OriginalStatusCode"] == status
     assert json.loads(document["OriginalMessage"]) == {"error": "what went wrong"}
@@ -61,7 +61,7 @@ def test_a_model_error_tells_what_the_container_answered(kind, status, code, wor
 @pytest.mark.parametrize("flavor", ["sagemaker", "runtime"])
 def test_long_sentences_are_cut_where_sagemaker_cuts_them(flavor):
     """Useful text comes first; nothing in a body is longer than the 2048 characters that SageMaker keeps."""
-    _, _, body = answers.error(MmeError(Kind.INTERNAL, "useful first " + "x" * 10_000), flavor)
+    _, _, body = errors.error(MmeError(Kind.INTERNAL, "useful first " + "x" * 10_000), flavor)
     text = json.loads(body)["error" if flavor == "sagemaker" else "Message"]
     assert len(text) <= 2048
     assert len(json.loads(body).get("OriginalMessage", "")) <= 2048 + len('{"error":""}')
@@ -83,7 +83,7 @@ def test_long_sentences_are_cut_where_sagemaker_cuts_them(flavor):
 )
 def test_server_timing_has_the_standard_form(timings, report, expected):
     """Hit or miss, milliseconds of each part, who had to go; names can't break out of the header."""
-    line = answers.server_timing(timings, report).decode("latin-1")
+    line = errors.server_timing(timings, report).decode("latin-1")
     assert line == f"Server-Timing: {expected}\r\n"
     entry = r"[a-z]+(;(desc|dur)=([a-z0-9.]+|\"[^\"\\]*\"))*"
     assert re.fullmatch(rf"Server-Timing: {entry}(, {entry})*\r\n", line)
@@ -92,9 +92,9 @@ def test_server_timing_has_the_standard_form(timings, report, expected):
 @pytest.mark.parametrize("value", ["plain", "", 'c000b4f9-df62;k="v"', "\xe9\x85\xa0"])
 def test_header_lines_become_pairs_whatever_their_values(value):
     """Custom attributes come back as they are, also where a character of theirs is a line end to Python."""
-    lines = b"Content-Type: application/json\r\n" + answers.custom_attributes(value)
-    assert answers.header_pairs(lines) == [
+    lines = b"Content-Type: application/json\r\n" + errors.custom_attributes(value)
+    assert errors.header_pairs(lines) == [
         ("Content-Type", "application/json"),
         ("X-Amzn-SageMaker-Custom-Attributes", value),
     ]
-    assert answers.header_pairs(b"") == []
+    assert errors.header_pairs(b"") == []

@@ -1,19 +1,81 @@
-"""TLS of a port: its certificate, read again when it changes, and a line in the log for handshakes that fail."""
+"""Ports: the sockets that listen, which requests they let in, and TLS with certificates as they are now."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 import ssl
 import time
 from typing import TYPE_CHECKING, Any
 
-from container.process.followed import Followed
+from container.process.resources import Followed
 from container.settings.tls import load_certificates
+from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from container.settings.tls import Certificates
+
+
+BACKLOG = 1024
+_LACKING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def authority(host: str, port: int) -> str:
+    """`host:port`, an IPv6 address in brackets: without them nobody could tell the port from it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening(host: str, port: int, protocol: str, setting: str) -> list[socket.socket]:
+    """Sockets that listen at all addresses of a host; port 0 is a free one, the same at all of them.
+
+    A name may have addresses that this machine lacks, as `localhost` has where IPv6 is off: one that listens suffices.
+    `protocol` and `setting` are for the error: what is to be listened to, and what says where.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when one of them can't, or none is this machine's.
+    """
+    found: list[socket.socket] = []
+    lacking: OSError | None = None
+    try:
+        for family, kind, number, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            place = (address[0], port or (found[0].getsockname()[1] if found else 0), *address[2:])
+            try:
+                found.append(_listening(family, kind, number, place, only_ipv6=host != "::"))
+            except OSError as error:
+                if error.errno not in _LACKING:
+                    raise
+                lacking = error
+        if lacking is not None and not found:
+            raise lacking
+    except OSError as error:
+        for each in found:
+            each.close()
+        raise invalid_argument(
+            f"the server cannot listen to {protocol} requests at {authority(host, port)}: {error.strerror}; choose "
+            f"another {setting}"
+        ) from error
+    return found
+
+
+def _listening(family: int, kind: int, protocol: int, place: Any, *, only_ipv6: bool) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(only_ipv6))
+        made.bind(place)
+        made.listen(BACKLOG)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made
+
 
 _HANDSHAKE_SECONDS = 20.0
 _SHUTDOWN_SECONDS = 5.0  # for a client to close, once it has its last answer

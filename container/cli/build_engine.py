@@ -1,7 +1,10 @@
-"""The flags and examples of `mme build-engine`. Imports nothing heavy; see `container.cli.command`."""
+"""`mme build-engine`: from an ONNX model to an engine of TensorRT."""
 
+# ruff: noqa: T201 - a command talks to people
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,7 @@ from container.cli.command import Command, whole
 if TYPE_CHECKING:
     import argparse
 
+_WIDTH = 30
 _EXAMPLES = """\
 examples:
   mme build-engine model.onnx --min ids:1x16 --opt ids:8x128 --max ids:32x512 --fp16 -o model/1/model.plan
@@ -46,10 +50,55 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--builder", choices=("tensorrt", "tensorrt-rtx"), help="whichever is installed by default")
 
 
+def run(arguments: argparse.Namespace) -> int:
+    """Build the engine and say what it is."""
+    from model_handlers.tensorrt.builder import BuildOptions, build, profiles_of  # noqa: PLC0415 - numpy
+
+    output = arguments.output or arguments.model.with_name("model.plan")
+    options = BuildOptions(
+        profiles_of(arguments.min, arguments.opt, arguments.max),
+        fp16=arguments.fp16,
+        int8=arguments.int8,
+        workspace=arguments.workspace << 20,
+        timing_cache=arguments.timing_cache,
+        level=arguments.optimization_level,
+        version_compatible=arguments.version_compatible,
+        hardware_compatible=arguments.hardware_compatible,
+        builder={"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}.get(arguments.builder or "", ""),
+    )
+    began = time.monotonic()
+    line = _Line()
+    try:
+        builder = build(arguments.model, output, options, line.show)
+    finally:
+        line.end()
+    size = output.stat().st_size
+    print(f"{output}: {size / 1e6:.1f} MB, built by {builder} in {time.monotonic() - began:.1f} s")
+    return 0
+
+
+class _Line:
+    """One line on a terminal, written over and over; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+
+    def show(self, phase: str, done: int, total: int) -> None:
+        """So many steps of a phase are done."""
+        if self._shown:
+            filled = _WIDTH * done // max(total, 1)
+            print(f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {phase[:60]:60}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """What comes now has a line of its own."""
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
 COMMAND = Command(
     "build-engine",
     "build an engine of TensorRT from an ONNX model",
     _EXAMPLES,
     _add_flags,
-    "container.engines.command:run",
+    "container.cli.build_engine:run",
 )

@@ -1,1 +1,0 @@
-"""`mme build-engine`: from an ONNX model to an engine of TensorRT."""
