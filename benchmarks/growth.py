@@ -313,16 +313,38 @@ def _ask_on(address: str, request: load.Request, pipe: Any) -> None:
     pipe.send(times)
 
 
-def cold_loads(run: Run, server: Server, _size: int) -> Figures:
-    """See the module; models that were never loaded before, each unloaded before the next one is asked for."""
-    rows: list[tuple[float, ...]] = []
-    first = max(run.sizes)
-    for number in range(first, first + run.effort.loads):
-        took, spent = timed(server, partial(server.post, invoke(number)))
-        left, spent_leaving = timed(server, partial(control, server, f"m{number}.tar.gz", "unload"))
-        rows.append((took, spent, left, spent_leaving))
-    named = ("time, ms", "processor time, ms", "unload, ms", "unload, processor time, ms")
-    return dict(zip(named, medians(rows), strict=True))
+_COLD = ("time, ms", "processor time, ms", "unload, ms", "unload, processor time, ms")
+
+
+def cold_loads(run: Run, server: Server, size: int) -> Figures:
+    """See the module; models that were never loaded before, each unloaded before the next one is asked for.
+
+    A second server that has as few models as any is asked in turns, so that a machine that is busy for a while slows
+    both: the ratios are medians of these pairs.
+    """
+    if size == min(run.sizes):
+        return dict(zip(_COLD, medians([cold_load(server, number) for number in unloaded(run)]), strict=True))
+    rows, ratios = [], []
+    with servers.mme_store(str(run.folder / "archives"), _DRAIN) as least:
+        fill(partial(least.post, invoke(number)) for number in range(min(run.sizes)))
+        for number in unloaded(run):
+            few, many = cold_load(least, number), cold_load(server, number)
+            rows.append(many)
+            ratios.append(tuple(more / less for more, less in zip(many, few, strict=True)))
+        kill(least)
+    named = [f"{what.rpartition(', ')[0]}, times that of {min(run.sizes)}" for what in _COLD]
+    return dict(zip((*_COLD, *named), (*medians(rows), *medians(ratios)), strict=True))
+
+
+def unloaded(run: Run) -> range:
+    """Numbers of models that fill no server."""
+    return range(max(run.sizes), max(run.sizes) + run.effort.loads)
+
+
+def cold_load(server: Server, number: int) -> tuple[float, ...]:
+    """A load and the unload after it: see `_COLD`."""
+    took = timed(server, partial(server.post, invoke(number)))
+    return (*took, *timed(server, partial(control, server, f"m{number}.tar.gz", "unload")))
 
 
 def stop(_run: Run, server: Server, _size: int) -> Figures:
