@@ -90,14 +90,10 @@ class LostProcessError(MmeError):
 
 
 class NotBegunError(MmeError):
-    """A request whose execution never began: what was to execute it has ended, or is busy. Kind UNAVAILABLE."""
+    """A request whose execution never began: what was to execute it has ended. Kind UNAVAILABLE."""
 
     def __init__(self, model: str) -> None:
         super().__init__(Kind.UNAVAILABLE, f"model '{model}': its process never began with this request; try again")
-
-
-class GivenBackError(NotBegunError):
-    """The same of a request of which that was told before, and which is none of those any more that were sent."""
 
 
 def invalid_argument(message: str) -> MmeError:

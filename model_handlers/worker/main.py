@@ -438,61 +438,37 @@ def _taken() -> int:
 
 PROGRESS = struct.Struct("<q")  # how many were begun
 _now = time.perf_counter_ns
-_TICK_SECONDS = 0.01
-_QUIET_TICKS = 100  # then the thread ends, until requests cross together again
 
 
 class OneByOne:
-    """Executes requests that came together, one by one, on one thread.
+    """Executes requests that crossed together, one after another: two messages cost more than many an execution.
 
-    Two messages cost more than many an execution, so several requests cross together. In front of their inputs lies how
-    many were begun, so that a death tells which never were. A thread sends what is answered every few milliseconds, so
-    that nothing waits for a slow one, nor for what the model asks the server; it gives back those behind a slow one,
-    for others to execute. The two threads share two deques, whose single operations need no lock: what takes an item
-    owns it.
+    In front of their inputs lies how many were begun, so that a death tells which never were. Answers wait for that of
+    the last request, unless the model asks the server anything: a client may have to be answered for that to go on.
     """
 
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
-        self._waiting: deque[tuple[int, ModelRequest, ResponderInChild]] = deque()
-        self._unsent: deque[tuple[int, ResponderInChild, Answer]] = deque()
-        self._rounds = 0
-        self._executes = False
-        self._watched = False
+        self._unsent: deque[tuple[int, ResponderInChild, Answer]] = deque()  # what takes an item owns it
 
     def run(
         self, requests: Sequence[ModelRequest], responders: Sequence[ResponderInChild], shared: Array
     ) -> tuple[list[Answer], int]:
         """Execute requests that came in `shared`, with room for PROGRESS in front.
 
-        Returns the answers, None for one sent already or later, PUT_BACK for one given back; and the nanoseconds of
-        them all.
+        Returns the answers, None for one sent already or later, and the nanoseconds of them all.
         """
-        answers: list[Answer] = [PUT_BACK] * len(requests)
+        answers: list[Answer] = [None] * len(requests)
         last = len(requests) - 1
-        following = zip(range(len(requests)), requests, responders, strict=True)
-        index, request, responder = next(following)  # which is begun here whatever happens
-        self._waiting.extend(following)
-        self._rounds += 1
-        self._executes = True
-        if len(requests) > 1 and not self._watched:
-            self._watch()
-        progress = shared.data
         began = _now()
-        while True:
-            PROGRESS.pack_into(progress, 0, index + 1)
-            answers[index] = None
+        for index, (request, responder) in enumerate(zip(requests, responders, strict=True)):
+            PROGRESS.pack_into(shared.data, 0, index + 1)
             answer = self._execute(request, responder, index == last)
-            if index == last:  # the thread is not to send it: it may lie in arrays that the model writes into next
+            if index == last:  # not to be sent earlier: it may lie in arrays that the model writes into next
                 answers[index] = answer
             elif answer is not None:
                 self._unsent.append((index, responder, answer))
-            try:
-                index, request, responder = self._waiting.popleft()
-            except IndexError:
-                break
         took = _now() - began
-        self._executes = False
         with suppress(IndexError):
             while True:
                 index, _, answer = self._unsent.popleft()
@@ -505,32 +481,3 @@ class OneByOne:
             while True:
                 _, responder, answer = self._unsent.popleft()
                 responder.send(answer, final=True)
-
-    def _give_back(self) -> None:
-        with suppress(IndexError):
-            while True:
-                _, _, responder = self._waiting.pop()
-                responder.put_back()
-
-    def _watch(self) -> None:
-        self._watched = True
-        try:
-            threading.Thread(target=self._look, name="mme answers", daemon=True).start()
-        except RuntimeError:  # no thread is to be had: the answers wait for one another
-            self._watched = False
-
-    def _look(self) -> None:
-        quiet = 0
-        while quiet < _QUIET_TICKS:
-            round_ = self._rounds
-            time.sleep(_TICK_SECONDS)
-            quiet = quiet + 1 if round_ == self._rounds and not self._executes else 0
-            if round_ == self._rounds and self._executes:
-                try:
-                    self._give_back()
-                    self.send_answered()
-                except Exception:  # noqa: BLE001 - whatever one answer is, the others are to be sent
-                    traceback.print_exc()
-        self._watched = False
-        if self._executes:  # some may have come in this very moment, and found it watched
-            self._watch()

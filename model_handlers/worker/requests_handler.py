@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.config.model_config import all_outputs
-from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
+from model_handlers.errors import Kind, MmeError, NotBegunError
 from model_handlers.metrics import METRICS
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.tensor import BYTES, size_of
@@ -94,7 +94,6 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._input_bytes = 0  # of a request of the last batch
         self._written: Segment | None = None  # where that lies
         self._begun = 0  # requests of the batch that a process died of
-        self._given_back: set[int] = set()  # requests of the last batch that the process did not begin
         self._heard = 0.0  # when a batch was sent, or a response came, for the last time (monotonic)
         super().__init__(load, config, lane, uses_gpu=uses_gpu, program=program, preload=preload, host=host)
         self.patience = self.deadlines.execution
@@ -170,7 +169,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
     def await_answers(self) -> list[ModelResponse | MmeError | None]:
         sent = self._batch_sent()
         try:
-            return self._received(sent, sent.reply or self.child.answer(EXECUTING))
+            return self._received(sent, sent.reply or self.child.answer(EXECUTING, look=self._give_time()))
         except NONSENSE as error:
             return self._over(self._broken(error), sent.numbers, self._begun)
         except ChildDiedError as death:
@@ -181,6 +180,22 @@ class IsolatedRequestsHandler(IsolatedHandler):
             raise
         finally:
             self._take_back()
+
+    def _give_time(self) -> Callable[[], None] | None:
+        """Have each request of those that are executed one by one its own time."""
+        if self._count_begun() == _ALL:
+            return None
+        counted = 1
+
+        def look() -> None:
+            nonlocal counted
+            begun = self._count_begun()
+            if begun > counted:
+                counted = begun
+                self.child.extend(self._limit)
+
+        look()
+        return look
 
     def due(self) -> float:
         """When it owes another response of the requests that are open, for clients that wait."""
@@ -294,21 +309,14 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def _over(self, error: MmeError, numbers: range, begun: int = _ALL) -> list[ModelResponse | MmeError | None]:
         """What becomes of a batch that fails as a whole, `begun` of it. MmeError: every request's error."""
-        owed = {number for number in numbers if self._open.pop(number, None) is not None}
-        given_back = self._given_back.intersection(numbers) - owed
-        if begun >= len(numbers) and not given_back:
+        self._forget(numbers)
+        if begun >= len(numbers):
             raise error
-        error, name = error.bare(), self.config.name
-        never = [NotBegunError(name) for _ in numbers[begun:]]
-        answers: list[ModelResponse | MmeError | None] = [*[error] * (len(numbers) - len(never)), *never]
-        return [
-            GivenBackError(name) if number in given_back else answer
-            for number, answer in zip(numbers, answers, strict=True)
-        ]
+        never = [NotBegunError(self.config.name) for _ in numbers[begun:]]
+        return [*[error.bare()] * begun, *never]
 
     def _open_requests(self, batch: int, requests: Sequence[ModelRequest]) -> range:
         numbers = range(request_number(batch, 0), request_number(batch, len(requests)))
-        self._given_back.clear()
         self._heard = time.monotonic()
         for number, request in zip(numbers, requests, strict=True):
             if request.responder is not None:
@@ -327,10 +335,8 @@ class IsolatedRequestsHandler(IsolatedHandler):
         """The batch's answers, without those of requests that had their last response before."""
         answers = unpack_answers(reply, shared, len(requests), self.config.name)
         if self._alone:
-            executed = len([answer for answer in answers if answer is not PUT_BACK])  # the others are behind them
-            answers[executed:] = [GivenBackError(self.config.name) for _ in answers[executed:]]
-            outputs = reply["end"] // max(executed, 1) - self._input_bytes
-            self._pace.learn(int(reply["took"]), max(executed, 1), max(self._input_bytes, outputs))
+            outputs = reply["end"] // len(answers) - self._input_bytes
+            self._pace.learn(int(reply["took"]), len(answers), max(self._input_bytes, outputs))
         return [
             None if answer is not None and request.responder is not None and not self._ends(number, answer) else answer
             for number, request, answer in zip(numbers, requests, answers, strict=True)
@@ -338,7 +344,7 @@ class IsolatedRequestsHandler(IsolatedHandler):
 
     def _ends(self, number: int, answer: ModelResponse | MmeError) -> bool:
         """Take a request's last response; False if it had that, as where a put-back batch crosses one sent unasked."""
-        if (answer is PUT_BACK and self.config.decoupled) or isinstance(answer, GivenBackError):
+        if answer is PUT_BACK and self.config.decoupled:
             return True
         return self._open.pop(number, None) is not None
 
@@ -417,24 +423,11 @@ class IsolatedRequestsHandler(IsolatedHandler):
         self._heard = time.monotonic()
         if self.config.decoupled:
             self.child.extend(self._limit)
-        if "again" in message:
-            self._take_again(number)
-            return
         request = self._open.pop(number, None) if final else self._open.get(number)
-        if request is not None:
+        if request is not None and "again" not in message:  # else it will be executed once more
             if shared.nbytes > INLINE and isinstance(response, ModelResponse):
                 self._channel.keep(_owner(response, shared), shared.nbytes)
             _respond(request, response, final=final)
-
-    def _take_again(self, number: int) -> None:
-        """A request is over here, and will be executed once more. Of one that was not begun that is told here first."""
-        if self._alone:
-            self._given_back.add(number)  # first: a thread that finds it taken finds out why
-        request = self._open.pop(number, None)
-        if request is None:
-            self._given_back.discard(number)
-        elif self._alone:
-            _respond(request, NotBegunError(self.config.name), final=True)
 
     def _hear(self) -> None:
         """From now on the process wants to be told of clients that leave, and now of those that have left."""

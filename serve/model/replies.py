@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
 
-from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError, out_of_memory
+from model_handlers.errors import Kind, MmeError, NotBegunError, out_of_memory
 from model_handlers.worker.fork_client import ChildOutgrownError
 from serve.request import MOST_STEPS, InferenceResponse, Timings
 from serve.statistics import Outcome
@@ -187,7 +187,7 @@ class Replies:
         good, size = batch, execution.size
         early = self._unasked or self._gave_up
         if not execution.uniform or (early and any(request.answered for request in batch)):
-            answered = [pair for pair in answered if not (pair[0].answered or isinstance(pair[1], GivenBackError))]
+            answered = [pair for pair in answered if not pair[0].answered]
             again = self._signature.rescheduled(batch)
             for request in again:
                 self._reschedule(request, timings)
@@ -271,9 +271,6 @@ class Replies:
     def _respond(self, opened: DecoupledRequest, response: ModelResponse | MmeError | None, final: bool) -> None:  # noqa: FBT001 - see Post
         request = opened.request
         if request.answered:
-            return
-        if isinstance(response, NotBegunError):
-            self._requeue(request)
             return
         if self.decoupled:
             self._count_response(opened, response)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.config.model_config import ControlKind, all_inputs, hidden_inputs
-from model_handlers.errors import Kind, MmeError, NotBegunError, invalid_model, out_of_memory
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.system.disk import disk_errors
 from model_handlers.system.memory import free_memory, host_memory
 from model_handlers.tensor import BYTES, decode_bytes_elements, element_count
@@ -122,22 +122,18 @@ class Warmup:
                 _log.debug("warmup sample '%s' for iteration %d", sample.name, iteration)
                 for batch in sample.batches():
                     try:
-                        while batch:  # a process may give requests back: it has begun one at least
-                            must_go_on()
-                            batch = self._execute(handler, batch)  # noqa: PLW2901 - what is left of it
+                        must_go_on()
+                        self._execute(handler, batch)
                     except MmeError as error:
                         raise _failed(sample.name, f"model '{self._config.name}' instance {instance}", error) from error
 
-    def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> list[InferenceRequest]:
-        endings, unbegun = _Endings(), []
+    def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> None:
+        endings = _Endings()
         execution = execute_batch(handler, self._signature, batch, endings.post)
         for request, result in zip(batch, execution.results, strict=True):
             error = endings.wait_for(request) if result is None else result
-            if isinstance(error, NotBegunError):
-                unbegun.append(request)
-            elif isinstance(error, MmeError):
+            if isinstance(error, MmeError):
                 raise error
-        return unbegun
 
 
 class _Sample:

@@ -18,11 +18,10 @@ from model_handlers.base import Footprint, Handler, Placement
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BYTES, FP32, TensorSpec
-from model_handlers.worker import main
 
 
 class Model(Handler):
-    """Loads whatever the file says: nothing. Where it is `UNHURRIED`, it may be slow with one of several requests."""
+    """Loads whatever the file says: nothing."""
 
     backend = "test"
     default_filename = "model.txt"
@@ -31,8 +30,6 @@ class Model(Handler):
     def __init__(self, config, model_file):
         super().__init__(replace(config, outputs=(TensorSpec("y", FP32, (-1,)),)))
         self.file = model_file
-        if "UNHURRIED" in config.parameters:
-            main._TICK_SECONDS = 3600.0
 
     @classmethod
     def autocomplete(cls, config, model_file):

@@ -1,7 +1,6 @@
 """Requests that cross together and are executed one by one: each for itself, and none the worse for its company."""
 
 import inspect
-import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -13,8 +12,8 @@ from isolated_models import OneArray, RequestsMisbehave, Table, TooFewAnswers
 from unasked_models import Once
 
 from model_handlers.config.model_config import DynamicBatching, ModelConfig, SequenceBatching
-from model_handlers.errors import GivenBackError, Kind, MmeError, NotBegunError
-from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
+from model_handlers.errors import Kind, MmeError, NotBegunError
+from model_handlers.requests import ModelRequest, ModelResponse
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.main import PROGRESS, OneByOne
 from tests.responders import Responses
@@ -30,7 +29,7 @@ def requests(*deeds):
 
 def test_each_is_executed_for_itself(start):
     """A deed that only the first request of an execution can have done is done for each; what one raises is its own."""
-    handler = start(RequestsMisbehave, UNHURRIED="1")
+    handler = start(RequestsMisbehave)
     first, raised, refused, last = handler.execute_requests(requests("a", "raise", "bad", "b"))
 
     assert [answer.outputs["seen"].tolist()[0].split()[0] for answer in (first, last)] == [b"a", b"b"]
@@ -41,7 +40,7 @@ def test_each_is_executed_for_itself(start):
 
 def test_a_wrong_count_is_the_failure_of_one(start):
     """Each execution is to return one answer."""
-    answers = start(TooFewAnswers, UNHURRIED="1").execute_requests(requests("a", "b"))
+    answers = start(TooFewAnswers).execute_requests(requests("a", "b"))
     assert [answer.message for answer in answers] == ["model 'm' gave 0 answers to 1 requests"] * 2
 
 
@@ -57,7 +56,7 @@ def test_models_that_batch_get_them_as_one(start):
 
 def test_a_death_costs_those_that_were_begun(start):
     """Those behind it were never begun, are told so, and are owed nothing by anybody else; then the model is alone."""
-    handler = start(RequestsMisbehave, UNHURRIED="1")
+    handler = start(RequestsMisbehave)
     for _ in range(200):
         handler._pace.learn(1000, 1, 16)
     assert handler.together() == 32
@@ -87,76 +86,6 @@ def handler_folder(handler):
     return Path(handler._load["model_file"]).parent
 
 
-def aside(handler, sent):
-    """Execute on another thread; returns it, and what will be what came of it."""
-    got = []
-    thread = threading.Thread(target=lambda: got.extend(handler.execute_requests(sent)))
-    thread.start()
-    return thread, got
-
-
-def test_who_is_answered_does_not_wait_for_a_slow_one(start):
-    """What is answered already is sent on its own, and stays what it is though the process dies of the slow one."""
-    handler = start(RequestsMisbehave)
-    for _ in range(2):  # in the second round nobody looks yet, or looks still
-        first, second, slow, _ = sent = requests("a", "bad", "hang", "b")
-        thread, got = aside(handler, sent)
-        [answer] = first.responder.end()
-        assert np.array_equal(answer.outputs["y"], X * 2)
-        assert [error.message for error in second.responder.end()] == ["this one is bad"]
-        assert slow.responder.got == got == []
-        psutil.Process(handler.child.pid).kill()
-        thread.join()
-        assert [type(answer) for answer in got] == [ChildDiedError] * 3 + [GivenBackError]
-        assert [request.responder.ends for request in sent] == [1, 1, 1, 1]
-        assert isinstance(first.responder.got[-1], ModelResponse)
-
-
-def test_nobody_waits_behind_a_slow_one(start):
-    """Who is not begun yet is given back, the last first, and is not executed here; the slow one goes on."""
-    handler = start(RequestsMisbehave)
-    for _ in range(200):
-        handler._pace.learn(1000, 1, 16)
-    slow, *behind = requests("wait", "note", "note")
-    thread, got = aside(handler, [slow, *behind])
-    for request in behind:
-        assert [type(answer) for answer in request.responder.end()] == [NotBegunError]
-    assert slow.responder.got == got == []
-    (handler_folder(handler) / "go").touch()
-    thread.join()
-    assert [type(answer) for answer in got] == [ModelResponse, GivenBackError, GivenBackError]
-    assert [request.responder.ends for request in (slow, *behind)] == [0, 1, 1]
-    assert not (handler_folder(handler) / "noted").exists()
-    assert handler.together() == 1
-    assert [type(answer) for answer in handler.execute_requests(requests("note", "a"))] == [ModelResponse] * 2
-
-
-def test_the_first_is_never_given_back(monkeypatch):
-    """However long the process takes to begin: it is to execute something, and is not asked in vain."""
-    if not inspect.isfunction(OneByOne.run):
-        pytest.skip("what is compiled takes no responder but a real one")
-    executed = []
-
-    class Responder:
-        def put_back(self):
-            executed.append("given back")
-
-    def execute(request, _, last):
-        executed.append((request, last))
-        return request
-
-    class Eager:
-        def __init__(self, **_):
-            self.start = process._give_back
-
-    process = OneByOne(execute)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "Thread", Eager)
-        answers, _ = process.run("abc", [Responder()] * 3, np.zeros(PROGRESS.size, "u1"))
-    assert answers == ["a", PUT_BACK, PUT_BACK]
-    assert executed == ["given back", "given back", ("a", False)]
-
-
 def test_the_last_answer_goes_with_its_batch():
     """Whoever looks in that very moment: it lies in the model's own array, which the next batch may write into."""
     if not inspect.isfunction(OneByOne.run):
@@ -181,27 +110,20 @@ def test_the_last_answer_goes_with_its_batch():
 
 def test_answers_are_what_they_were_when_the_model_gave_them(start):
     """Though it writes the next one into the same array, as it may once it has been asked for that."""
-    answers = start(OneArray, UNHURRIED="1").execute_requests(requests("a", "b", "c"))
+    answers = start(OneArray).execute_requests(requests("a", "b", "c"))
     assert [answer.outputs["y"].tolist() for answer in answers] == [(X * count).tolist() for count in (1, 2, 3)]
-    handler = start(OneArray)
-    sent = requests("d", "hang", "e")
-    thread, _ = aside(handler, sent)
-    [early] = sent[0].responder.end()
-    assert early.outputs["y"].tolist() == X.tolist()
-    psutil.Process(handler.child.pid).kill()
-    thread.join()
 
 
 def test_a_copy_that_the_model_made_executes_nobody_else(start):
     """It came back from the model's code where that forked, and ends before the next request."""
-    handler = start(RequestsMisbehave, UNHURRIED="1")
+    handler = start(RequestsMisbehave)
     assert len(handler.execute_requests(requests("note", "fork", "note", "note"))) == 4
     assert set((handler_folder(handler) / "noted").read_text().split()) == {str(handler.child.pid)}
 
 
 def test_a_process_may_die_before_it_is_sent_anything(start):
     """What the one before it died of is over."""
-    handler = start(RequestsMisbehave, UNHURRIED="1")
+    handler = start(RequestsMisbehave)
     with pytest.raises(ChildDiedError):
         handler.execute_requests(requests("exit 137"))
     with handler._lock:
@@ -220,7 +142,7 @@ def test_who_is_answered_does_not_wait_for_what_a_model_asks(start):
             self.call, self.ends_by_then = call, first.responder.ends
             responder.send(None, final=True)
 
-    handler = start(Once, UNHURRIED="1")
+    handler = start(Once)
     handler.outside = Outside()
     first, calling, last = sent = requests("answer 1", "call other", "answer 3")
     calling.callers, last.callers = ("ours",), ("theirs",)
