@@ -322,8 +322,10 @@ def cold_loads(run: Run, server: Server, size: int) -> Figures:
     A second server that has as few models as any is asked in turns, so that a machine that is busy for a while slows
     both: the ratios are medians of these pairs.
     """
+    named = [*_COLD, *(f"{what.rpartition(', ')[0]}, times that of {min(run.sizes)}" for what in _COLD)]
     if size == min(run.sizes):
-        return dict(zip(_COLD, medians([cold_load(server, number) for number in unloaded(run)]), strict=True))
+        alone = medians([cold_load(server, number) for number in unloaded(run)])
+        return dict(zip(named, (*alone, 1, 1, 1, 1), strict=True))
     rows, ratios = [], []
     with servers.mme_store(str(run.folder / "archives"), _DRAIN) as least:
         fill(partial(least.post, invoke(number)) for number in range(min(run.sizes)))
@@ -332,8 +334,7 @@ def cold_loads(run: Run, server: Server, size: int) -> Figures:
             rows.append(many)
             ratios.append(tuple(more / less for more, less in zip(many, few, strict=True)))
         kill(least)
-    named = [f"{what.rpartition(', ')[0]}, times that of {min(run.sizes)}" for what in _COLD]
-    return dict(zip((*_COLD, *named), (*medians(rows), *medians(ratios)), strict=True))
+    return dict(zip(named, (*medians(rows), *medians(ratios)), strict=True))
 
 
 def unloaded(run: Run) -> range:
