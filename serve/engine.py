@@ -223,6 +223,31 @@ class Engine:
         self._submit_leased(entry, version, request)
         return True
 
+    def submit_now(self, name: str, version: int | None, make: Callable[[ModelConfig], InferenceRequest]) -> bool:
+        """As `submit_made`, for a model in memory; False if the model is not there, and nothing happened.
+
+        Raises:
+            MmeError: as `submit_made`, and whatever else `make` raises.
+        """
+        entry = self.cache.lease(name)
+        if entry is None:
+            return False
+        try:
+            target = entry.leased()
+            model = target.latest if version is None else target.version(version)
+            try:
+                request = make(model.config)
+            except BaseException:
+                entry.stats.hits -= 1  # what can't be read asks for nothing, or comes again
+                raise
+            _check_client(model, request)
+            request.lease, request.asked = entry, model
+            model.submit(request)
+        except BaseException:
+            entry.release()
+            raise
+        return True
+
     def submit_to_member(self, target: str, member: str, version: int | None, request: InferenceRequest) -> bool:
         """Accept a request for a model of an archive, made by another one of it; False if there is no such model."""
         entry = self.cache.entries.get(target)

@@ -192,7 +192,7 @@ def test_the_wheel_carries_every_module_and_no_test(build):
 
     assert carried - compiled == wanted
     modules = {
-        "container/inference/infer_routes",
+        "container/inference/http",
         "serve/request",
         *(f"{package}/compiled__mypyc" for package in PACKAGES),
     }

@@ -36,7 +36,7 @@ from container.codec.fields import (
 )
 from container.codec.json_data import array_from_json
 from container.codec.layouts import Layouts
-from container.codec.shared import REGION, names_region, releasing, shared_input, shared_output
+from container.codec.shared import REGION, names_region, shared_input, shared_output
 from container.steps.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
@@ -92,11 +92,6 @@ class _Plan:
         self.reply = reply
         self.own = own
 
-    def completing(self, on_complete: Completion) -> Completion:
-        """The completion of its request."""
-        places = self.reply.places
-        return releasing(on_complete, places) if places else on_complete
-
 
 class Decoder:
     """Decodes requests, and remembers the headers and layouts it has seen.
@@ -145,14 +140,11 @@ class Decoder:
         if header_length is None:
             plan, request_id = self._plan(body, model, regions, read), ""
             header_length = len(body)
-            on_complete = plan.completing(on_complete)
         else:
             header = body[:header_length]
             key, request_id = _without_id(header)
             known = None if read is not None else self._plans.get(key)
             plan = self._remember(header, key, request_id, model, regions, read) if known is None else known
-            if known is None:
-                on_complete = plan.completing(on_complete)
         if header_length + plan.size != len(body):
             raise _size_mismatch(plan, len(body) - header_length, model)
         inputs: list[Array] = [

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from container.steps.shared_memory import Place, Regions
     from model_handlers.tensor import Array, DataType
-    from serve.request import Completion, InferenceRequest, InferenceResponse
 
 REGION = "shared_memory_region"
 _SIZE = "shared_memory_byte_size"
@@ -79,21 +78,6 @@ def write_output(place: Place, name: str, data: bytes | memoryview) -> None:
             f"{len(data)} bytes to hold the results",
         )
     region.write(offset, data)
-
-
-def releasing(on_complete: Completion, places: dict[str, Place]) -> Completion:
-    """The completion, which then forgets the places: a region that was unregistered meanwhile is closed at once.
-
-    A request and who waits for it know each other, and would hold it until the collector comes.
-    """
-
-    def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-        try:
-            on_complete(request, result)
-        finally:
-            places.clear()
-
-    return completed
 
 
 def _place(regions: Regions, parameters: Mapping[str, Any], what: str) -> Place:

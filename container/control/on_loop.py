@@ -17,7 +17,7 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
-    from container.inference.infer_routes import InferRoutes
+    from container.inference.http import InferRoutes
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from container.codec.described import (
 )
 from container.codec.fields import RequestFields
 from container.codec.layouts import Layouts
-from container.codec.shared import NO_PLACES, names_region, releasing, shared_input, shared_output
+from container.codec.shared import NO_PLACES, names_region, shared_input, shared_output
 from container.grpc.heads import contents, split
 from container.grpc.messages import values
 from container.steps.shared_memory import AT_ONCE, Place, Regions
@@ -179,8 +179,6 @@ class Decoder:
         check_number(message.inputs, "inputs")
         form = self._form(message)
         names, classes, places = _requested(message, regions) if message.outputs else ((), {}, NO_PLACES)
-        if places:
-            on_complete = releasing(on_complete, places)
         layout = self._layouts.intern(form, names)
         inputs = _inputs(message, form, regions)
         if not message.parameters:

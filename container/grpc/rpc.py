@@ -24,7 +24,7 @@ from container.codec.compression import inflate, inflate_quickly
 from container.http2 import frames
 from container.http2.header_blocks import LARGEST, MOST_FIELDS, OVERSIZED
 from container.inference.errors import STATUSES, Status, known
-from container.inference.read_ahead import by_thread
+from container.inference.offload import by_thread
 from container.inference.request_memory import Inflating, out_of_request_memory
 from model_handlers.errors import Kind, MmeError
 

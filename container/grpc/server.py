@@ -9,10 +9,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from container.grpc.infer import Codec, Inference
+from container.grpc.inference import Codec, Inference, Streams
 from container.grpc.methods import HEALTH, INFERENCE, Methods
 from container.grpc.rpc import Calls, Method
-from container.grpc.stream import Streams
 from container.grpc.traces import headers_of
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from container.dashboard.document import Documents
 from container.dashboard.watcher import Watcher
-from container.inference.infer_routes import InferRoutes
+from container.inference.http import InferRoutes
 from container.inference.request_limit import RequestLimit
 from container.inference.request_memory import RequestMemory
 from container.observe.emf import EmfReporter

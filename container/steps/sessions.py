@@ -12,10 +12,11 @@ import secrets
 import time
 from collections import OrderedDict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
+from container.steps.step import Step
 from model_handlers.config.model_config import ControlKind
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
@@ -25,14 +26,13 @@ from model_handlers.tensor import BYTES
 from serve.cache.events import CacheEvent, EventType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from container.inference.call import Call
+    from container.inference.http import HttpReply
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
-    from serve.request import Completion, InferenceRequest, InferenceResponse, LoadReport
-
-    Make = Callable[[ModelConfig], InferenceRequest]
+    from serve.request import InferenceRequest, InferenceResponse
 
 
 MOST = 65_536  # sessions at a time
@@ -186,13 +186,14 @@ class SessionCalls:
         self._timer: asyncio.TimerHandle | None = None
         engine.cache.events.listen(self._heard)
 
-    def visit(self, model: str, asked: str, body: bytes, *, creates: bool) -> Visit:
+    def visit(self, model: str, asked: str, body: bytes, reply: HttpReply, *, creates: bool) -> Visit:
         """What the header of a request asks for.
 
         Args:
             model: the registered name of the request's model.
             asked: the header.
             body: the request's.
+            reply: whose header lines tell of the session.
             creates: whether a session can be created on this route.
 
         Raises:
@@ -205,12 +206,13 @@ class SessionCalls:
             )
         word = _word(body)
         if asked != NEW:
-            return Visit(self, self._sessions.use(asked, model, _now()), word if word == CLOSE else "", new=False)
+            word = word if word == CLOSE else ""
+            return Visit(self, self._sessions.use(asked, model, _now()), word, reply, new=False)
         if not creates:
             raise invalid_argument("a session can't be created on a streamed invocation: use invoke_endpoint")
         if word == CLOSE:
             raise invalid_argument("a session is closed by its id in SessionId, which is NEW_SESSION here")
-        visit = Visit(self, self._sessions.begin(model, _now()), word, new=True)
+        visit = Visit(self, self._sessions.begin(model, _now()), word, reply, new=True)
         self._set_timer()
         return visit
 
@@ -256,7 +258,7 @@ class SessionCalls:
         self._set_timer()
 
 
-class Visit:
+class Visit(Step):
     """One request of a session.
 
     Attributes:
@@ -265,26 +267,31 @@ class Visit:
         new: whether the request creates the session.
     """
 
-    def __init__(self, calls: SessionCalls, session: Session, word: str, *, new: bool) -> None:
+    def __init__(self, calls: SessionCalls, session: Session, word: str, reply: HttpReply, *, new: bool) -> None:
         self._calls = calls
         self.session = session
         self.word = word
         self.new = new
+        self._reply = reply
         self._starts = False
         self._ends = word == CLOSE
         self._state = False
+        self._tell()
 
-    def headers(self) -> bytes:
-        """The lines that its answer has."""
+    def _tell(self) -> None:
+        """Set the lines that its answer has."""
         lines = self._calls.created(self.session) if self.new else b""
         if self._ends:
             lines += b"X-Amzn-SageMaker-Closed-Session-Id: %s\r\n" % self.session.id.encode()
-        return lines
+        self._reply.session = lines
 
-    def made(self, call: Call, make: Make, config: ModelConfig) -> InferenceRequest:
-        """The request, as a step of the session's sequence; one that names a sequence itself is left alone."""
+    def made(self, call: Call, request: InferenceRequest, config: ModelConfig) -> None:  # noqa: ARG002
+        """Make the request a step of the session's sequence; one that names a sequence itself is left alone.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT when the session is over by now.
+        """
         self._calls.check(self.session)
-        request = make(config)
         self._ends = bool(request.flags & FLAG_SEQUENCE_END)
         self._state = config.sequence_batching is not None or bool(config.ensemble)
         if not request.correlation_id:
@@ -295,35 +302,26 @@ class Visit:
                 request.flags |= FLAG_SEQUENCE_START
         if takes_raw_body(config):
             request.parameters = {**(request.parameters or {}), BODY_SESSION_ID: self.session.id}
-        call.session = self.headers()
-        request.on_complete = self._completing(call, request.on_complete)
-        return request
+        self._tell()
 
-    async def submitted(self, submission: Coroutine[Any, Any, LoadReport]) -> LoadReport:
-        """Submit the request. One that is not accepted has begun nothing."""
-        try:
-            return await submission
-        except BaseException:
-            if self._starts:
-                self.session.begun = False
-            self.over(failed=True)
-            raise
+    def refused(self, call: Call) -> None:  # noqa: ARG002
+        """A request that is not accepted has begun nothing."""
+        if self._starts:
+            self.session.begun = False
+        self.leave(failed=True)
 
-    def over(self, *, failed: bool) -> None:
-        """It was answered."""
+    def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
+        """The request was answered."""
+        failed = isinstance(result, MmeError) or (self.new and call.over)  # whose id nobody has heard
+        if isinstance(result, MmeError) and result.kind is Kind.CANCELLED and self._state:
+            self._ends, failed = True, False  # its sequence has ended with it
+        self.leave(failed=failed)
+
+    def leave(self, *, failed: bool) -> None:
+        """Nothing more is done for the request in its session."""
         self._calls.leave(self.session)
         if (self.new and failed) or (self._ends and not failed):
             self._calls.end(self.session)
-
-    def _completing(self, call: Call, complete: Completion) -> Completion:
-        def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-            failed = isinstance(result, MmeError) or (self.new and call.over)  # whose id nobody has heard
-            if isinstance(result, MmeError) and result.kind is Kind.CANCELLED and self._state:
-                self._ends, failed = True, False  # its sequence has ended with it
-            self.over(failed=failed)
-            complete(request, result)
-
-        return completed
 
 
 def _word(body: bytes) -> str:

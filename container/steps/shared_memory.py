@@ -102,15 +102,7 @@ class Place(NamedTuple):
 
 
 class Unread(Exception):  # noqa: N818 - it says what is to be done, and is the error of nobody
-    """A tensor is so large that a thread has to read it first.
-
-    Attributes:
-        place: where it lies.
-    """
-
-    def __init__(self, place: Place) -> None:
-        super().__init__()
-        self.place = place
+    """A tensor is so large that a thread has to read it: see `Regions.held`."""
 
 
 class Regions:
@@ -193,33 +185,24 @@ class Regions:
             MmeError: see `Region.read`.
         """
         if place.byte_size > AT_ONCE:
-            raise Unread(place)
+            raise Unread
         return place.read()
 
-    def held(self, *, at_once: bool = False) -> HeldRegions:
-        """Those that there are now, for one request; `at_once` if no thread can read for it."""
-        return HeldRegions(dict(self._regions), allowed=self.allowed, at_once=at_once)
+    def held(self) -> HeldRegions:
+        """Those that there are now, for a thread that reads for one request."""
+        return HeldRegions(dict(self._regions), allowed=self.allowed)
 
 
 class HeldRegions(Regions):
-    """The regions that there were when a request came, whoever is unregistered while its tensors are read.
+    """The regions that there were when a request came, whoever is unregistered while its tensors are read."""
 
-    Attributes:
-        ahead: what has been read of them.
-    """
-
-    def __init__(self, regions: dict[str, Region], *, allowed: bool, at_once: bool) -> None:
+    def __init__(self, regions: dict[str, Region], *, allowed: bool) -> None:
         super().__init__(allowed=allowed)
         self._regions = regions
-        self._at_once = at_once
-        self.ahead: dict[Place, bytes] = {}
 
     def read(self, place: Place) -> bytes:
-        """See `Regions.read`."""
-        data = self.ahead.get(place)
-        if data is not None:
-            return data
-        return place.read() if self._at_once else super().read(place)
+        """See `Regions.read`; of any size."""
+        return place.read()
 
 
 class CudaRegions:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from container.control.targets import shown
 from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
+from container.steps.step import Step
 from container.traces.context import Origin, origin
 from container.traces.settings import TraceControl, TraceSettings
 from serve.request import InferenceResponse
@@ -20,7 +21,9 @@ from serve.request import InferenceResponse
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from container.inference.call import Call
     from container.inference.exchange import Exchange
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.errors import MmeError
     from serve.request import InferenceRequest, LoadReport, Timings
 
@@ -57,7 +60,7 @@ class Trace:
         self.tensors: list[Any] = []
 
 
-class Following:
+class Following(Step):
     """Follows one traced request, and tells its tracer how it went, once.
 
     Args:
@@ -72,31 +75,23 @@ class Following:
         self._came = came
         self._request: InferenceRequest | None = None
 
-    def follow(self, request: InferenceRequest) -> None:
-        """Hear of its responses before whoever waits for them does; its model may hand the trace on."""
-        trace = self._trace
-        if trace is None:
-            return
-        self._request = request
-        request.trace = self._tracer.handed_on(trace)
-        request.watch = self._shown if self._tracer.watches else None
-        complete, respond = request.on_complete, request.on_response
+    def made(self, call: Call, request: InferenceRequest, config: ModelConfig) -> None:  # noqa: ARG002
+        """See `Step`. The request's model may hand the trace on."""
+        if self._trace is not None:
+            self._request = request
+            request.trace = self._tracer.handed_on(self._trace)
+            request.watch = self._shown if self._tracer.watches else None
 
-        def completed(request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-            if isinstance(result, InferenceResponse):
-                trace.responses = 1
-                self._note(trace, result)
-            complete(request, result)
+    def responded(self, call: Call, response: InferenceResponse) -> None:  # noqa: ARG002
+        """See `Step`."""
+        if self._trace is not None:
+            self._trace.responses += 1
+            self._note(self._trace, response)
 
-        def responded(request: InferenceRequest, response: InferenceResponse) -> None:
-            trace.responses += 1
-            self._note(trace, response)
-            if respond is not None:
-                respond(request, response)
-
-        request.on_complete = completed
-        if respond is not None:
-            request.on_response = responded
+    def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
+        """See `Step`."""
+        if isinstance(result, InferenceResponse):
+            self.responded(call, result)
 
     def _note(self, trace: Trace, response: InferenceResponse) -> None:
         trace.last = response
@@ -113,20 +108,18 @@ class Following:
             _log_untraceable(response, error)
             return None
 
-    def loaded(self, report: LoadReport) -> None:
-        """It has waited for its model."""
-        if self._trace is not None and report.load:
-            self._trace.report = report
-
-    def over(self, error: MmeError | None) -> None:
-        """There is nothing more to hear of it: it is answered, or has failed."""
+    def over(self, call: Call, error: MmeError | None) -> None:
+        """See `Step`. There is nothing more to hear of it."""
         trace, self._trace = self._trace, None
         request, self._request = self._request, None  # which knows us
-        if trace is not None and request is not None and request.asked is not None:
+        if trace is None:
+            return
+        if call.report is not None and call.report.load:
+            trace.report = call.report
+        if request is not None and request.asked is not None:
             trace.model = request.asked.name, request.asked.version
             trace.timings = request.came_to if trace.last is None else trace.last.timings
-        if trace is not None:
-            self._tracer.end(trace, self._came, request, error)
+        self._tracer.end(trace, self._came, request, error)
 
 
 def follow(tracer: Tracing, exchange: Exchange) -> Following | None:

@@ -20,7 +20,7 @@ from container.codec.decode import Decoder
 from container.codec.framing import BINARY_TYPE
 from container.control.on_loop import WaitingExchange
 from container.control.targets import Flavor, InferenceType, Route, only_reads, parse_target, parse_version
-from container.inference import infer_routes
+from container.inference import http
 from container.settings import Mode, PingMode
 
 A = np.array([[1, 2, 3, 4]], dtype="<f4")
@@ -142,7 +142,7 @@ def test_other_targets_only_read_or_may_load_change_or_ask_a_model(method, targe
 
 def test_the_memory_of_targets_is_bounded(server, monkeypatch):
     """Clients that ask for ever new targets, or long ones, do not grow the table, and are answered."""
-    monkeypatch.setattr("container.inference.infer_routes._MAX_ROUTES", 8)
+    monkeypatch.setattr("container.inference.http._MAX_ROUTES", 8)
     for number in range(20):
         assert server.http("GET", f"/ping?{number}").status == 200
         assert len(server.service.routes._routes) <= 8
@@ -524,8 +524,8 @@ def threads(monkeypatch):
     """The threads that inflated bodies, and that decoded requests."""
     found = []
     told = functools.partial(telling, found)
-    monkeypatch.setattr(infer_routes, "inflate", told(infer_routes.inflate))
-    monkeypatch.setattr(infer_routes, "inflate_quickly", told(infer_routes.inflate_quickly))
+    monkeypatch.setattr(http, "inflate", told(http.inflate))
+    monkeypatch.setattr(http, "inflate_quickly", told(http.inflate_quickly))
     monkeypatch.setattr(Decoder, "decode", told(Decoder.decode))
     return found
 
@@ -570,9 +570,9 @@ def readers(monkeypatch):
     """The threads that read JSON ahead; all JSON is large enough."""
     found = []
     told = functools.partial(telling, found)
-    monkeypatch.setattr(infer_routes, "LARGE", 0)
-    monkeypatch.setattr(infer_routes, "read_infer", told(infer_routes.read_infer))
-    monkeypatch.setattr(infer_routes, "read_generate", told(infer_routes.read_generate))
+    monkeypatch.setattr(http, "LARGE", 0)
+    monkeypatch.setattr(http, "read_infer", told(http.read_infer))
+    monkeypatch.setattr(http, "read_generate", told(http.read_generate))
     monkeypatch.setattr(json_pieces, "_ARRAY", 0)
     monkeypatch.setattr(json_pieces, "_PIECE", 1)
     return found
@@ -581,7 +581,7 @@ def readers(monkeypatch):
 def test_large_json_is_read_by_a_thread(server, readers, monkeypatch):
     """What is no longer than what the loop reads in a moment, the loop reads."""
     monkeypatch.undo()
-    monkeypatch.setattr(infer_routes, "read_infer", lambda *_: readers.append(1) or json_pieces.read_infer(*_))
+    monkeypatch.setattr(http, "read_infer", lambda *_: readers.append(1) or json_pieces.read_infer(*_))
     for count, read in ((1000, []), (100_000, [1])):
         document = {"inputs": [{"name": "IN", "shape": [count], "datatype": "FP32", "data": [0.5] * count}]}
         assert outputs_of(server.infer("echo-FP32", document)) == {"OUT": [0.5] * count}
@@ -617,7 +617,7 @@ def test_what_is_read_ahead_is_answered_as_any_other(path, session, server, sums
         return [(reply.status, reply.body) for reply in replies]
 
     ahead = asked()
-    assert set(readers) == {name for name in readers if name.startswith("read")} != set()
+    assert set(readers) == {name for name in readers if name.startswith("offload")} != set()
     monkeypatch.undo()
     count = len(readers)
     assert ahead == asked()
@@ -629,12 +629,12 @@ def test_generate_is_read_for_the_types_of_its_model(start, repository, readers,
     """If the model is in memory; else they come when it is."""
     running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
     types = []
-    read = infer_routes.read_generate
-    monkeypatch.setattr(infer_routes, "read_generate", lambda known, *rest: types.append(known) or read(known, *rest))
+    read = http.read_generate
+    monkeypatch.setattr(http, "read_generate", lambda known, *rest: types.append(known) or read(known, *rest))
     for version in ("", "/versions/1", "/versions/2"):
         reply = running.http("POST", f"/v2/models/twice{version}/generate", {}, b'{"X": [1, 2, 3, 4]}')
         assert reply.status == (404 if version.endswith("2") else 200)
-    assert [{name: data_type.name for name, data_type in known.items()} for known in types] == [{}, {"X": "FP32"}, {}]
+    assert [{name: data_type.name for name, data_type in known.items()} for known in types] == [{}, {"X": "FP32"}]
 
 
 def test_generate_of_a_model_in_memory_is_no_task(start, repository):
@@ -658,7 +658,7 @@ def test_generate_of_a_model_in_memory_is_no_task(start, repository):
 
 def test_what_is_for_a_script_is_not_read(server, post, sums, readers, monkeypatch):
     """It gets the body as it is, unless the route is KServe's."""
-    monkeypatch.setattr(server.service.routes, "_body_takers", {"arithmetic"})
+    monkeypatch.setattr(http, "takes_raw_body", lambda config: config.name == "arithmetic")
     assert post("/models/arithmetic/invoke", sums).status == 400  # it is none
     assert readers == []
     assert post(INFER, sums).status == 200
@@ -678,26 +678,22 @@ def test_a_cold_model_is_loaded_for_what_was_read_ahead(start, repository, json_
 
 
 def test_a_client_that_leaves_while_its_body_is_read_is_not_served(server, sums, monkeypatch):
-    """The thread gives up, and the model hears nothing of it."""
-    reads, left, ended = threading.Event(), threading.Event(), threading.Event()
+    """The model hears nothing of it."""
+    reads, left = threading.Event(), threading.Event()
 
-    def read(_text, pause):
+    def read(text, _pause):
         reads.set()
         left.wait(60)
-        try:
-            pause()
-        finally:
-            ended.set()
+        return json.loads(text)
 
-    monkeypatch.setattr(infer_routes, "LARGE", 0)
-    monkeypatch.setattr(infer_routes, "read_infer", read)
+    monkeypatch.setattr(http, "LARGE", 0)
+    monkeypatch.setattr(http, "read_infer", read)
     exchange = WaitingExchange("POST", INFER.encode(), {}, json.dumps(sums).encode())
     count = server.http("GET", "/v2/models/arithmetic/stats").body
     assert server.on_loop.call(server.service.routes.dispatch, exchange)
     assert reads.wait(60)
     server.on_loop.call(lambda exchange: exchange.on_disconnect(), exchange)
     left.set()
-    assert ended.wait(60)
     monkeypatch.undo()
     while server.on_loop.call(lambda: len(server.service.routes._tasks)):
         time.sleep(0.001)
@@ -956,10 +952,10 @@ def test_a_model_that_is_not_there_has_no_sessions(post):
     assert reply.status == 404
 
 
-@pytest.mark.parametrize("large", [infer_routes.LARGE, 0])
+@pytest.mark.parametrize("large", [http.LARGE, 0])
 def test_what_is_answered_is_gone_at_once(large, post, sums, binary_body, monkeypatch):
     """Nothing of a request waits for the collector of garbage, its body least of all, whatever its answer is."""
-    monkeypatch.setattr(infer_routes, "LARGE", large)
+    monkeypatch.setattr(http, "LARGE", large)
     body, length = binary_body({"inputs": [binary_input("A", A), binary_input("B", B)]}, A.tobytes(), B.tobytes())
     out_of_range = {"inputs": [{"name": "A", "shape": [1], "datatype": "INT8", "data": [1000]}]}
     paths = (INFER, "/models/arithmetic/invoke", "/v2/models/arithmetic/generate", "/v2/models/unknown/infer")

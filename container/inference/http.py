@@ -1,0 +1,716 @@
+"""Inference over HTTP, and /ping: from a request's bytes to its answer's. On the event loop.
+
+What a SageMaker body means is for the model to say: tensors as a rule, and whatever it likes to an inference script.
+
+A model answers a request once, and a decoupled model any number of times. One response is one answer, of known length.
+Several are a streamed answer, each written as it comes:
+
+    infer              one JSON document a line (`application/jsonlines`)
+    infer, of a script the pieces of its body, with the content type of the first
+    generate           refused unless there is exactly one
+    generate_stream    server-sent events, for any model
+    an event stream    whatever it would be otherwise, in the frames of AWS
+
+What goes wrong after a streamed answer began is its last line, event or frame; a body is cut off. An error that a
+decoupled model sends without saying that it is the last response is a line or an event like others: more may follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any
+
+from container.codec import event_stream
+from container.codec.body import body_of, body_request, content_type_of
+from container.codec.classification import classified
+from container.codec.compression import ENCODINGS, compress, inflate, inflate_quickly, wanted_encoding
+from container.codec.decode import Decoder
+from container.codec.described import NoInputsError
+from container.codec.effort import takes_long
+from container.codec.encode import Reply as Wanted
+from container.codec.encode import encode, encode_line
+from container.codec.framing import BINARY_TYPE, accepts_binary, explained, header_length
+from container.codec.generate import decode_generate, encode_generate, error_event
+from container.codec.json_pieces import LARGE, read_generate, read_infer
+from container.codec.sse import event as sse_event
+from container.control.targets import Flavor, InferenceType, Route, parse_target, path_version
+from container.inference import errors
+from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
+from container.inference.errors import known, log_failure
+from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_VARIANT, name_of
+from container.inference.offload import by_thread as on_thread
+from container.inference.request_memory import Inflating, RequestMemory, out_of_request_memory
+from container.steps.sessions import SESSION_ID, SessionCalls
+from container.steps.shared_memory import AT_ONCE, Regions, Unread
+from container.traces.traced import follow
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.scripts.default_script import takes_raw_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from container.codec.fields import Read
+    from container.inference.exchange import Exchange
+    from container.inference.request_limit import RequestLimit
+    from container.steps.restrictions import Forwarding, Restrictions
+    from container.steps.sessions import Visit
+    from container.traces.traced import Tracing
+    from model_handlers.config.model_config import ModelConfig
+    from serve.engine import Engine
+    from serve.request import InferenceRequest, InferenceResponse
+
+    Parts = Sequence[bytes | memoryview]
+    Names = tuple[bool, Mapping[str, Sequence[str]]]
+
+_MAX_ROUTES = 4096  # targets remembered
+_LONGEST = 512  # bytes of one that is
+_MEMORY_IN_BODIES = 4  # of the largest size, where no memory of requests is given
+_QUICK_BODY = 1 << 14  # bytes of a compressed body: those of more are inflated by a thread
+_QUICK_ANSWER = 1 << 18  # bytes that take less than a millisecond to be compressed
+_READ_AT_ONCE = 4  # large bodies of JSON: their elements take memory, where others are no more than bodies
+
+_ACCEPT = "accept"
+_STRINGS = b'"BYTES"'  # in the header of a request that sends some
+_STREAM_ACCEPT = "x-amzn-sagemaker-accept"  # boto3's, for event streams
+_JSON = b"application/json"
+_LINES = b"application/jsonlines"
+_EVENTS = b"text/event-stream; charset=utf-8"
+_EVENT_STREAM = b"Content-Type: application/vnd.amazon.eventstream\r\n"
+_INNER_TYPE = b"X-Amzn-SageMaker-Content-Type: "
+_ENCODINGS = f"Accept-Encoding: {', '.join(ENCODINGS)}\r\n".encode()
+_AS_JSON = Wanted({}, binary=False, remember=False)
+
+
+class HttpReply(Reply):
+    """The answer to one request over HTTP.
+
+    Args:
+        server: what serves it.
+        exchange: where the answer goes.
+        route: by which it came.
+        kind: how the answer is written; `infer`, whatever the route says, once a model takes the body as it came.
+
+    Attributes:
+        wanted: how the client wants tensors. Set once the request is decoded; None where the answer is a body.
+        kserve_form: whether a binary answer tells the length of its header as KServe has it.
+        session: header lines that tell of the session that the request is of.
+    """
+
+    def __init__(self, server: InferRoutes, exchange: Exchange, route: Route, kind: InferenceType) -> None:
+        self.exchange = exchange
+        self.kind = kind
+        self.wanted: Wanted | None = None
+        self.kserve_form = False
+        self.session = b""
+        self._server = server
+        self._flavor = route.flavor or Flavor.SAGEMAKER
+        self._framed = route.event_stream
+        self._begun = False
+        self._first: InferenceResponse | None = None  # of `generate`
+
+    # -- one response --------------------------------------------------------------------------------------------
+
+    def is_expensive(self, response: InferenceResponse, event: int) -> bool:
+        """Return whether it is long JSON, or long and to be compressed, or lies in shared memory or strings."""
+        wanted = self.wanted
+        if wanted is None:
+            return self.kind is not InferenceType.INFER and takes_long(response, (), (), _AS_JSON)
+        if takes_long(response, wanted.places, wanted.classes, wanted):
+            return True
+        return event == LAST and bool(self._encoding()) and _size(response) > _QUICK_ANSWER
+
+    def encoding(self, response: InferenceResponse, event: int) -> Callable[[], Any]:
+        """Return what makes content type, further header lines and the parts of the body."""
+        return functools.partial(self._encode, response, event, self._names(response))
+
+    def encode(self, response: InferenceResponse, event: int) -> tuple[bytes, bytes, Parts]:
+        """As what `encoding` returns."""
+        return self._encode(response, event, self._names(response))
+
+    def _names(self, response: InferenceResponse) -> Names | None:
+        """What has to be known of a model for its classes, None where the client wants none."""
+        if self.wanted is None or not self.wanted.classes:
+            return None
+        return self._server.engine.index.class_names(response.model_name, response.model_version)
+
+    def _encode(self, response: InferenceResponse, event: int, names: Names | None) -> tuple[bytes, bytes, Parts]:
+        literal, wanted = self._server.literal_json, self.wanted
+        if self.kind is InferenceType.GENERATE_STREAM:
+            return _EVENTS, b"", (sse_event(encode_generate(response, literal=literal)),)
+        if self.kind is InferenceType.GENERATE:
+            return _JSON, b"", (encode_generate(response, literal=literal),) if event == LAST else ()
+        if wanted is None:
+            return content_type_of(response), b"", (body_of(response),)
+        if names is not None:
+            response = classified(response, wanted.classes, names[1], batches=names[0])
+        if event == PART:
+            return _LINES, b"", (encode_line(response, wanted.places, literal=literal),)
+        parts, length = encode(response, wanted, literal=literal)
+        content_type, lines = _JSON, b""
+        if length is not None and self.kserve_form:
+            content_type, lines = b"application/octet-stream", b"Inference-Header-Content-Length: %d\r\n" % length
+        elif length is not None:
+            content_type = b"%b%d" % (BINARY_TYPE, length)
+        encoding = self._encoding()
+        if encoding:
+            lines += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding.encode()
+            return content_type, lines, (compress(parts, encoding),)
+        return content_type, lines, parts
+
+    def _encoding(self) -> str:
+        """What the answer is compressed by, "" for nothing."""
+        accepted = self.exchange.headers.get("accept-encoding")
+        if accepted and self._flavor is Flavor.KSERVE and self.kind is InferenceType.INFER:
+            return wanted_encoding(accepted)
+        return ""
+
+    # -- to the client -------------------------------------------------------------------------------------------
+
+    def send(self, call: Call, response: InferenceResponse, encoded: tuple[bytes, bytes, Parts], event: int) -> None:
+        """Send the answer, or begin one of several responses and go on with it."""
+        content_type, lines, parts = encoded
+        if self.kind is InferenceType.GENERATE and event == PART:
+            if self._first is not None:
+                raise _not_one()
+            self._first = response
+        elif event == PART or self.kind is InferenceType.GENERATE_STREAM:
+            self._begin_once(call, content_type)
+            for part in parts:
+                self._write(part)
+            if event == LAST:
+                self.exchange.end()
+        else:
+            self._whole(content_type, lines + self._headers(call, response), parts)
+
+    def _whole(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
+        if not self._framed:
+            self.exchange.respond(200, b"Content-Type: %b\r\n%b" % (content_type, headers), parts)
+            return
+        self._begin(content_type, headers, 200)
+        for part in parts:
+            self._write(part)
+        self.exchange.end()
+
+    def _begin(self, content_type: bytes, headers: bytes, status: int) -> None:
+        self._begun = True
+        if self._framed:
+            headers = b"%b%b%b\r\n%b" % (_EVENT_STREAM, _INNER_TYPE, content_type, headers)
+        else:
+            headers = b"Content-Type: %b\r\n%b" % (content_type, headers)
+        self.exchange.begin(status, headers)
+
+    def _begin_once(self, call: Call, content_type: bytes, status: int = 200) -> None:
+        if not self._begun:
+            self._begin(content_type, self._headers(call, None), status)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.exchange.write(event_stream.payload_part(data) if self._framed else data)
+
+    def acknowledge(self, call: Call, body: bytes) -> None:
+        """Answer a request that was not for the model, if anybody waits for it."""
+        if not call.over:
+            self._whole(_JSON, self._headers(call, None), (body,))
+            call.finish(None)
+
+    def end(self, call: Call) -> None:
+        """Send the end of several responses, or the one of `generate`."""
+        if self.kind is InferenceType.GENERATE:
+            if self._first is None:
+                raise _not_one()
+            content_type, lines, parts = self.encode(self._first, LAST)
+            self._whole(content_type, lines + self._headers(call, self._first), parts)
+            return
+        self._begin_once(call, _EVENTS if self.kind is InferenceType.GENERATE_STREAM else _LINES)
+        self.exchange.end()
+
+    def _headers(self, call: Call, response: InferenceResponse | None) -> bytes:
+        headers = self._attributes() + self.session
+        if self._flavor is Flavor.RUNTIME:
+            headers += errors.runtime_headers(self.exchange.headers.get(TARGET_VARIANT, ""))
+        if call.report is not None or self._flavor is Flavor.RUNTIME:
+            headers += errors.server_timing(None if response is None else response.timings, call.report)
+        return headers
+
+    def _attributes(self) -> bytes:
+        """The client's custom attributes, which every answer hands back."""
+        attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
+        return b"" if attributes is None else errors.custom_attributes(attributes)
+
+    # -- errors --------------------------------------------------------------------------------------------------
+
+    def send_error(self, call: Call, error: MmeError) -> bool:
+        """Send an error as a line or an event; nothing follows one in a body, or in the frames of an event stream."""
+        if self._framed:
+            return False
+        if self.kind is InferenceType.GENERATE_STREAM:
+            if not self._begun:
+                if self._flavor is Flavor.RUNTIME:  # whose errors are documents of their own
+                    return False
+                self._begin_once(call, _EVENTS, errors.error(error, self._flavor.value)[0])
+        elif not self._begun or self.wanted is None:
+            return False
+        log_failure(error, self.exchange)
+        self.exchange.write(self._error(error))
+        return True
+
+    def _error(self, error: MmeError) -> bytes:
+        if self.kind is InferenceType.GENERATE_STREAM:
+            return error_event(error.message)
+        return errors.error_body(error.message) + b"\n"
+
+    def fail(self, call: Call, error: MmeError, *, final: bool) -> None:  # noqa: ARG002 - HTTP tells no difference
+        """Answer with an error, or end with it what has begun."""
+        log_failure(error, self.exchange)
+        if not self._begun:
+            status, headers, body = errors.error(error, self._flavor.value)
+            if error.kind is Kind.UNSUPPORTED and "content-encoding" in self.exchange.headers:
+                headers += _ENCODINGS
+            if error.kind is Kind.UNAVAILABLE and isinstance(error, StillLoadingError):
+                status, headers, body = errors.runtime_error("ModelNotReadyException", error.told)
+            self.exchange.respond(status, headers + self._attributes(), (body,))
+        elif self._framed:
+            self.exchange.write(event_stream.exception(error.message))
+            self.exchange.end()
+        elif self.wanted is None and self.kind is not InferenceType.GENERATE_STREAM:
+            self.exchange.cut()  # an error would be taken for a piece of the body
+        else:
+            self.exchange.write(self._error(error))
+            self.exchange.end()
+
+    def patience_is_over(self, call: Call) -> MmeError:
+        """The Runtime API answers so that the client may try again."""
+        return StillLoadingError(call.name)
+
+    def close(self, call: Call) -> None:  # noqa: ARG002 - it is the same whatever the call
+        """Nothing is left to be told."""
+        self.exchange.on_disconnect = None
+        self._first = None
+        if self.wanted is not None:
+            self.wanted.places.clear()
+
+
+class StillLoadingError(MmeError):
+    """The model has not been loaded in time."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Kind.UNAVAILABLE, f"model '{name}' still loads")
+        self.told = f"Model '{name}' is still being downloaded or loaded; try again"
+
+
+class HttpBody(Body):
+    """What one request over HTTP has sent: its body, and what its headers say of it.
+
+    Args:
+        server: what serves it.
+        exchange: where it came from.
+        route: by which.
+        reply: where its answer goes.
+    """
+
+    def __init__(self, server: InferRoutes, exchange: Exchange, route: Route, reply: HttpReply) -> None:
+        self._server = server
+        self._exchange = exchange
+        self._route = route
+        self._reply = reply
+        self._is_kserve = route.flavor is Flavor.KSERVE
+        self._body: bytes | None = None if "content-encoding" in exchange.headers else exchange.body
+
+    def _raw(self, call: Call, config: ModelConfig) -> InferenceRequest | None:
+        """Return the request of a model that takes the body as it came, None for another; KServe's are tensors."""
+        if self._is_kserve or not takes_raw_body(config):
+            return None
+        headers = self._exchange.headers
+        accept = headers.get(_STREAM_ACCEPT if self._route.event_stream else _ACCEPT, "")
+        attributes = headers.get(CUSTOM_ATTRIBUTES, "")
+        self._reply.wanted, self._reply.kind = None, InferenceType.INFER
+        body = self._inflated()
+        request = body_request(body, headers.get("content-type", ""), accept, attributes, call.complete)
+        request.on_response, request.on_error = call.respond, call.respond_error
+        return request
+
+    def _made(self, call: Call, request: InferenceRequest, *, takes_several: bool) -> InferenceRequest:
+        if takes_several:
+            request.on_response, request.on_error = call.respond, call.respond_error
+        if self._server.forwarding is not None:
+            self._server.forwarding.add(request, self._exchange.headers)
+        return request
+
+    def peek(self) -> bytes:
+        """Return the body, b"" of one that a thread has to inflate first."""
+        try:
+            return self._inflated()
+        except NeedsThread:
+            return b""
+
+    # -- compressed bodies ---------------------------------------------------------------------------------------
+
+    def _inflated(self) -> bytes:
+        """Return the body as it was before it was compressed."""
+        if self._body is None:
+            sent = self._exchange.body
+            if len(sent) > _QUICK_BODY:
+                raise NeedsThread
+            encoding = self._exchange.headers["content-encoding"]
+            body = inflate_quickly(sent, encoding, self._server.max_body)
+            if body is None:
+                raise NeedsThread
+            self._hold(body)
+        return self._body or b""
+
+    async def _inflate(self) -> None:
+        if self._body is not None:
+            return
+        memory, encoding = self._server.memory, self._exchange.headers["content-encoding"]
+        with Inflating(memory) as inflating:
+            body = await on_thread(inflate, self._exchange.body, encoding, self._server.max_body, inflating.take)
+        self._hold(body)
+
+    def _hold(self, body: bytes) -> None:
+        """Count what the body is once it is inflated."""
+        if not self._exchange.hold(len(body)):
+            raise out_of_request_memory(self._server.memory)
+        self._body = body
+
+
+class TensorBody(HttpBody):
+    """A request of `infer`: tensors, in JSON or behind it, or alone."""
+
+    def __init__(self, server: InferRoutes, exchange: Exchange, route: Route, reply: HttpReply) -> None:
+        super().__init__(server, exchange, route, reply)
+        self._decoded: InferenceRequest | MmeError | None = None  # before its model was known
+
+    def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
+        """See `Body.decode`."""
+        request = self._raw(call, config)
+        if request is not None:
+            return request
+        found, self._decoded = self._decoded, None
+        if found is None:
+            body = self._inflated()
+            try:
+                length = self._header_length(body)
+                if length == 0:
+                    return self._alone(call, body, config)
+                if self._is_long(body, length):
+                    raise NeedsThread
+                found = self._taken(call, *self._server.decoder.decode(body, length, call.name, call.complete))
+            except Unread:
+                raise NeedsThread from None
+            except MmeError as error:
+                # a local of that name would be the error's own, by its traceback: both, and the body, would stay
+                raise self._explained(error, body, config) from None
+        if isinstance(found, MmeError):
+            raise found.of(config) if isinstance(found, NoInputsError) else found
+        if self._is_kserve and config.decoupled:
+            raise _several()
+        return found
+
+    async def prepare(self, call: Call, *, by_thread: bool) -> None:
+        """See `Body.prepare`. Of what may be for a script, an error waits for the model."""
+        by_thread = by_thread and self._body is not None  # else it was for inflating it
+        await self._inflate()
+        body = self._inflated()
+        try:
+            length = self._header_length(body)
+            if length == 0:
+                return
+            by_thread = by_thread or self._is_long(body, length)
+            if not by_thread:
+                try:
+                    decoded = self._server.decoder.decode(body, length, call.name, call.complete)
+                    self._decoded = self._taken(call, *decoded)
+                except Unread:
+                    by_thread = True
+            if by_thread:
+                async with self._server.reading:
+                    if not call.over:
+                        self._decoded = self._taken(call, *await on_thread(self._decode_long, call, body, length))
+        except MmeError as error:
+            if self._is_kserve and not (isinstance(error, NoInputsError) and call.is_resident):
+                raise explained(error, self._content_type, body) from None
+            self._decoded = explained(error, self._content_type, body).bare()
+
+    def _decode_long(self, call: Call, body: bytes, length: int | None) -> tuple[InferenceRequest, Wanted]:
+        """By a thread."""
+        text = len(body) if length is None else length
+        read = read_infer(body[:text], _never_mind) if text > LARGE else None
+        regions = self._server.regions.held()
+        return self._server.decoder.decode(body, length, call.name, call.complete, regions, read)
+
+    def forget(self) -> None:
+        """See `Body.forget`."""
+        self._decoded = None
+
+    @property
+    def _content_type(self) -> str:
+        return self._exchange.headers.get("content-type", "")
+
+    def _explained(self, error: MmeError, body: bytes, config: ModelConfig) -> MmeError:
+        wrong = explained(error, self._content_type, body)
+        return wrong.of(config) if isinstance(wrong, NoInputsError) else wrong
+
+    def _header_length(self, body: bytes) -> int | None:
+        length, self._reply.kserve_form = header_length(self._exchange.headers, len(body), kserve=self._is_kserve)
+        return length
+
+    def _is_long(self, body: bytes, length: int | None) -> bool:
+        """Return whether decoding takes long: large JSON, many strings."""
+        size = len(body)
+        if length is None:
+            return size > LARGE
+        return length > LARGE or (size - length > AT_ONCE and _STRINGS in body[:length])
+
+    def _alone(self, call: Call, body: bytes, config: ModelConfig) -> InferenceRequest:
+        """Return the request of a body without a header: what it means depends on the model's configuration."""
+        if self._is_kserve and config.decoupled:
+            raise _several()
+        request, self._reply.wanted = self._server.decoder.decode_raw(body, config, call.complete)
+        return self._made(call, request, takes_several=not self._is_kserve)
+
+    def _taken(self, call: Call, request: InferenceRequest, wanted: Wanted) -> InferenceRequest:
+        """Return what is submitted of what was decoded."""
+        if not self._is_kserve:
+            name = _STREAM_ACCEPT if self._route.event_stream else _ACCEPT
+            if accepts_binary(self._exchange.headers.get(name, self._server.default_accept)):
+                wanted = wanted.accepting_binary()
+        self._reply.wanted = wanted
+        return self._made(call, request, takes_several=not self._is_kserve)
+
+
+class GenerateBody(HttpBody):
+    """A request of `generate`: tensors as the keys of a flat JSON object; which they are is for the model to say."""
+
+    def __init__(self, server: InferRoutes, exchange: Exchange, route: Route, reply: HttpReply) -> None:
+        super().__init__(server, exchange, route, reply)
+        self._read: Read = None  # what its JSON says
+
+    def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
+        """See `Body.decode`."""
+        request = self._raw(call, config)
+        if request is not None:
+            return request
+        body = self._inflated()
+        if len(body) > LARGE and self._read is None:
+            raise NeedsThread
+        request = decode_generate(body, config, self._server.decoder.layouts, call.complete, self._read)
+        return self._made(call, request, takes_several=True)
+
+    async def prepare(self, call: Call, *, by_thread: bool) -> None:  # noqa: ARG002 - its size says enough
+        """See `Body.prepare`. An error waits for the model, which may be a script."""
+        await self._inflate()
+        body = self._inflated()
+        if len(body) <= LARGE or self._read is not None:
+            return
+        config = self._server.engine.index.config(call.name, call.version)
+        types = {} if config is None else {spec.name: spec.data_type for spec in config.inputs}
+        try:
+            async with self._server.reading:
+                self._read = await on_thread(read_generate, types, body, _never_mind)
+        except MmeError as error:
+            self._read = error.bare()
+
+    def forget(self) -> None:
+        """See `Body.forget`."""
+        self._read = None
+
+
+class InferRoutes:
+    """Answers the hot requests.
+
+    Args:
+        engine: who errors.
+        default_model: the model of /invocations without a target model header, "" for none.
+        starting: whether /ping has to wait until somebody sets `starting` to False.
+        max_body: bytes that a compressed body may have once it is inflated.
+        patience: seconds after which the Runtime API answers that a model still loads.
+        session_seconds: how long a stateful session may lie unused.
+        sessions: whether there are stateful sessions.
+        default_accept: media type of SageMaker's answers to requests without an Accept header.
+        inference_type: what SageMaker's bodies mean.
+        literal_json: whether answers say NaN and Infinity in place of null.
+        restrictions: what requests have to bring, None for nothing.
+        forwarding: which headers models see, None for none.
+        regions: of shared memory, in which tensors may lie; None for none.
+        tracer: what traces requests, None where traces go nowhere.
+        memory: of requests on the way.
+        limit: of the time that a request may take; None for none.
+
+    Attributes:
+        draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
+        broken: set when the instance should be replaced: likewise.
+        on_healthy: called whenever /ping is answered 200.
+        decoder: of requests for tensors; reading: lets few large ones be read at once.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        default_model: str = "",
+        starting: bool = False,
+        max_body: int = 64 << 20,
+        patience: float = 60.0,
+        session_seconds: float = 1200.0,
+        sessions: bool = True,
+        default_accept: str = "application/json",
+        inference_type: InferenceType = InferenceType.INFER,
+        literal_json: bool = False,
+        restrictions: Restrictions | None = None,
+        forwarding: Forwarding | None = None,
+        regions: Regions | None = None,
+        tracer: Tracing | None = None,
+        memory: RequestMemory | None = None,
+        limit: RequestLimit | None = None,
+    ) -> None:
+        self.engine = engine
+        self.memory = RequestMemory(_MEMORY_IN_BODIES * max_body) if memory is None else memory
+        self.default_model = default_model
+        self.draining = False
+        self.broken = False
+        self.on_healthy: Callable[[], None] | None = None
+        self.starting = starting
+        self.max_body = max_body
+        self.default_accept = default_accept
+        self.literal_json = literal_json
+        self.forwarding = forwarding
+        self.regions = Regions() if regions is None else regions
+        self.decoder = Decoder(max_body, self.regions)
+        self.reading = asyncio.Semaphore(_READ_AT_ONCE)
+        self._patience = patience
+        self._inference_type = inference_type
+        self._limit = limit
+        self._restrictions = restrictions
+        self._tracer = tracer
+        self._routes: dict[bytes, Route | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sessions = SessionCalls(engine, session_seconds, enabled=sessions)
+
+    def dispatch(self, exchange: Exchange) -> bool:
+        """Take the exchange if its route is a hot one; False leaves it to others."""
+        target = exchange.target
+        try:
+            route = self._routes[target]
+        except KeyError:
+            route = self._learn(target)
+        if route is None:
+            return False
+        if route.flavor is None:
+            return self._ping(exchange)
+        if exchange.method != "POST":
+            return False
+        kind = route.inference_type or self._inference_type
+        reply = HttpReply(self, exchange, route, kind)
+        body: HttpBody
+        if kind is InferenceType.INFER:
+            body = TensorBody(self, exchange, route, reply)
+        else:
+            body = GenerateBody(self, exchange, route, reply)
+        call = Call(self.engine, self._limit, body, reply)
+        exchange.on_disconnect = call.abandon
+        if self._tracer is not None and (following := follow(self._tracer, exchange)) is not None:
+            call.steps = (following,)
+        try:
+            rest = self._start(call, route, exchange, body, reply)
+        except MmeError as error:
+            call.fail(error)
+            return True
+        if rest is not None:
+            task = asyncio.get_running_loop().create_task(rest)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return True
+
+    def _start(
+        self, call: Call, route: Route, exchange: Exchange, body: HttpBody, reply: HttpReply
+    ) -> Coroutine[Any, Any, None] | None:
+        """Start the call; returns what is left to be awaited for that."""
+        headers = exchange.headers
+        if self._restrictions is not None:
+            self._restrictions.check("inference", headers)
+        call.name = self._model_name(route, name_of(headers.get(TARGET_MODEL, "")))
+        if route.version:
+            call.version = path_version(route.version)
+        if route.flavor is Flavor.RUNTIME:
+            call.patience = self._patience
+        if SESSION_ID in headers and route.flavor is not Flavor.KSERVE:
+            creates = not route.event_stream
+            visit = self._sessions.visit(call.name, headers[SESSION_ID], body.peek(), reply, creates=creates)
+            if visit.word:
+                return self._acknowledge(call, reply, visit)
+            call.steps = (visit, *call.steps)
+        return call.start()
+
+    async def _acknowledge(self, call: Call, reply: HttpReply, visit: Visit) -> None:
+        """A session is created or closed, and its model asked for nothing; but for a new one it has to be there."""
+        try:
+            if visit.new:
+                async with asyncio.timeout(call.patience), self.engine.leased(call.name):
+                    pass
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+            visit.leave(failed=True)
+            call.fail(reply.patience_is_over(call) if isinstance(error, TimeoutError) else known(error))
+            return
+        visit.leave(failed=visit.new and call.over)  # a session whose id nobody hears is none
+        reply.acknowledge(call, b'{"sessionId":"%b"}' % visit.session.id.encode())
+
+    def _learn(self, target: bytes) -> Route | None:
+        route = parse_target(target)
+        if len(target) <= _LONGEST:
+            if len(self._routes) >= _MAX_ROUTES:
+                self._routes.clear()
+            self._routes[target] = route
+        return route
+
+    def _ping(self, exchange: Exchange) -> bool:
+        if exchange.method not in {"GET", "POST", "HEAD"}:
+            return False
+        if self._restrictions is not None:
+            try:
+                self._restrictions.check("health", exchange.headers)
+            except MmeError as error:
+                status, headers, body = errors.error(error, Flavor.SAGEMAKER.value)
+                exchange.respond(status, headers, (body,))
+                return True
+        if self.draining or self.starting or self.broken:
+            exchange.respond(503, b"", ())
+        else:
+            if self.on_healthy is not None:
+                self.on_healthy()
+            exchange.respond(200, b"", ())
+        return True
+
+    def _model_name(self, route: Route, header: str) -> str:
+        name = route.model or header or self.default_model
+        if not name:
+            raise MmeError(  # which boto3 knows as a ValidationError, not as an error of some model
+                Kind.UNKNOWN_MODEL if route.flavor is Flavor.RUNTIME else Kind.INVALID_ARGUMENT,
+                "this endpoint serves many models: name one in the header X-Amzn-SageMaker-Target-Model "
+                "(TargetModel in boto3)",
+            )
+        if route.model and header and route.flavor is Flavor.SAGEMAKER:
+            self.engine.registry.check_alias(name, header)
+        return self.engine.registry.canonical(name)
+
+
+def _never_mind() -> None:
+    """Nothing is to be done between pieces."""
+
+
+def _size(response: InferenceResponse) -> int:
+    return sum([array.nbytes for _, _, array in response.outputs])
+
+
+def _several() -> MmeError:
+    return MmeError(
+        Kind.UNSUPPORTED,
+        "HTTP end point doesn't support models with decoupled transaction policy: use generate_stream, /invocations, "
+        "or ModelStreamInfer over gRPC",
+    )
+
+
+def _not_one() -> MmeError:
+    return invalid_argument(
+        "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+        "number of responses"
+    )
