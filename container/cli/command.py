@@ -1,4 +1,4 @@
-"""What the commands of `mme` share: how one is described, and how its flags read numbers.
+"""What the commands of `mme` share: how one is described, how its flags read numbers, a bar for long work.
 
 A command is one module: its flags, its examples and the function that runs it. The command line imports all of them to
 print a help text, so that what is heavy (boto3, numpy, Flask) is imported by the function, when it runs.
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DAY = 86400  # seconds
+ARCHIVE_SUFFIX = ".tar.gz"  # as of serve.sources.store, which takes 30 ms to import
 
 Number = TypeVar("Number", int, float)
 
@@ -82,3 +83,22 @@ def add_identity(parser: argparse.ArgumentParser) -> None:
 def add_region(parser: argparse.ArgumentParser) -> None:
     """Where on AWS."""
     parser.add_argument("--region", help="the AWS region; boto3's own choice by default")
+
+
+@contextlib.contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A function to call with the number of bytes done since the last call, from any thread.
+
+    It moves a bar where rich is installed and standard error is a terminal.
+    """
+    try:
+        from rich.console import Console  # noqa: PLC0415 - optional, and 100 ms
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    except ImportError:
+        yield lambda _count: None
+        return
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda count: bars.advance(task, count)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from container.cli import build_engine, config, key, models, serve, settings
 from container.cli.command import add_debug
-from container.ship.flags import COMMANDS as SHIP
+from container.local import command as local
+from container.ship import bench, deploy, invoke, pack, push
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 
     from container.cli.command import Command
 
-COMMANDS = (serve.COMMAND, models.COMMAND, *SHIP, key.COMMAND, config.COMMAND, build_engine.COMMAND, settings.COMMAND)
+COMMANDS = (
+    *(serve.COMMAND, models.COMMAND, pack.COMMAND, local.COMMAND, invoke.COMMAND, bench.COMMAND, push.COMMAND),
+    *deploy.COMMANDS,
+    *(key.COMMAND, config.COMMAND, build_engine.COMMAND, settings.COMMAND),
+)
 
 _EXAMPLES = """\
 from a model file to an endpoint:

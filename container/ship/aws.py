@@ -10,27 +10,12 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
-    NoCredentialsError,
-    NoRegionError,
-    ParamValidationError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    SSOError,
-    TokenRetrievalError,
-    UnauthorizedSSOTokenError,
-)
-
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from botocore.exceptions import ClientError
 
 _S3_URI = re.compile(r"s3://([a-z0-9][a-z0-9.\-]{1,61}[a-z0-9])(?:/(.*))?", re.DOTALL)
 _EXPIRED = frozenset(
@@ -47,8 +32,6 @@ _BUSY = frozenset({"Throttling", "ThrottlingException", "TooManyRequestsExceptio
 _ATTEMPTS = 5
 _CONNECT_SECONDS = 10
 _EXPIRED_ADVICE = "the AWS credentials have expired: sign in again, as with `aws sso login`, and repeat the command"
-_SIGN_IN = (NoCredentialsError, PartialCredentialsError)
-_EXPIRED_ERRORS = (SSOError, TokenRetrievalError, UnauthorizedSSOTokenError)
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -73,6 +56,8 @@ class Aws:
     """
 
     def __init__(self, region: str = "") -> None:
+        import boto3  # noqa: PLC0415 - heavy
+
         with aws_errors("AWS"):
             self._session = boto3.session.Session(region_name=region or None)
         self._clients: dict[str, Any] = {}
@@ -100,6 +85,8 @@ class Aws:
         Raises:
             MmeError: INVALID_ARGUMENT when the region is none, or has no such service.
         """
+        from botocore.config import Config  # noqa: PLC0415 - heavy
+
         if service not in self._clients:
             self._check_region(service)
             retries = {"mode": "standard", "total_max_attempts": _ATTEMPTS}
@@ -150,33 +137,35 @@ def aws_errors(doing: str) -> Iterator[None]:
     Raises:
         MmeError: INVALID_ARGUMENT for what a person can mend, UNAVAILABLE for the rest.
     """
+    from botocore import exceptions as boto  # noqa: PLC0415 - heavy
+
     try:
         yield
-    except ClientError as error:
+    except boto.ClientError as error:
         raise _refused(error, doing) from error
-    except _SIGN_IN as error:
+    except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
         raise invalid_argument(
             "no AWS credentials: sign in with `aws sso login` or `aws configure`, or set AWS_PROFILE"
         ) from error
-    except _EXPIRED_ERRORS as error:
+    except (boto.SSOError, boto.TokenRetrievalError, boto.UnauthorizedSSOTokenError) as error:
         raise invalid_argument(_EXPIRED_ADVICE) from error
-    except NoRegionError as error:
+    except boto.NoRegionError as error:
         raise invalid_argument("no AWS region is chosen: give --region, or set AWS_DEFAULT_REGION") from error
-    except ProfileNotFound as error:
+    except boto.ProfileNotFound as error:
         raise invalid_argument(f"{error}: check AWS_PROFILE against `aws configure list-profiles`") from error
-    except ParamValidationError as error:
+    except boto.ParamValidationError as error:
         raise invalid_argument(f"{doing}: {_line(str(error))}") from error
-    except (EndpointConnectionError, ConnectTimeoutError) as error:
+    except (boto.EndpointConnectionError, boto.ConnectTimeoutError) as error:
         reason = f"{doing} cannot be reached: check the network and the region ({_line(str(error))})"
         raise invalid_argument(reason) from error
-    except BotoCoreError as error:
+    except boto.BotoCoreError as error:
         raise MmeError(Kind.UNAVAILABLE, f"{doing}: {_line(str(error))}") from error
 
 
-def code_of(error: BaseException | None) -> str:
+def code_of(error: BaseException) -> str:
     """The code that AWS gave the error behind one of ours, "" if none."""
     cause = error.__cause__ if isinstance(error, MmeError) else error
-    return str(cause.response.get("Error", {}).get("Code", "")) if isinstance(cause, ClientError) else ""
+    return str((getattr(cause, "response", None) or {}).get("Error", {}).get("Code", ""))
 
 
 def _refused(error: ClientError, doing: str) -> MmeError:

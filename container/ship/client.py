@@ -1,8 +1,10 @@
-"""How every command asks a server over HTTP, and what it makes of the answer.
+"""How commands ask a server: over plain HTTP, or through boto3, SageMaker and `mme local`.
 
-The server's own sentence is what one reads when it refuses.
+A sender takes a request, a target model and an inference id, and gives the answer; it may be called from many threads.
+The server's own sentence is what one reads when it refuses. `mme local` that is named by its URL alone is recognised.
 """
 
+# ruff: noqa: T201 - a command talks to people
 from __future__ import annotations
 
 import http.client
@@ -10,6 +12,7 @@ import ipaddress
 import json
 import re
 import ssl
+import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -17,7 +20,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from container.ship.flags import DEFAULT_URL
+from container.cli.command import DEFAULT_URL
+from container.ship.aws import aws_errors
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_JSON = "application/json"
+
+JSON = "application/json"
 _MOST_KEY = 4096  # bytes of a file with a key
 _KEY = re.compile(r"[!-~]+")
 LOCAL_NAME = "local"  # of an endpoint that answers to any
@@ -163,7 +168,7 @@ def ask(
     Raises:
         MmeError: it cannot be reached, its own sentence, or it answers something else.
     """
-    answer = post(url, body, {"Content-Type": _JSON}, timeout, identity)
+    answer = post(url, body, {"Content-Type": JSON}, timeout, identity)
     try:
         return json.loads(answer.body), answer.headers
     except ValueError as error:
@@ -202,3 +207,116 @@ def checked_url(url: str, flag: str = "--url") -> str:
     if not re.match(r"https?://[^/]", url):
         raise invalid_argument(f"{flag} '{url}' is not an address such as {DEFAULT_URL}")
     return url.rstrip("/")
+
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping
+
+    from container.ship.requests import Request
+
+    Sender = Callable[[Request, str, str], Answer]
+
+_ANSWERS = frozenset(  # what a running endpoint says of a request
+    {"InternalFailure", "ModelError", "ModelNotReadyException", "ServiceUnavailable", "ValidationError"}
+)
+
+
+def sender_of(arguments: argparse.Namespace, connections: int = 1) -> Sender:
+    """The sender that the arguments name, for so many threads.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when they contradict each other.
+    """
+    if arguments.name and arguments.endpoint:
+        raise invalid_argument(f"two endpoints: '{arguments.name}' and --endpoint '{arguments.endpoint}'")
+    if arguments.local and arguments.url:
+        raise invalid_argument("--local is the Runtime API and --url plain HTTP: give one of them")
+    identity = identity_of(arguments)
+    endpoint = arguments.name or arguments.endpoint or (LOCAL_NAME if arguments.local else "")
+    url = arguments.local or arguments.url or ""
+    if not endpoint:
+        url = checked_url(url or DEFAULT_URL)
+        local = local_endpoint(url, arguments.timeout, identity)
+        if local is None:
+            return _plain(url, arguments.timeout, identity)
+        endpoint = local.name
+        print(
+            f"{url} is `mme local`, which speaks the Runtime API: asked through boto3, as by --local", file=sys.stderr
+        )
+    if url:
+        url = checked_url(url, "--local" if arguments.local else "--url")
+    elif identity:
+        raise invalid_argument("--ca and --key-file are for a server of --url or --local: AWS knows you by credentials")
+    return _runtime(endpoint, url, identity, arguments, connections)
+
+
+def _plain(url: str, timeout: float, identity: Identity) -> Sender:
+    """Over HTTP, as SageMaker asks a container."""
+
+    def send(request: Request, target: str, inference_id: str) -> Answer:
+        headers = {
+            "Content-Type": request.content_type,
+            "Accept": request.accept,
+            "X-Amzn-SageMaker-Target-Model": target,
+            "X-Amzn-SageMaker-Inference-Id": inference_id,
+        }
+        given = {name: value for name, value in headers.items() if value}
+        return post(f"{url}/invocations", request.body, given, timeout, identity)
+
+    return send
+
+
+def _runtime(endpoint: str, url: str, identity: Identity, arguments: argparse.Namespace, connections: int) -> Sender:
+    """Through boto3: on AWS, or at `url`, which needs no credentials and no region."""
+    import boto3  # noqa: PLC0415 - heavy
+    from botocore import UNSIGNED  # noqa: PLC0415
+    from botocore.config import Config  # noqa: PLC0415
+    from botocore.exceptions import ClientError  # noqa: PLC0415
+
+    timeout = arguments.timeout
+    with aws_errors("sagemaker-runtime"):
+        session = boto3.session.Session(region_name=arguments.region)
+        config = Config(read_timeout=timeout, retries={"total_max_attempts": 1}, max_pool_connections=connections)
+        local: dict[str, Any] = {}
+        if url:
+            local = {"endpoint_url": url, "region_name": session.region_name or "us-east-1"}
+            if identity.ca is not None:
+                local["verify"] = str(identity.ca)
+            if identity.key or session.get_credentials() is None:
+                config = config.merge(Config(signature_version=UNSIGNED))
+        client = session.client("sagemaker-runtime", config=config, **local)
+
+    def show_key(request: Any, **_: Any) -> None:
+        request.headers["Authorization"] = identity.authorization
+
+    if identity.key:
+        client.meta.events.register("before-send.sagemaker-runtime", show_key)
+
+    def send(request: Request, target: str, inference_id: str) -> Answer:
+        given = {
+            "TargetModel": target,
+            "InferenceId": inference_id,
+            "ContentType": request.content_type,
+            "Accept": request.accept,
+        }
+        with aws_errors(f"endpoint '{endpoint}'"):
+            try:
+                response = client.invoke_endpoint(
+                    EndpointName=endpoint, Body=request.body, **{key: value for key, value in given.items() if value}
+                )
+                return Answer(response["ResponseMetadata"]["HTTPHeaders"], response["Body"].read())
+            except ClientError as error:
+                raise _refusal(error, error.response) from error
+
+    return send
+
+
+def _refusal(error: Exception, answer: Mapping[str, Any]) -> Exception:
+    """The model's own sentence where there is one, else what SageMaker says; AWS's refusals stay what they are."""
+    code = answer["Error"].get("Code", "")
+    if code not in _ANSWERS:
+        return error
+    original = answer.get("OriginalMessage")
+    message = sentence_of(original.encode()) if original else answer["Error"].get("Message")
+    return MmeError(Kind.UNAVAILABLE, f"{code}: {message}")

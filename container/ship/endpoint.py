@@ -1,79 +1,444 @@
-"""An endpoint on AWS as it is: whether it exists, how it gets on, and why it failed, by SageMaker and its log."""
+"""What `mme deploy` makes, described once: an endpoint, its scaling, its alarms and its dashboard. PURE.
 
-# ruff: noqa: T201 - a command talks to people
+The description gives the API calls, word for word as boto3 is asked, and the CloudFormation template of the same: a
+resource has the properties that its call has parameters. All that can carry a tag carries the endpoint's name in one,
+by which `mme delete` knows its own; what a template makes does not, since it belongs to its stack.
+
+Latencies of SageMaker are microseconds. Alarms and charts of what only many models have are left out for an endpoint of
+one, and those of GPUs for instances without.
+"""
+
 from __future__ import annotations
 
-import sys
-import time
+import json
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError
+from container.ship.checks import has_accelerator
+from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from container.ship.aws import Aws
-
-POLL_SECONDS = 10.0
-_GOING_ON = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
-_STREAMS, _LINES = 2, 20
+    from collections.abc import Iterator
 
 
-def find(aws: Aws, name: str) -> Mapping[str, Any] | None:
-    """What SageMaker says of the endpoint, None where there is none.
+_INVOCATIONS = "AWS/SageMaker"
+_INSTANCES = "/aws/sagemaker/Endpoints"
+_OURS = "mme"  # where the container's own metrics go by default
+_LATENCY_LIMIT = 5_000_000  # microseconds
+_WIDTH, _HEIGHT, _COLUMNS = 8, 6, 3
+VARIANT = "AllTraffic"  # an endpoint's only one
+MARK = "Made by `mme deploy`"
+TAG = "mme:endpoint"
+SCALED = {"ServiceNamespace": "sagemaker", "ScalableDimension": "sagemaker:variant:DesiredInstanceCount"}
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
+_LONGEST_NAME = 43  # of SageMaker's 63, since the names of model and configuration have a stamp behind it
+_NAMES = (
+    *("PolicyName", "AlarmName", "AlarmNames", "DashboardName", "DashboardNames", "ResourceId"),
+    *("EndpointName", "EndpointConfigName", "ModelName"),
+)
+_SCALE_IN_SECONDS, _SCALE_OUT_SECONDS = 600, 300
+_BAKE_SECONDS = 60  # that an update's new instances are watched
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """One call of an AWS API: boto3's service and operation, and the parameters."""
+
+    service: str
+    operation: str
+    parameters: dict[str, Any]
+
+    def made(self) -> str:
+        """What it makes, for people."""
+        noun = self.operation.partition("_")[2].replace("_", " ")
+        return f"{noun} {next(self._names(), '')}"
+
+    def _names(self) -> Iterator[str]:
+        """What its parameters call it; of several names the most particular one first."""
+        for key in _NAMES:
+            value = self.parameters.get(key)
+            if value:
+                yield value[0] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """An endpoint as it shall be.
+
+    Attributes:
+        name: the endpoint's.
+        image, role: the container's image, and the role that it runs as.
+        model_data: the S3 prefix of many models, or the archive of one.
+        multi_model: which of both.
+        instance_type, instances: the machines.
+        environment: variables of the container.
+        cache: whether SageMaker keeps models that were used; see ModelCacheSetting.
+        volume_gb, startup_seconds: 0 leaves them to SageMaker.
+        host_image: that of the machines, which has their GPU's driver: InferenceAmiVersion; "" leaves it to SageMaker.
+        async_output: where asynchronous answers go; "" for an endpoint in real time.
+        capacity: least and most instances to scale between; None scales not.
+        target_invocations: a minute and instance, that scaling aims at.
+        alarms, alarm_topic, dashboard: what watches it, and the SNS topic that alarms tell.
+        labels: tags of the person's own, on all that is made.
+        subnets, security_groups: of the network that the container is in; none leaves it outside.
+    """
+
+    name: str
+    image: str
+    role: str
+    model_data: str
+    instance_type: str
+    multi_model: bool = True
+    instances: int = 1
+    environment: dict[str, str] = field(default_factory=dict)
+    cache: bool = True
+    volume_gb: int = 0
+    startup_seconds: int = 0
+    host_image: str = ""
+    async_output: str = ""
+    capacity: tuple[int, int] | None = None
+    target_invocations: float = 0.0
+    alarms: bool = False
+    alarm_topic: str = ""
+    dashboard: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+
+    def tags(self) -> list[dict[str, str]]:
+        """The tags of all that is made."""
+        return [{"Key": key, "Value": value} for key, value in {**self.labels, TAG: self.name}.items()]
+
+
+def check_name(name: str) -> str:
+    """The name itself if an endpoint may have it.
 
     Raises:
-        MmeError: SageMaker can't be asked.
+        MmeError: INVALID_ARGUMENT.
     """
-    pages = aws.client("sagemaker").get_paginator("list_endpoints")
-    rows = (row for page in aws.pages(pages, {"NameContains": name}) for row in page["Endpoints"])
-    if not any(row["EndpointName"] == name for row in rows):
-        return None
-    return aws.call("sagemaker", "describe_endpoint", {"EndpointName": name})
+    if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+        raise invalid_argument(
+            f"'{name}' can't be the name of an endpoint: letters, digits and single dashes, {_LONGEST_NAME} at most"
+        )
+    return name
 
 
-def wait_in_service(aws: Aws, name: str, config: str) -> None:
-    """Return when the endpoint serves `config`, telling about it meanwhile.
+def parse_capacity(text: str) -> tuple[int, int]:
+    """Least and most of `1..4`.
 
     Raises:
-        MmeError: UNAVAILABLE when it failed, with SageMaker's reason and the end of the container's log.
+        MmeError: INVALID_ARGUMENT.
     """
-    began, shown = time.monotonic(), ""
-    while True:
-        state = aws.call("sagemaker", "describe_endpoint", {"EndpointName": name})
-        status = str(state["EndpointStatus"])
-        _tell(f"{name} is {status} ({time.monotonic() - began:.0f} s)", anew=status != shown)
-        shown = status
-        if status not in _GOING_ON:
-            break
-        time.sleep(POLL_SECONDS)
-    if status == "InService" and state["EndpointConfigName"] == config:
-        return
-    rolled = " and went back to what it was" if status == "InService" else ""
-    lines = [f"endpoint '{name}' is {status}{rolled}: {state.get('FailureReason', 'SageMaker gives no reason')}"]
-    tail = log_tail(aws, name)
-    lines += ["the end of the container's log:", *(f"  {line}" for line in tail)] if tail else []
-    raise MmeError(Kind.UNAVAILABLE, "\n".join(lines))
+    found = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise invalid_argument(f"--autoscale '{text}' is not LEAST..MOST, as in 1..4")
+    return int(found[1]), int(found[2])
 
 
-def log_tail(aws: Aws, name: str) -> list[str]:
-    """The last lines of the streams that were written last; none where there is no log, or it can't be read."""
-    group = f"/aws/sagemaker/Endpoints/{name}"
-    newest = {"logGroupName": group, "orderBy": "LastEventTime", "descending": True, "limit": _STREAMS}
-    try:
-        lines = []
-        for stream in aws.call("logs", "describe_log_streams", newest)["logStreams"]:
-            where = {"logGroupName": group, "logStreamName": stream["logStreamName"], "limit": _LINES}
-            events = aws.call("logs", "get_log_events", {**where, "startFromHead": False})["events"]
-            lines += [str(event["message"]).rstrip() for event in events]
-    except MmeError:  # what failed is told already; its log is an extra
-        return []
-    return lines[-_LINES:]
+def creation(spec: Deployment, stamp: str) -> list[ApiCall]:
+    """The calls that make the endpoint, in order; `stamp` tells this model and configuration from others."""
+    return [*_configuration(spec, stamp), _create_endpoint(spec, stamp)]
 
 
-def _tell(sentence: str, *, anew: bool) -> None:
-    """A line for what is new; on a terminal it counts on meanwhile."""
-    if sys.stderr.isatty():
-        print("\n" if anew else "\r", sentence, sep="", end="", file=sys.stderr, flush=True)
-    elif anew:
-        print(sentence, file=sys.stderr, flush=True)
+def update(spec: Deployment, stamp: str, traffic: dict[str, Any]) -> list[ApiCall]:
+    """The calls that bring a new model and configuration behind an endpoint, its traffic moving as `traffic` says."""
+    parameters = {
+        "EndpointName": spec.name,
+        "EndpointConfigName": f"{spec.name}-{stamp}",
+        "RetainAllVariantProperties": spec.capacity is not None,
+        "DeploymentConfig": traffic,
+    }
+    return [*_configuration(spec, stamp), ApiCall("sagemaker", "update_endpoint", parameters)]
+
+
+def blue_green(canary_percent: int, bake_seconds: int, rollback_alarms: list[str]) -> dict[str, Any]:
+    """A DeploymentConfig: all traffic at once, or a part of it first; back again at an alarm."""
+    routing: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": bake_seconds}
+    if canary_percent:
+        size = {"Type": "CAPACITY_PERCENT", "Value": canary_percent}
+        routing = {"Type": "CANARY", "CanarySize": size, "WaitIntervalInSeconds": bake_seconds}
+    config: dict[str, Any] = {"BlueGreenUpdatePolicy": {"TrafficRoutingConfiguration": routing}}
+    if rollback_alarms:
+        config["AutoRollbackConfiguration"] = {"Alarms": [{"AlarmName": name} for name in rollback_alarms]}
+    return config
+
+
+def monitoring(spec: Deployment, region: str) -> list[ApiCall]:
+    """The calls for what stands around an endpoint that is in service: scaling, alarms, a dashboard."""
+    calls = []
+    if spec.capacity:
+        calls += _scaling(spec, spec.capacity)
+    if spec.alarms:
+        actions = [spec.alarm_topic] if spec.alarm_topic else []
+        for alarm in alarms(spec.name, spec.instance_type, multi_model=spec.multi_model):
+            parameters = {**alarm, "AlarmActions": actions, "OKActions": actions, "Tags": spec.tags()}
+            calls.append(ApiCall("cloudwatch", "put_metric_alarm", parameters))
+    if spec.dashboard:
+        body = dashboard_body(spec.name, region, spec.instance_type, multi_model=spec.multi_model)
+        parameters = {"DashboardName": dashboard_name(spec.name), "DashboardBody": body}
+        calls.append(ApiCall("cloudwatch", "put_dashboard", parameters))
+    return calls
+
+
+def dashboard_name(endpoint: str) -> str:
+    """The name of an endpoint's dashboard."""
+    return f"mme-{endpoint}"
+
+
+def resource_id(endpoint: str) -> str:
+    """What scaling calls the endpoint's instances."""
+    return f"endpoint/{endpoint}/variant/{VARIANT}"
+
+
+def policy_name(endpoint: str) -> str:
+    """The name of the scaling policy."""
+    return f"mme-{endpoint}-invocations"
+
+
+def _configuration(spec: Deployment, stamp: str) -> list[ApiCall]:
+    name = f"{spec.name}-{stamp}"
+    variant: dict[str, Any] = {
+        "VariantName": VARIANT,
+        "ModelName": name,
+        "InstanceType": spec.instance_type,
+        "InitialInstanceCount": spec.instances,
+    }
+    if spec.volume_gb:
+        variant["VolumeSizeInGB"] = spec.volume_gb
+    if spec.startup_seconds:
+        variant["ContainerStartupHealthCheckTimeoutInSeconds"] = spec.startup_seconds
+    if spec.host_image:
+        variant["InferenceAmiVersion"] = spec.host_image
+    config: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant], "Tags": spec.tags()}
+    if spec.async_output:
+        config["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": spec.async_output}}
+    model: dict[str, Any] = {
+        "ModelName": name,
+        "ExecutionRoleArn": spec.role,
+        "PrimaryContainer": _container(spec),
+        "Tags": spec.tags(),
+    }
+    if spec.subnets:
+        model["VpcConfig"] = {"Subnets": list(spec.subnets), "SecurityGroupIds": list(spec.security_groups)}
+    return [ApiCall("sagemaker", "create_model", model), ApiCall("sagemaker", "create_endpoint_config", config)]
+
+
+def _container(spec: Deployment) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "Image": spec.image,
+        "Mode": "MultiModel" if spec.multi_model else "SingleModel",
+        "ModelDataUrl": spec.model_data,
+        "Environment": {"MME_ENDPOINT_NAME": spec.name, **spec.environment},
+    }
+    if spec.multi_model:
+        container["MultiModelConfig"] = {"ModelCacheSetting": "Enabled" if spec.cache else "Disabled"}
+    return container
+
+
+def _create_endpoint(spec: Deployment, stamp: str) -> ApiCall:
+    parameters = {
+        "EndpointName": spec.name,
+        "EndpointConfigName": f"{spec.name}-{stamp}",
+        "Tags": spec.tags(),
+    }
+    return ApiCall("sagemaker", "create_endpoint", parameters)
+
+
+def _scaling(spec: Deployment, capacity: tuple[int, int]) -> list[ApiCall]:
+    target = {**SCALED, "ResourceId": resource_id(spec.name)}
+    policy = {
+        "TargetValue": spec.target_invocations,
+        "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"},
+        "ScaleInCooldown": _SCALE_IN_SECONDS,
+        "ScaleOutCooldown": _SCALE_OUT_SECONDS,
+    }
+    least, most = capacity
+    return [
+        ApiCall(
+            "application-autoscaling",
+            "register_scalable_target",
+            {**target, "MinCapacity": least, "MaxCapacity": most, "Tags": {**spec.labels, TAG: spec.name}},
+        ),
+        ApiCall(
+            "application-autoscaling",
+            "put_scaling_policy",
+            {
+                **target,
+                "PolicyName": policy_name(spec.name),
+                "PolicyType": "TargetTrackingScaling",
+                "TargetTrackingScalingPolicyConfiguration": policy,
+            },
+        ),
+    ]
+
+
+# The resource of each call, and parameters that are no properties of it: names that CloudFormation makes up, so that it
+# can replace a model, and what another resource says.
+_RESOURCES = {
+    "create_model": ("Model", "SageMaker::Model", ("ModelName",)),
+    "create_endpoint_config": ("EndpointConfig", "SageMaker::EndpointConfig", ("EndpointConfigName",)),
+    "create_endpoint": ("Endpoint", "SageMaker::Endpoint", ()),
+    "register_scalable_target": ("ScalableTarget", "ApplicationAutoScaling::ScalableTarget", ("Tags",)),
+    "put_scaling_policy": (
+        "ScalingPolicy",
+        "ApplicationAutoScaling::ScalingPolicy",
+        ("ServiceNamespace", "ResourceId", "ScalableDimension"),
+    ),
+    "put_metric_alarm": ("Alarm", "CloudWatch::Alarm", ()),
+    "put_dashboard": ("Dashboard", "CloudWatch::Dashboard", ()),
+}
+
+
+def template(spec: Deployment, region: str) -> dict[str, Any]:
+    """The CloudFormation template of an endpoint: a resource for each call of `creation` and `monitoring`."""
+    resources: dict[str, Any] = {}
+    for call in (*creation(spec, ""), *monitoring(spec, region)):
+        name, kind, left_out = _RESOURCES[call.operation]
+        name += re.sub(r"\W", "", call.parameters.get("AlarmName", "").removeprefix(alarm_prefix(spec.name)).title())
+        properties = {key: value for key, value in call.parameters.items() if key not in left_out}
+        if isinstance(properties.get("Tags"), list):
+            properties["Tags"] = [tag for tag in properties["Tags"] if tag["Key"] != TAG]
+        resources[name] = {"Type": f"AWS::{kind}", "Properties": properties}
+    variant = resources["EndpointConfig"]["Properties"]["ProductionVariants"][0]
+    variant["ModelName"] = {"Fn::GetAtt": ["Model", "ModelName"]}
+    resources["Endpoint"]["Properties"] |= {
+        "EndpointConfigName": {"Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]},
+        "RetainAllVariantProperties": spec.capacity is not None,
+        "DeploymentConfig": blue_green(0, _BAKE_SECONDS, rollback_alarms(spec.name) if spec.alarms else []),
+    }
+    if spec.alarms:
+        resources["Endpoint"]["DependsOn"] = ["Alarm5Xx", "AlarmModelErrors"]
+    if spec.capacity:
+        resources["ScalableTarget"]["DependsOn"] = "Endpoint"
+        resources["ScalingPolicy"]["Properties"]["ScalingTargetId"] = {"Ref": "ScalableTarget"}
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"{spec.name}, an endpoint of mme on SageMaker",
+        "Resources": resources,
+    }
+
+
+def alarms(endpoint: str, instance_type: str, *, multi_model: bool) -> list[dict[str, Any]]:
+    """Parameters of PutMetricAlarm, but for actions and tags."""
+    rows: list[tuple[str, str, str, str, float, str, str]] = [
+        ("5xx", _INVOCATIONS, "Invocation5XXErrors", "Sum", 5, "Greater", "the endpoint fails requests"),
+        ("model-errors", _INVOCATIONS, "InvocationModelErrors", "Sum", 5, "Greater", "models answer with errors"),
+        (
+            "latency",
+            _INVOCATIONS,
+            "ModelLatency",
+            "p99",
+            _LATENCY_LIMIT,
+            "Greater",
+            "the slowest answers take over 5 s",
+        ),
+        ("memory", _INSTANCES, "MemoryUtilization", "Maximum", 95, "Greater", "an instance has no memory left"),
+        ("disk", _INSTANCES, "DiskUtilization", "Maximum", 85, "Greater", "an instance's disk is nearly full"),
+    ]
+    if has_accelerator(instance_type):
+        text = "a GPU has no memory left"
+        rows.append(("gpu-memory", _INSTANCES, "GPUMemoryUtilization", "Maximum", 97, "Greater", text))
+    if multi_model:
+        text = "most requests wait for a load: too little memory for the models in use"
+        rows.append(("cache", _INVOCATIONS, "ModelCacheHit", "Average", 0.5, "Less", text))
+        text = "models leave as fast as they come"
+        rows.append(("unloads", _INVOCATIONS, "ModelUnloadingTime", "SampleCount", 60, "Greater", text))
+    return [_alarm(endpoint, *row) for row in rows]
+
+
+def rollback_alarms(endpoint: str) -> list[str]:
+    """The names of the alarms that call an update back."""
+    return [_alarm_name(endpoint, kind) for kind in ("5xx", "model-errors")]
+
+
+def alarm_prefix(endpoint: str) -> str:
+    """What the names of an endpoint's alarms begin with; another endpoint's may too."""
+    return f"mme-{endpoint}-"
+
+
+def _alarm_name(endpoint: str, kind: str) -> str:
+    return f"{alarm_prefix(endpoint)}{kind}"
+
+
+def _alarm(
+    endpoint: str,
+    kind: str,
+    namespace: str,
+    metric: str,
+    statistic: str,
+    limit: float,
+    side: str,
+    why: str,
+) -> dict[str, Any]:
+    how = {"ExtendedStatistic": statistic} if statistic.startswith("p") else {"Statistic": statistic}
+    return {
+        "AlarmName": _alarm_name(endpoint, kind),
+        "AlarmDescription": f"{endpoint}: {why}. {MARK}.",
+        "Namespace": namespace,
+        "MetricName": metric,
+        "Dimensions": [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": VARIANT}],
+        **how,
+        "Period": 60,
+        "EvaluationPeriods": 5,
+        "DatapointsToAlarm": 3,
+        "Threshold": float(limit),
+        "ComparisonOperator": f"{side}ThanThreshold",
+        "TreatMissingData": "notBreaching",
+    }
+
+
+def dashboard_body(endpoint: str, region: str, instance_type: str, *, multi_model: bool) -> str:
+    """The body of PutDashboard."""
+    at = ["EndpointName", endpoint, "VariantName", VARIANT]
+    counts = ("Invocations", "Invocation4XXErrors", "Invocation5XXErrors", "InvocationModelErrors")
+    latencies = [_metric(_INVOCATIONS, "ModelLatency", at, each) for each in ("p50", "p90", "p99")]
+    gauges = [_metric(_INSTANCES, f"{name}Utilization", at, "Maximum") for name in _gauges(instance_type)]
+    charts = [
+        ("Requests", [_metric(_INVOCATIONS, name, at, "Sum") for name in counts]),
+        ("Latency, µs", [*latencies, _metric(_INVOCATIONS, "OverheadLatency", at, "p50")]),
+        ("Utilization, %", gauges),
+    ]
+    if multi_model:
+        times = ("ModelLoadingWaitTime", "ModelDownloadingTime", "ModelLoadingTime", "ModelUnloadingTime")
+        charts += [
+            ("Model in memory when asked for", [_metric(_INVOCATIONS, "ModelCacheHit", at, "Average")]),
+            ("Models in memory", [_metric(_INSTANCES, "LoadedModelCount", at, each) for each in ("Average", "Sum")]),
+            ("Loading, µs", [_metric(_INVOCATIONS, name, at, "Average") for name in times]),
+            ("Unloads", [_metric(_INVOCATIONS, "ModelUnloadingTime", at, "SampleCount")]),
+            ("Loads that failed", [_metric(_OURS, "ModelLoadFailure", at, "Sum")]),
+            ("Models asked for most: in memory", [_search(endpoint, "ModelCacheHit")]),
+            ("Models asked for most: waiting, µs", [_search(endpoint, "ModelLoadingWaitTime")]),
+        ]
+    text = {"type": "text", "x": 0, "y": 0, "width": 24, "height": 1,
+            "properties": {"markdown": f"**{endpoint}** · {MARK}"}}  # fmt: skip
+    widgets = [_chart(number, title, metrics, region) for number, (title, metrics) in enumerate(charts)]
+    return json.dumps({"widgets": [text, *widgets]})
+
+
+def _gauges(instance_type: str) -> tuple[str, ...]:
+    gauges = ("CPU", "Memory", "Disk")
+    return (*gauges, "GPU", "GPUMemory") if has_accelerator(instance_type) else gauges
+
+
+def _metric(namespace: str, name: str, at: list[str], statistic: str) -> list[Any]:
+    return [namespace, name, *at, {"stat": statistic, "label": f"{name} {statistic}"}]
+
+
+def _search(endpoint: str, metric: str) -> list[Any]:
+    """The container's own metric, a line for each model that it names."""
+    schema = f"{_OURS},EndpointName,VariantName,TargetModel"
+    query = f'{{{schema}}} MetricName="{metric}" EndpointName="{endpoint}" VariantName="{VARIANT}"'
+    return [{"expression": f"SEARCH('{query}', 'Average', 60)"}]
+
+
+def _chart(number: int, title: str, metrics: list[list[Any]], region: str) -> dict[str, Any]:
+    row, column = divmod(number, _COLUMNS)
+    return {
+        "type": "metric",
+        "x": column * _WIDTH,
+        "y": 1 + row * _HEIGHT,
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "properties": {"title": title, "metrics": metrics, "region": region, "view": "timeSeries", "period": 60},
+    }

@@ -12,31 +12,50 @@ their configurations where the framework is installed.
 from __future__ import annotations
 
 import argparse
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.ship.progress import progress
-from container.ship.staging import CONFIG, Origin, link_or_copy, staged
-from container.ship.wiring import ensemble_of
-from model_handlers.config.autocomplete import whole_shapes
-from model_handlers.config.model_config import DynamicBatching, Guess
-from model_handlers.config.pbtxt import config_text
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.registry import find_backend, handler_for
-from model_handlers.scripts.default_script import takes_raw_body
-from serve.sources.archive import pack
-from serve.sources.repository import open_model, open_target
-from serve.sources.store import ARCHIVE_SUFFIX
+from container.cli.command import ARCHIVE_SUFFIX, Command, progress
+from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from container.ship.model_files import Origin
     from model_handlers.config.model_config import ModelConfig
-    from serve.sources.repository import ModelDirectory
 
+_EXAMPLES = """\
+examples:
+  mme pack repository/bert-0 -o bert-0.tar.gz     a Triton model directory: config.pbtxt and versions
+  mme pack resnet.onnx --name resnet50            a bare file becomes resnet50/1/model.onnx, and gets a config.pbtxt
+  mme pack traced.pt --config config.pbtxt        a file that does not tell its shapes, and what does
+  mme pack customers/*.json -o archives           an archive of each, in a folder that is there
+  mme pack bert.onnx --copies 50                  bert-0.tar.gz to bert-49.tar.gz, a fleet to try things with
+  mme pack search -o search.tar.gz                several models: the one with parameter MME_ENTRY calls the others
+  mme pack pre bert.onnx post --ensemble pre,bert,post -o pipeline.tar.gz
+      models one behind the other, wired by the names of their tensors
+"""
 _MOST_COPIES = 10_000
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    sources = "model directories, a folder of several, or files of ONNX, PyTorch, TensorRT, TensorFlow, OpenVINO, trees"
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help=f"{sources}; model.py, inference.py")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE|DIR",
+        help="the archive; NAME.tar.gz by default; into a folder goes an archive of each model",
+    )
+    parser.add_argument("--name", help="the model's name; that of the directory or file by default")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the config.pbtxt of a bare file")
+    parser.add_argument("--ensemble", metavar="MODEL,MODEL...", help="run these one behind the other, as one model")
+    parser.add_argument("--copies", type=int, default=1, metavar="N", help="the same as NAME-0 to NAME-(N-1)")
+    parser.add_argument("--level", type=int, default=1, help="0 (fastest) to 3 (smallest); default 1")
+
+
+COMMAND = Command(
+    "pack", "make a .tar.gz that a multi-model endpoint can load", _EXAMPLES, _add_flags, "container.ship.pack:run"
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,6 +79,8 @@ def _named(arguments: argparse.Namespace) -> dict[str, Path]:
     Raises:
         MmeError: two have one name, or they are asked to be one.
     """
+    from container.ship.model_files import Origin  # noqa: PLC0415 - heavy
+
     if arguments.ensemble:
         raise invalid_argument(f"-o '{arguments.output}' is a folder: an ensemble is one archive, name it")
     if arguments.name and len(arguments.models) > 1:
@@ -73,16 +94,20 @@ def _named(arguments: argparse.Namespace) -> dict[str, Path]:
 
 def _pack(arguments: argparse.Namespace, *, brief: bool = False) -> int:
     """Make one archive; `brief` tells no more than that."""
+    from container.ship.archive_models import configured, origins_of  # noqa: PLC0415 - heavy, as numpy is
+    from container.ship.model_files import Origin, link_or_copy, staged  # noqa: PLC0415
+    from serve.sources.archive import pack  # noqa: PLC0415
+
     sources = [Origin.of(path, arguments.config) for path in arguments.models]
     name = _name(arguments, sources)
     output: Path = arguments.output or Path(f"{name}{ARCHIVE_SUFFIX}")
     _check_arguments(arguments, name, output)
     archive = output.name.removesuffix(ARCHIVE_SUFFIX)
     steps = arguments.ensemble.split(",") if arguments.ensemble else []
-    origins = _parts(sources, steps, name) if steps or len(sources) > 1 else _origins(sources[0], name, archive)
+    origins = origins_of(sources, steps, name, archive)
     copies = _copies(output, arguments.copies)
     with staged(origins) as staging:
-        configs = _configured(staging, origins, steps, name, archive)
+        configs = configured(staging, origins, steps, name, archive)
         total = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         with progress(total, f"pack {output.name}") as advance:
             pack(staging, copies[0], level=arguments.level, progress=advance)
@@ -97,7 +122,9 @@ def _pack(arguments: argparse.Namespace, *, brief: bool = False) -> int:
 
 
 def _describe(staging: Path, folders: list[str], configs: list[ModelConfig]) -> None:
-    """Tell of each model its files and its configuration."""
+    """Print each model's files and its configuration."""
+    from model_handlers.config.pbtxt import config_text  # noqa: PLC0415 - heavy
+
     for folder in folders:
         print(f"{folder}/")
         for line in _tree(staging / folder):
@@ -135,127 +162,12 @@ def _check_arguments(arguments: argparse.Namespace, name: str, output: Path) -> 
         raise invalid_argument("--config is for one model: put a config.pbtxt into the directory of each")
 
 
-def _origins(source: Origin, name: str, archive: str) -> dict[str, Origin]:
-    """What is packed, by its place in the archive: the model, or those of a folder of several.
-
-    Raises:
-        MmeError: there is no such model, or nothing says which of several requests are for.
-    """
-    if source.file is not None:
-        return {"." if source.file.is_script else name: source}
-    if source.bare or source.config is not None:
-        return {name: source}
-    model = open_target(source.path, archive)
-    if model.config.ensemble and not model.members:  # the models of its steps are beside it
-        model = open_model(model.path, archive, strict_name=False)
-    if not model.members:
-        return {"." if takes_raw_body(model.config) else name: Origin(model.path)}
-    return {each.path.name: Origin(each.path) for each in (model, *model.members)}
-
-
-def _parts(sources: list[Origin], steps: list[str], name: str) -> dict[str, Origin]:
-    """Several models by their names; those of an ensemble's steps where there is one.
-
-    Raises:
-        MmeError: a step has no model, or two have one name.
-    """
-    if len(sources) == 1 and sources[0].file is None:
-        sources = [Origin.of(path, None) for path in sorted(sources[0].path.iterdir()) if path.is_dir()]
-    parts = {source.stem: source for source in sources}
-    if len(parts) < len(sources):
-        raise invalid_argument(f"two models have one name among {', '.join(sorted(each.stem for each in sources))}")
-    missing = [step for step in steps if step not in parts]
-    if missing:
-        raise invalid_argument(f"--ensemble: there is no model '{missing[0]}' among {', '.join(parts)}")
-    if steps and name in parts:
-        raise invalid_argument(f"the ensemble can't be called '{name}' like its model: give --name")
-    return {step: parts[step] for step in steps} if steps else parts
-
-
-def _configured(
-    staging: Path, origins: Mapping[str, Origin], steps: list[str], name: str, archive: str
-) -> list[ModelConfig]:
-    """The configurations of the staged models, first that of the one to be asked; those of bare files are written."""
-    for folder, origin in origins.items():
-        if origin.bare and folder != ".":
-            _write_config(staging / folder, folder)
-    if steps:
-        ensemble = ensemble_of(name, [_checked(open_model(staging / step, step, strict_name=False)) for step in steps])
-        (staging / name / "1").mkdir(parents=True)
-        (staging / name / CONFIG).write_text(config_text(ensemble))
-    alone = len(origins) == 1 and not steps
-    models = [_opened(staging, staging / next(iter(origins)), name)] if alone else _opened_all(staging, archive)
-    _check_steps(models)
-    return [model.config if model.config.ensemble else _checked(model) for model in models]
-
-
-def _write_config(directory: Path, name: str) -> None:
-    """Write what the server would complete by itself, with dynamic batching where the model takes batches."""
-    model = open_model(directory, name, strict_name=False)
-    config = _checked(model, quiet=True)  # the same is said once more when all is there
-    if not (config.inputs and config.outputs):
-        return
-    if config.guess is Guess.UNKNOWN:  # what is written is trusted: this is the server's to find out
-        _note(f"'{name}' does not say whether it batches: the server tries it; write max_batch_size if you know")
-        config = model.config
-    elif config.guess is Guess.OTHER:
-        config = whole_shapes(config)
-    elif config.max_batch_size > 1 and config.dynamic_batching is None and not config.decoupled:
-        config = replace(config, dynamic_batching=DynamicBatching(()))
-    # Without a name: the archive may be called as its owner likes.
-    (directory / CONFIG).write_text(config_text(replace(config, name="")))
-
-
 def _copies(output: Path, count: int) -> list[Path]:
     """The archives: one, or as many of the same content under names with a number."""
     if count == 1:
         return [output]
     stem = output.name.removesuffix(ARCHIVE_SUFFIX)
     return [output.with_name(f"{stem}-{number}{ARCHIVE_SUFFIX}") for number in range(count)]
-
-
-def _opened(staging: Path, directory: Path, name: str) -> ModelDirectory:
-    """The staged model; a configuration with another name is mentioned, because only some modes take it."""
-    model = open_target(staging, name)
-    try:
-        open_model(directory, name)
-    except MmeError as error:
-        _note(f"{error.message}; an endpoint of this one model refuses that, give --name")
-    return model
-
-
-def _opened_all(staging: Path, archive: str) -> list[ModelDirectory]:
-    """The staged models, first the one that requests for the archive are for."""
-    model = open_target(staging, archive)
-    return [model, *model.members]
-
-
-def _check_steps(models: list[ModelDirectory]) -> None:
-    """Every model of an ensemble's steps has to be among them."""
-    there = {model.path.name for model in models}
-    for model in models:
-        for step in model.config.ensemble:
-            if step.model_name not in there:
-                raise invalid_model(
-                    f"ensemble '{model.name}' has a step of model '{step.model_name}', which is neither in its folder "
-                    f"nor beside it: found {', '.join(sorted(there))}"
-                )
-
-
-def _checked(model: ModelDirectory, *, quiet: bool = False) -> ModelConfig:
-    """The configuration as the server would complete it; every served version's file has to agree with it."""
-    handler = handler_for(find_backend(model.config.backend, model.config.platform, model.name, model.first))
-    config = model.config
-    for version in model.versions:
-        try:
-            config = handler.autocomplete(model.config, model.model_file(version))
-        except MmeError as error:
-            if error.kind is not Kind.UNSUPPORTED:
-                raise
-            if not quiet:
-                _note(f"{model.config.default_model_filename} is not checked: {error.message}")
-            return model.config
-    return config
 
 
 def _tree(directory: Path) -> list[str]:
@@ -276,7 +188,3 @@ def _size(count: float) -> str:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
-
-
-def _note(sentence: str) -> None:
-    print(f"pack: note: {sentence}", file=sys.stderr)

@@ -1,57 +1,62 @@
 """`mme push`: archives to S3, in parallel parts, and never over another archive of the same name.
 
 SageMaker caches archives by their names, so that one which is overwritten may go on serving as it was: that is refused
-unless it is forced. What is there with the same content is skipped: its SHA-256 is kept beside each object, and for
-those of other tools the ETag tells. Nothing is uploaded before all of them have been looked at.
+unless it is forced. S3 itself decides it (If-None-Match) and checks each part by its SHA-256. What is there with the
+same content is skipped: the object's SHA-256 says so. Nothing is uploaded before all of them have been looked at.
 """
 
 # ruff: noqa: T201 - a command talks to people
 from __future__ import annotations
 
-import hashlib
+import base64
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
-from botocore.exceptions import ClientError
-
-from container.ship.aws import Aws, aws_errors, split_uri
-from container.ship.progress import progress
-from model_handlers.errors import invalid_argument
-from model_handlers.system.disk import file_digest
-from serve.sources.store import ARCHIVE_SUFFIX, validate_name
+from container.cli.command import ARCHIVE_SUFFIX, Command, add_region, progress
+from container.ship.aws import Aws, aws_errors, code_of, split_uri
+from model_handlers.errors import MmeError, invalid_argument
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
+_EXAMPLES = """\
+examples:
+  mme push bert-0.tar.gz bert-1.tar.gz s3://my-bucket/models
+      what is there with the same content is skipped; another archive under the same name is not overwritten
+  mme push archives/*.tar.gz s3://my-bucket/models --dry-run
+"""
 _GZIP = b"\x1f\x8b"
 _PART = 16 << 20
 _PARTS_AT_ONCE = 8
-_PART_SIZES = (_PART, 8 << 20)  # ours, and that of AWS's own tools
-_DIGEST = "mme-sha256"
-_ABSENT = ("404", "NoSuchKey", "NotFound")
+_DIGEST = "mme-sha256"  # of the whole archive: S3's own checksum of one in parts is made of those of the parts
+_ABSENT = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchBucket"})
+_TAKEN = frozenset({"PreconditionFailed", "ConditionalRequestConflict"})
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE", help="made by `mme pack`")
+    parser.add_argument(
+        "destination", metavar="s3://BUCKET/PREFIX", help="where they go; a key where it ends in .tar.gz"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite other archives of the same names")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    add_region(parser)
+
+
+COMMAND = Command("push", "upload archives to S3", _EXAMPLES, _add_flags, "container.ship.push:run")
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An archive and where it goes.
-
-    Attributes:
-        file: the archive.
-        bucket, key: its place.
-        digest: SHA-256 of its content, in hex.
-        there: whether the same content is there.
-        conflict: whether another content is.
-    """
+    """An archive, its place, its SHA-256, and what is at that place now: nothing (None), the same (True) or another."""
 
     file: Path
     bucket: str
     key: str
-    digest: str
-    there: bool = False
-    conflict: bool = False
+    digest: bytes
+    same: bool | None
 
     @property
     def uri(self) -> str:
@@ -68,26 +73,21 @@ def run(arguments: argparse.Namespace) -> int:
     bucket, prefix = split_uri(arguments.destination)
     for file in arguments.archives:
         _check(file)
-    s3 = Aws(arguments.region or "").client("s3")
-    uploads = [_planned(s3, file, bucket, _key(prefix, file)) for file in arguments.archives]
-    conflicts = [upload.uri for upload in uploads if upload.conflict]
+    aws = Aws(arguments.region or "")
+    uploads = [_planned(aws, file, bucket, _key(prefix, file)) for file in arguments.archives]
+    conflicts = [upload.uri for upload in uploads if upload.same is False]
     if conflicts and not arguments.force:
         raise invalid_argument(
             f"{', '.join(conflicts)} holds another archive, which SageMaker may have cached under that name: "
             "push yours under a new name, or over it with --force"
         )
-    todo = [upload for upload in uploads if not upload.there]
     if not arguments.dry_run:
-        _upload(s3, todo, replace=arguments.force)
+        _upload(aws.client("s3"), [upload for upload in uploads if not upload.same], replace=arguments.force)
+    verb = "would be uploaded" if arguments.dry_run else "uploaded"
     for upload in uploads:
-        done = "there already, with the same content" if upload.there else _done(arguments.dry_run, upload)
-        print(f"{upload.uri}: {done}")
+        size = f"{upload.file.stat().st_size / 1e6:.1f} MB"
+        print(f"{upload.uri}: {'there already, with the same content' if upload.same else f'{verb}, {size}'}")
     return 0
-
-
-def _done(dry_run: bool, upload: Upload) -> str:  # noqa: FBT001 - private, one word
-    size = f"{upload.file.stat().st_size / 1e6:.1f} MB"
-    return f"would be uploaded, {size}" if dry_run else f"uploaded, {size}"
 
 
 def _check(file: Path) -> None:
@@ -103,84 +103,79 @@ def _check(file: Path) -> None:
 
 def _key(prefix: str, file: Path) -> str:
     """The key: the prefix itself where it names an archive."""
+    from serve.sources.store import validate_name  # noqa: PLC0415 - heavy
+
     if prefix.endswith(ARCHIVE_SUFFIX):
         return prefix
     prefix = prefix.strip("/")
     return validate_name(f"{prefix}/{file.name}" if prefix else file.name)
 
 
-def _planned(s3: Any, file: Path, bucket: str, key: str) -> Upload:
+def _planned(aws: Aws, file: Path, bucket: str, key: str) -> Upload:
     """What is at the archive's place now."""
-    digest = file_digest(file).hex()
-    head = _head(s3, bucket, key)
-    if head is None:
-        return Upload(file, bucket, key, digest)
-    same = _is_same(file, digest, head)
-    return Upload(file, bucket, key, digest, there=same, conflict=not same)
+    from model_handlers.system.disk import file_digest  # noqa: PLC0415 - heavy
 
-
-def _head(s3: Any, bucket: str, key: str) -> Mapping[str, Any] | None:
-    """What S3 says of an object, None where there is none."""
+    digest = file_digest(file)
     with aws_errors(f"s3://{bucket}/{key}"):
-        try:
-            head: Mapping[str, Any] = s3.head_object(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in _ABSENT:
-                raise
-            if _has_bucket(s3, bucket):
-                return None
-        else:
-            return head
-    raise invalid_argument(f"bucket '{bucket}' does not exist: make it with `aws s3 mb s3://{bucket}`, or name another")
+        head = _asked(aws.client("s3").head_object, Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+        is_there = head is not None or _asked(aws.client("s3").head_bucket, Bucket=bucket) is not None
+    if not is_there:
+        advice = f"make it with `aws s3 mb s3://{bucket}`, or name another"
+        raise invalid_argument(f"bucket '{bucket}' does not exist: {advice}")
+    return Upload(file, bucket, key, digest, None if head is None else _is_same(file, digest, head))
 
 
-def _has_bucket(s3: Any, bucket: str) -> bool:
+def _asked(operation: Callable[..., Mapping[str, Any]], **parameters: str) -> Mapping[str, Any] | None:
+    """What S3 says of an object or a bucket, None where there is none."""
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - heavy
+
     try:
-        s3.head_bucket(Bucket=bucket)
+        return operation(**parameters)
     except ClientError as error:
-        if error.response["Error"]["Code"] in {*_ABSENT, "NoSuchBucket"}:
-            return False
+        if code_of(error) in _ABSENT:
+            return None
         raise
-    return True
 
 
-def _is_same(file: Path, digest: str, head: Mapping[str, Any]) -> bool:
+def _is_same(file: Path, digest: bytes, head: Mapping[str, Any]) -> bool:
+    """Whether an object has the file's content: by the SHA-256 that `mme push` keeps beside it, else by S3's own."""
     if head["ContentLength"] != file.stat().st_size:
         return False
     known = head.get("Metadata", {}).get(_DIGEST)
     if known:
-        return bool(known == digest)
-    etag = head["ETag"].strip('"')
-    if "-" not in etag:
-        return bool(etag == etag_of(file, 0))
-    return any(etag == etag_of(file, size) for size in _PART_SIZES)
-
-
-def etag_of(file: Path, part: int) -> str:
-    """The ETag that S3 gives a file which is uploaded in parts of `part` bytes; 0 means as a whole."""
-    with file.open("rb") as content:
-        if not part:
-            return hashlib.file_digest(content, _md5).hexdigest()
-        digests = [_md5(piece).digest() for piece in iter(lambda: content.read(part), b"")]
-    return f"{_md5(b''.join(digests)).hexdigest()}-{len(digests)}"
-
-
-def _md5(data: bytes = b"") -> Any:
-    return hashlib.md5(data, usedforsecurity=False)
+        return bool(known == digest.hex())
+    return bool(head.get("ChecksumSHA256") == base64.b64encode(digest).decode())
 
 
 def _upload(s3: Any, uploads: list[Upload], *, replace: bool) -> None:
-    """All of them, part by part; when one fails, or somebody interrupts, the others stop and their parts go."""
+    """Upload all of them, part by part; when one fails, or is interrupted, the others stop and their parts go."""
+    from boto3.s3.transfer import (  # noqa: PLC0415 - heavy
+        ProgressCallbackInvoker,
+        TransferConfig,
+        create_transfer_manager,
+    )
+
+    if not replace:
+        for operation in ("PutObject", "CompleteMultipartUpload"):  # which the transfer can't be told by an argument
+            s3.meta.events.register(f"provide-client-params.s3.{operation}", _only_new)
     total = sum(upload.file.stat().st_size for upload in uploads)
     config = TransferConfig(multipart_threshold=_PART, multipart_chunksize=_PART, max_concurrency=_PARTS_AT_ONCE)
     with progress(total, "push") as advance, create_transfer_manager(s3, config) as manager:
         running = []
         for upload in uploads:
-            if not replace and _head(s3, upload.bucket, upload.key) is not None:
-                raise invalid_argument(f"{upload.uri} has appeared meanwhile: somebody else pushes under this name")
-            extra = {"Metadata": {_DIGEST: upload.digest}}
-            told = [ProgressCallbackInvoker(advance)]
-            running.append(manager.upload(str(upload.file), upload.bucket, upload.key, extra, told))
+            extra = {"ChecksumAlgorithm": "SHA256", "Metadata": {_DIGEST: upload.digest.hex()}}
+            report = [ProgressCallbackInvoker(advance)]
+            running.append(manager.upload(str(upload.file), upload.bucket, upload.key, extra, report))
         for upload, transfer in zip(uploads, running, strict=True):
-            with aws_errors(upload.uri):
-                transfer.result()
+            try:
+                with aws_errors(upload.uri):
+                    transfer.result()
+            except MmeError as error:
+                if code_of(error) in _TAKEN:
+                    reason = f"{upload.uri} has appeared meanwhile: something else pushes under this name"
+                    raise invalid_argument(reason) from error
+                raise
+
+
+def _only_new(params: dict[str, Any], **_: Any) -> None:
+    params["IfNoneMatch"] = "*"

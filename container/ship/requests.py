@@ -17,6 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from container.ship.client import JSON
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BY_DTYPE, BYTES, decode_bytes_elements, encode_bytes_elements
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-JSON = "application/json"
-JSON_LINES = "application/jsonlines"  # the answer of a decoupled model: a document each response
+    from container.ship.client import Answer
+
 _NUMPYS = {".npy": "application/x-npy", ".npz": "application/x-npz"}
 _BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
@@ -55,6 +56,15 @@ def request_of(arguments: argparse.Namespace) -> Request:
     tensors = {**_texts(arguments.text or ()), **_arrays(arguments.npy or ())}
     header, body = _binary(tensors, wants_binary=_is_arrays(arguments))
     return Request(f"{_BINARY}{header}", body, accept or ("" if _is_arrays(arguments) else JSON))
+
+
+def write_arrays(output: Path, answer: Answer) -> None:
+    """Write the outputs of an answer into a .npz file.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when they are none.
+    """
+    np.savez(output, **arrays_of(answer.headers.get("content-type", ""), answer.body))
 
 
 def arrays_of(content_type: str, body: bytes) -> dict[str, Any]:

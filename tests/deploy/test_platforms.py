@@ -13,7 +13,7 @@ import yaml
 
 from container.cli import main
 from container.settings import Settings
-from container.ship.deployment import Deployment, attendance, creation
+from container.ship.endpoint import Deployment, creation, monitoring
 from tests.contract.models import ONE, lay_out, plus, y
 from tests.contract.server import SCRIPTS, Server
 
@@ -172,7 +172,7 @@ def test_cloudformation_makes_what_deploy_makes():
     Settings.from_environ(resources["Model"]["PrimaryContainer"]["Environment"])
     (ours,) = resources["Configuration"]["ProductionVariants"]
     assert set(ours) - {"InitialVariantWeight"} == set(variant)
-    target, policy = (call.parameters for call in attendance(deployment, "us-east-1"))
+    target, policy = (call.parameters for call in monitoring(deployment, "us-east-1"))
     assert resources["Target"]["ScalableDimension"] == target["ScalableDimension"]
     tracking = {**policy["TargetTrackingScalingPolicyConfiguration"], "TargetValue": "InvocationsPerMinute"}
     assert resources["Scaling"]["TargetTrackingScalingPolicyConfiguration"] == tracking

@@ -16,10 +16,10 @@ import pytest
 from botocore.config import Config
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from container.local.command import listening
 from container.local.endpoint import Endpoint
 from container.local.front import make_front
 from container.local.platform import Limits, Platform
+from container.local.running import listening
 from container.local.throttle import Throttle
 from container.local.upstream import Container
 from container.steps.access import Access

@@ -12,8 +12,7 @@ import pytest
 from moto.backends import get_backend
 
 from container.cli import main
-from container.ship import aws as border
-from container.ship import endpoint
+from container.ship import resources
 from tests.aws import moto_server
 
 ACCOUNT = "123456789012"
@@ -83,8 +82,8 @@ def account(aws_url, clients, monkeypatch, tmp_path):
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(endpoint, "POLL_SECONDS", 0.01)
-    for service in ("s3", "sagemaker", "cloudwatch", "iam", "applicationautoscaling", "logs"):
+    monkeypatch.setattr(resources, "POLL_SECONDS", 0.01)
+    for service in ("s3", "sagemaker", "cloudformation", "cloudwatch", "iam", "applicationautoscaling", "logs"):
         get_backend(service).reset()
     clients.client("s3").create_bucket(Bucket="models")
     clients.client("iam").create_role(RoleName="runner", AssumeRolePolicyDocument="{}")
@@ -129,13 +128,13 @@ def handlers(monkeypatch, loader):
     make = boto3.session.Session
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
-    def session(**options):
-        made = make(botocore_session=core_session(loader), **options)
-        for event, handler in registered:
-            made.events.register(event, handler)
-        return made
+    class Session(make):
+        def __init__(self, **options):
+            super().__init__(**{"botocore_session": core_session(loader), **options})
+            for event, handler in registered:
+                self.events.register(event, handler)
 
-    monkeypatch.setattr(border, "boto3", SimpleNamespace(session=SimpleNamespace(Session=session)))
+    monkeypatch.setattr(boto3.session, "Session", Session)
     return registered
 
 

@@ -6,7 +6,7 @@ import pytest
 from botocore import exceptions
 
 from container.ship.aws import aws_errors, code_of, split_uri
-from container.ship.instance_types import MULTI_MODEL_GPU, check_instance_type
+from container.ship.checks import MULTI_MODEL_GPU, check_instance_type
 from model_handlers.errors import Kind, MmeError
 
 

@@ -131,6 +131,42 @@ def test_a_dry_run_prints_the_calls_and_makes_none(account, deploy):
     assert made(account) == NOTHING
 
 
+def test_a_template_makes_what_the_calls_make(account, deploy):
+    """CloudFormation makes the endpoint of it; moto knows no alarms and no scaling, which have the calls' parameters."""
+    flags = ("--autoscale", "1..4", "--alarms", "--dashboard", "--tag", "team=search", "--dry-run")
+    said = deploy("bert", *flags, "--format", "cloudformation", instance_type="ml.g4dn.xlarge")
+    assert said.code == 0, said.err
+    template = json.loads(said.out)
+    printed = deploy("bert", *flags, instance_type="ml.g4dn.xlarge").out
+    calls = [json.loads(text) for text in re.findall(r"^\{.*?^\}", printed, re.MULTILINE | re.DOTALL)]
+    assert made(account) == NOTHING
+
+    resources = template["Resources"]
+    assert len(resources) == len(calls)
+    assert resources["Endpoint"].pop("DependsOn") == ["Alarm5Xx", "AlarmModelErrors"]
+    others = {name: resources.pop(name)["Properties"] for name in list(resources) if name.startswith(("Alarm", "Scal"))}
+    assert others["Alarm5Xx"] == {**calls[5], "Tags": [{"Key": "team", "Value": "search"}]}
+    assert others["ScalingPolicy"]["ScalingTargetId"] == {"Ref": "ScalableTarget"}
+    account.client("cloudformation").create_stack(StackName="bert", TemplateBody=json.dumps(template))
+    (model,), _, endpoints, _, dashboards, _ = made(account)
+    assert (resources["Endpoint"]["Properties"]["EndpointName"], dashboards) == ("bert", ["mme-bert"])
+    assert len(endpoints) == 1, "moto gives it a name of its own"
+    described = account.client("sagemaker").describe_model(ModelName=model)
+    assert described["PrimaryContainer"] == calls[0]["PrimaryContainer"]
+    refused = deploy("bert", "--format", "cloudformation")
+    assert (refused.code, "--dry-run" in refused.err) == (2, True)
+
+
+def test_a_stack_is_its_own(account, deploy, mme):
+    """What a template made is taken down with its stack: `mme delete` and `mme update` leave it alone."""
+    said = deploy("bert", "--dry-run", "--format", "cloudformation")
+    account.client("cloudformation").create_stack(StackName="bert", TemplateBody=said.out)
+    (name,) = made(account)[2]
+
+    assert "made by somebody else" in mme("delete", name, "--yes").err
+    assert "was not made by `mme deploy`" in mme("update", name, "--instances", "2").err
+
+
 @pytest.mark.parametrize(
     ("instance_type", "flags", "expected"),
     [

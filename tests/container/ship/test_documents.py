@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from container.ship import watching
+from container.ship import endpoint
 
 ROOT = Path(__file__).parents[3]
 _CALL = re.compile(r'(?:call|Call)\(\s*(?:service|"([a-z-]+)"),\s*"([a-z_]+)"')
@@ -30,5 +30,5 @@ def test_the_policy_allows_every_call():
 def test_every_alarm_is_named():
     """The table of what is made has all of them."""
     document = (ROOT / "docs" / "deploy.md").read_text()
-    for alarm in watching.alarms("NAME", "ml.g5.xlarge", multi_model=True):
+    for alarm in endpoint.alarms("NAME", "ml.g5.xlarge", multi_model=True):
         assert f"-{alarm['AlarmName'].removeprefix('mme-NAME-')}`" in document

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import os
+import hashlib
 
 import pytest
-from boto3.s3.transfer import TransferConfig
 
 from container.ship import push
 from tests.container.ship.conftest import refusal
@@ -63,18 +62,32 @@ def test_a_dry_run_uploads_nothing(account, mme, archive):
     assert keys(account) == []
 
 
-@pytest.mark.parametrize(("size", "part"), [(100, 0), (9 << 20, 8 << 20)])
-def test_what_another_tool_uploaded_is_known_by_its_etag(account, mme, tmp_path, size, part):
-    """As a whole, or in parts of the size that AWS's own tools take."""
-    path = tmp_path / "a.tar.gz"
-    path.write_bytes(b"\x1f\x8b" + os.urandom(size))
-    config = TransferConfig(multipart_threshold=part or 8 << 20, multipart_chunksize=8 << 20)
-    account.client("s3").upload_file(str(path), "models", "p/a.tar.gz", Config=config)
+@pytest.mark.parametrize(("algorithm", "code"), [("SHA256", 0), ("CRC32", 2)])
+def test_what_another_tool_uploaded_is_known_by_s3s_own_sha256(account, mme, archive, algorithm, code):
+    """Without one it may be anything, and is overwritten by force alone."""
+    body = archive.read_bytes()
+    account.client("s3").put_object(Bucket="models", Key="p/a.tar.gz", Body=body, ChecksumAlgorithm=algorithm)
 
-    assert "there already" in mme("push", path, "s3://models/p").out
-    assert account.client("s3").head_object(Bucket="models", Key="p/a.tar.gz")["ETag"].strip('"') == push.etag_of(
-        path, part
-    )
+    said = mme("push", archive, "s3://models/p")
+    assert said.code == code
+    assert ("there already" in said.out) is (code == 0)
+    assert ("--force" in said.err) is (code != 0)
+
+
+@pytest.mark.parametrize("size", [1 << 10, 6 << 20])
+def test_what_appears_meanwhile_is_not_overwritten(account, mme, tmp_path, answered, monkeypatch, size):
+    """S3 itself refuses to put an object where one is, in one piece or in parts; with --force it does not."""
+    monkeypatch.setattr(push, "_PART", 5 << 20)
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(b"\x1f\x8b" + bytes(size))
+    account.client("s3").put_object(Bucket="models", Key="p/a.tar.gz", Body=b"theirs")
+    answered("s3.HeadObject", refusal("404", 404))
+
+    said = mme("push", path, "s3://models/p")
+    assert said.code == 2
+    assert "s3://models/p/a.tar.gz has appeared meanwhile" in said.err
+    assert account.client("s3").get_object(Bucket="models", Key="p/a.tar.gz")["Body"].read() == b"theirs"
+    assert mme("push", path, "s3://models/p", "--force").code == 0
 
 
 def test_large_archives_go_in_parts(account, mme, tmp_path, monkeypatch):
@@ -86,6 +99,7 @@ def test_large_archives_go_in_parts(account, mme, tmp_path, monkeypatch):
     assert mme("push", path, "s3://models/as/this.tar.gz").code == 0
     head = account.client("s3").head_object(Bucket="models", Key="as/this.tar.gz")
     assert head["ETag"].endswith('-3"')
+    assert head["Metadata"] == {"mme-sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     assert head["ContentLength"] == path.stat().st_size
 
 

@@ -1,0 +1,236 @@
+"""`mme local`: the endpoint on a laptop. Puts container, platform, endpoint and front together and waits for the end.
+
+`mme local s3://bucket/prefix` or a folder is a multi-model endpoint, `mme local model.tar.gz` one of a single model, as
+ModelDataUrl means it. The container is this installation's `serve`, or what --emulate-platform names.
+"""
+
+# ruff: noqa: T201 - a command talks to people
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from container.cli.command import pairs
+from container.local.background import Background
+from container.local.endpoint import ANY_NAME, Endpoint
+from container.local.front import make_front
+from container.local.platform import Limits, Platform
+from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
+from container.local.throttle import Throttle
+from container.local.upstream import Container
+from container.process.sockets import authority
+from container.settings.kinds import ASYNCHRONOUS
+from container.ship.aws import aws_errors
+from container.ship.client import identity_of
+from container.steps.access import Access, is_local
+from model_handlers.errors import Kind, MmeError, invalid_argument
+from serve.sources.archive import extract
+from serve.sources.store import ARCHIVE_SUFFIX, open_store
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from subprocess import Popen
+
+    from flask import Flask
+
+    from serve.sources.store import Store
+
+_LOOK_SECONDS, _HEALTH_SECONDS = 0.2, 5.0
+_URL = re.compile(r"https?://[^/]")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes, or the container ends.
+
+    Raises:
+        MmeError: the arguments are wrong, the container does not become healthy, or it ended.
+    """
+    with _signals() as ended, ExitStack() as stack:
+        models = stack.enter_context(_models_folder(arguments.unpack_to))
+        single = _single_model(arguments, models)
+        store = open_store(arguments.source) if single is None else None
+        container, process = _container(stack, arguments, models, single)
+        try:
+            wait_until_healthy(container, process, multi_model=single is None, patience=arguments.startup_seconds)
+        except MmeError as error:
+            if ended.is_set():
+                return 0
+            raise error from None
+        endpoint = _endpoint(arguments, container, models, store)
+        if endpoint.platform:
+            stack.callback(endpoint.platform.close)
+        background = _background(arguments, endpoint)
+        if background:
+            stack.callback(background.close)
+        access = Access(arguments.allowed_hosts, local=is_local(arguments.host))
+        app = make_front(endpoint, Throttle(arguments.throttle, time.monotonic()), background, access)
+        port = stack.enter_context(listening(app, arguments.host, arguments.port))
+        _introduce(arguments, port, container)
+        if store is not None:
+            _look_at(store)
+        _watch(ended, container, process, multi_model=single is None)
+    return 0
+
+
+def _look_at(store: Store) -> None:
+    """Tell at once what the first client would be told: as on SageMaker, archives may come later."""
+    try:
+        if next(store.list(), None) is None:
+            tell(f"there is no archive (*.tar.gz) in {store.uri}: check its name, or put archives there")
+    except MmeError as error:
+        tell(f"no model can be loaded for now: {error}")
+
+
+def _watch(ended: threading.Event, container: Container, process: Popen[bytes] | None, *, multi_model: bool) -> None:
+    """Wait for the end; ask for health as often as SageMaker does meanwhile, and tell when it changes.
+
+    Raises:
+        MmeError: UNAVAILABLE when the container ended by itself.
+    """
+    looked, before = time.monotonic(), ""
+    while not ended.wait(_LOOK_SECONDS):
+        if process is not None and process.poll() is not None:
+            raise MmeError(Kind.UNAVAILABLE, f"the container ended with exit code {process.returncode}")
+        if time.monotonic() - looked < _HEALTH_SECONDS:
+            continue
+        reason, looked = container.healthy(multi_model=multi_model), time.monotonic()
+        if reason != before:
+            tell(f"SageMaker would replace this instance: {reason}" if reason else "the container is healthy again")
+        before = reason
+
+
+def tell(sentence: str) -> None:
+    """A line for whoever looks at the terminal."""
+    print(f"local: {sentence}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set."""
+    ended = threading.Event()
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _models_folder(given: Path | None) -> Iterator[Path]:
+    """Where archives are unpacked: a folder that stays where one was given, else a temporary one."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="mme-local-") as folder:
+        models = Path(folder) / "opt/ml/models"
+        models.mkdir(parents=True)
+        yield models
+
+
+def _single_model(arguments: argparse.Namespace, models: Path) -> Path | None:
+    """The unpacked model of an endpoint of one; None where there are many."""
+    if not arguments.source.endswith(ARCHIVE_SUFFIX):
+        return None
+    folder, _, name = arguments.source.rpartition("/")
+    store = open_store(folder or ("/" if arguments.source.startswith("/") else "."))
+    directory = models / "model"
+    if not directory.exists():
+        extract(store.open(store.stat(name)), directory, name=name)
+    return directory
+
+
+def _container(
+    stack: ExitStack, arguments: argparse.Namespace, models: Path, single: Path | None
+) -> tuple[Container, Popen[bytes] | None]:
+    """The container, and its process where it is ours."""
+    emulated: str | None = arguments.emulate_platform
+    identity = identity_of(arguments)
+    if emulated and _URL.match(emulated):
+        return Container(emulated, identity), None
+    if identity:
+        raise invalid_argument("--ca and --key-file are for a container that --emulate-platform names by its URL")
+    port = arguments.container_port or free_port()
+    environ = pairs("--env", arguments.env)
+    environ |= {"SAGEMAKER_MULTI_MODEL": "true"} if single is None else {}
+    if emulated:
+        command = command_words(emulated, port, models)
+    else:
+        command = list(OURS)
+        environ |= {"MME_HOST": "127.0.0.1"}
+        environ |= {"MME_MODEL_DIR": str(single)} if single else {}
+    usual = ASYNCHRONOUS if arguments.async_output else {}
+    process = stack.enter_context(started(command, port, environ, usual))
+    return Container(f"http://127.0.0.1:{port}"), process
+
+
+def _endpoint(arguments: argparse.Namespace, container: Container, models: Path, store: Store | None) -> Endpoint:
+    limits = Limits(invocation=arguments.invocation_seconds, load=arguments.load_seconds)
+    name = arguments.endpoint or ""
+    if store is None:
+        return Endpoint(name, container, None, limits)
+    mounted = (arguments.mounted_at or str(models)).rstrip("/")
+    keep = not arguments.no_model_cache
+    platform = Platform(name or ANY_NAME, store, models, mounted, container, limits, tell, keep=keep)
+    return Endpoint(name, container, platform, limits)
+
+
+def _background(arguments: argparse.Namespace, endpoint: Endpoint) -> Background | None:
+    if not arguments.async_output:
+        return None
+    with aws_errors("an asynchronous endpoint"):
+        client: Any = boto3.session.Session().client("s3")
+    output, failure = arguments.async_output, arguments.async_failure or ""
+    return Background(endpoint, client, output, failure, arguments.async_workers, tell)
+
+
+class _Handler(WSGIRequestHandler):
+    """HTTP/1.1 for answers in chunks, without a line of log for each request."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes
+
+    def log_request(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def listening(app: Flask, host: str, port: int) -> Iterator[int]:
+    """The front at work; its port."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # werkzeug's advice for a busy port; ours follows
+            server = make_server(host, port, app, threaded=True, request_handler=_Handler)
+    except (OSError, SystemExit) as error:
+        raise invalid_argument(f"--port {port} is taken: give another, or 0 for any") from error
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="front")
+    thread.start()
+    try:
+        yield server.port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _introduce(arguments: argparse.Namespace, port: int, container: Container) -> None:
+    url = f"http://{authority(arguments.host, port)}"
+    tell(f"endpoint '{arguments.endpoint or 'any name'}' over {arguments.source}, container at {container.url}")
+    tell(f"Listening at: {url}")
+    tell(
+        f'boto3.client("sagemaker-runtime", endpoint_url="{url}", region_name="us-east-1", '
+        'aws_access_key_id="any", aws_secret_access_key="any")'
+    )
