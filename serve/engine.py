@@ -55,11 +55,11 @@ from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.model_calls import Override
-    from serve.cache.entry import Entry
+    from serve.cache.entry import Entry, JointLease
     from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions
     from serve.loading.loader import AnyModel, Target
@@ -97,6 +97,7 @@ class Engine:
         self._writes = ThreadPool("state", most=1, keeps_one=True)
         self._instances = ThreadPool("instance", keeps_one=True)
         self._heap = HeapTrim(self._instances)
+        self._waits = WaitGraph()
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         self._known = known = Footprints(file.read(), options.budget)
         self._footprints = LazyFile(file, known, self._writes, delay=_FOOTPRINT_SECONDS)
@@ -120,7 +121,13 @@ class Engine:
             journal=Journal(options.cache_directory, options.life, self.cache.entries, self._writes),
         )
         self._load_api = LoadApi(
-            options, self.cache, self.registry, self.origins, loads=self._loads, unloads=self._unloads
+            options,
+            self.cache,
+            self.registry,
+            self.origins,
+            loads=self._loads,
+            unloads=self._unloads,
+            waits=self._waits,
         )
         # look-ups by name, and the repository index
         self.index = ModelIndex(self.cache.entries, self.stats, self.registry, self.origins)
@@ -147,7 +154,7 @@ class Engine:
             proofs=Proofs(StateFile(options.cache_directory / "proofs.json", verify.PROOFS_FORM)),
             verdicts=self._batch_verdicts(),
             inline_ns=options.inline_ns,
-            outside=functools.partial(ModelCalls, self, self._loop, WaitGraph()),
+            outside=functools.partial(ModelCalls, self, self._loop, self._waits),
             retry=OomRetry(self._relieve) if options.evicts else None,
             responses=self.responses,
             latencies=options.latencies,
@@ -159,6 +166,7 @@ class Engine:
             threads=ThreadBudget(options.framework_threads) if options.framework_threads else None,
             instances=self._instances,
             left=self._heap.left,
+            resident=self._resident,
         )
 
     def _batch_verdicts(self) -> BatchVerdicts:
@@ -177,7 +185,14 @@ class Engine:
             evicts=options.evicts,
             load_patience=options.load_patience,
             drain_patience=options.drain_patience,
+            bring=self._bring,
         )
+
+    def _resident(self, name: str) -> Target | None:
+        return self.cache.resident(name)
+
+    async def _bring(self, name: str, steps: tuple[str, ...]) -> Mapping[str, Target]:
+        return await self._load_api.bring(name, steps)
 
     def __repr__(self) -> str:
         return f"<Engine {self.cache!r}>"
@@ -217,10 +232,10 @@ class Engine:
         Raises:
             MmeError: the request was not accepted.
         """
-        entry = self.cache.lease(name)
-        if entry is None:
+        lease = self.cache.lease(name)
+        if lease is None:
             return False
-        self._submit_leased(entry, version, request)
+        self._submit_leased(lease, version, request)
         return True
 
     def submit_now(self, name: str, version: int | None, make: Callable[[ModelConfig], InferenceRequest]) -> bool:
@@ -229,22 +244,24 @@ class Engine:
         Raises:
             MmeError: as `submit_made`, and whatever else `make` raises.
         """
-        entry = self.cache.lease(name)
-        if entry is None:
+        lease = self.cache.lease(name)
+        if lease is None:
             return False
         try:
-            target = entry.leased()
+            target = lease.leased()
             model = target.latest if version is None else target.version(version)
             try:
                 request = make(model.config)
             except BaseException:
-                entry.stats.hits -= 1  # what can't be read asks for nothing, or comes again
+                lease.uncount()  # what can't be read asks for nothing, or comes again
                 raise
             _check_client(model, request)
-            request.lease, request.asked = entry, model
+            request.lease, request.asked = lease, model
+            if target.steps:
+                request.steps = lease.held
             model.submit(request)
         except BaseException:
-            entry.release()
+            lease.release()
             raise
         return True
 
@@ -275,28 +292,30 @@ class Engine:
         Raises:
             MmeError: as `submit_cold`, and what `make` raises; CANCELLED where the client left before that.
         """
-        entry, report = self.cache.lease(name), LoadReport()
-        if entry is None:
-            entry, report = await self._load_api.acquire(name, version)
+        lease, report = self.cache.lease(name), LoadReport()
+        if lease is None:
+            lease, report = await self._load_api.acquire(name, version)
         try:
-            model = entry.leased().version(version)
+            model = lease.leased().version(version)
             request = make(model.config)
             _check_client(model, request)
         except BaseException:
-            entry.release()
+            lease.release()
             raise
-        self._submit_leased(entry, version, request)
+        self._submit_leased(lease, version, request)
         return report
 
-    def _submit_leased(self, entry: Entry, version: int | None, request: InferenceRequest) -> None:
+    def _submit_leased(self, lease: Entry | JointLease, version: int | None, request: InferenceRequest) -> None:
         try:
-            request.lease = entry
-            target = entry.leased()
+            request.lease = lease
+            target = lease.leased()
+            if target.steps:
+                request.steps = lease.held
             request.asked = model = target.latest if version is None else target.version(version)
             model.submit(request)
         except BaseException:
             request.lease = None
-            entry.release()
+            lease.release()
             raise
 
     def end_sequence(self, name: str, correlation_id: int | str) -> None:
@@ -329,11 +348,11 @@ class Engine:
     @contextlib.asynccontextmanager
     async def leased(self, name: str, version: int | None = None) -> AsyncIterator[AnyModel]:
         """The model, in memory for as long as the context lasts; it is loaded if need be."""
-        entry, _ = await self._load_api.acquire(name, version)
+        lease, _ = await self._load_api.acquire(name, version)
         try:
-            yield entry.leased().version(version)
+            yield lease.leased().version(version)
         finally:
-            entry.release()
+            lease.release()
 
     async def close(self, *, ends: bool = False) -> None:
         """Unload everything and end the threads; where the process ends, only what would outlive it."""

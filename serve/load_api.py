@@ -12,31 +12,36 @@ import functools
 import math
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from model_handlers.errors import ElsewhereError, Kind, MmeError
-from serve.cache.entry import State
+from model_handlers.base import Footprint
+from model_handlers.errors import ElsewhereError, Kind, MmeError, invalid_model, out_of_memory
+from serve.cache.entry import Entry, State
 from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
+from serve.model.ensemble_plan import blamed, not_available
 from serve.registry import Dependents
+from serve.request import LoadReport
 from serve.sources.catalog import unknown
 from serve.sources.source import Archived, InRepository, Overridden, S3Model, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
+from serve.statistics import TargetStats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
     from model_handlers.model_calls import Override
-    from serve.cache.entry import Entry
+    from serve.cache.entry import JointLease
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions
+    from serve.loading.loader import Target
     from serve.registry import Registry
-    from serve.request import LoadReport
     from serve.sources.catalog import ModelCatalog
     from serve.sources.source import Source
 
-
+T = TypeVar("T")
+_ATTEMPTS = 5  # of a request to have all models of an ensemble at once, once it is alone with that
 _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}
 
@@ -53,6 +58,7 @@ class LoadApi:
         *,
         loads: Executor,
         unloads: Executor,
+        waits: WaitGraph | None = None,
     ) -> None:
         self._options = options
         self._cache = cache
@@ -60,23 +66,31 @@ class LoadApi:
         self._origins = origins
         self._loads = loads
         self._unloads = unloads
-        self._dependents = Dependents(cache.entries)
+        self._waits = waits or WaitGraph()
+        self._dependents = Dependents(cache)
         cache.events.listen(self._dependents.hear)
+        self._reloads: dict[str, _Reload] = {}  # of ensembles that are loaded by name
+        self._line = asyncio.Lock()  # of requests whose models did not stay in memory together
         self._by_name: set[str] = set()  # where clients have a say: loaded by name, not with an ensemble
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though no client waits for it
 
     def __repr__(self) -> str:
         return f"<LoadApi to {self._cache!r}, {len(self._tasks)} ends under way>"
 
-    async def acquire(self, name: str, version: int | None = None) -> tuple[Entry, LoadReport]:
-        """The entry of a request's name, leased: in memory, loaded first if need be; and what that cost.
+    async def acquire(self, name: str, version: int | None = None) -> tuple[Entry | JointLease, LoadReport]:
+        """A lease on the model of a request's name: in memory, loaded first if need be; and what that cost.
 
         Raises:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded, or could not a moment ago; see `Registry.entry`.
         """
         entry = self._registry.entry(name, version)
         try:
-            return await self._acquire(name, entry)
+            entry, report = await self._acquire(name, entry)
+            if not entry.steps:
+                return entry, report
+            entry.release()
+            async with self._deadline(name, "its load goes on, try again later"):
+                return await self._acquire_joint(name, version, report)
         except MmeError as error:
             if error.kind is not Kind.CANCELLED:
                 entry.stats.refused += 1
@@ -94,12 +108,155 @@ class LoadApi:
             elif _is_useless(error):
                 await self._discard(entry, error)
             raise
+        entry = self._cache.entries.get(name, entry)
         if report.load:
             self._registry.note(entry)
             waited = time.perf_counter_ns() - began
             entry.stats.wait.add(waited)
             self._cache.events.tell(CacheEvent(EventType.WAITED, name, waited))
         return entry, report
+
+    # -- the models of an ensemble ---------------------------------------------------------------------------------
+
+    async def _acquire_joint(
+        self, name: str, version: int | None, report: LoadReport
+    ) -> tuple[Entry | JointLease, LoadReport]:
+        """Lease an ensemble and all its models in one turn of the loop; what is missing is loaded without any lease.
+
+        A request whose models left again meanwhile begins again, one such request at a time: else two of them would put
+        out each other's for ever. One for which a model waits, which holds memory itself, keeps out of that line.
+        """
+        lease, report = await self._try_joint(name, version, report)
+        if lease is None:
+            async with contextlib.nullcontext() if self._waits.behind(name) else self._line:
+                for _ in range(_ATTEMPTS):
+                    lease, report = await self._try_joint(name, version, report)
+                    if lease is not None:
+                        break
+        if lease is None:
+            raise out_of_memory(
+                f"the models of ensemble '{name}' did not stay in memory together, since others took their places: "
+                "raise MME_MEMORY_BUDGET, or try again"
+            )
+        return lease, report
+
+    async def _try_joint(
+        self, name: str, version: int | None, report: LoadReport
+    ) -> tuple[Entry | JointLease | None, LoadReport]:
+        lease = self._cache.lease(name)
+        tried: set[str] = set()
+        while lease is None and not tried.issuperset(away := self._cache.away(name)):
+            tried.update(away)  # what was loaded may have left again; those of an ensemble in it are known only then
+            if name in away:
+                entry, more = await self._acquire(name, self._registry.entry(name, version))
+                entry.release()
+            else:
+                await self._check_together(name, self._cache.entries[name].steps)
+                _, more = await self._load_all(name, away)
+            report = report.then(more)
+            lease = self._cache.lease(name)
+        return lease, report
+
+    async def bring(self, name: str, steps: tuple[str, ...]) -> Mapping[str, Target]:
+        """Have the models of an ensemble's steps loaded, for its own load: those that are not there.
+
+        Where the ensemble is loaded by name, they are loaded anew if they changed, but for those that a client loaded
+        with a configuration or files of its own.
+
+        Raises:
+            MmeError: OUT_OF_MEMORY if they can't be in memory together; INVALID_MODEL for a circle, for models that are
+                nowhere, or that do not load.
+        """
+        names = list(dict.fromkeys(steps))
+        try:
+            self._check_there(name, names)
+            await self._check_together(name, steps)
+            reload = self._reloads.get(name)
+            if reload is not None:
+                await _all(self._reload_step(name, each, reload) for each in names)
+            targets, _ = await self._load_all(name, names)
+        except MmeError as error:
+            error.parts = tuple(names)
+            raise
+        return targets
+
+    def _check_there(self, name: str, steps: Iterable[str]) -> None:
+        missing = []
+        for step in steps:
+            self._check_circle(name, step)
+            try:
+                self._step(step)
+            except MmeError:
+                missing.append(step.rpartition("/")[2])
+        if missing:
+            raise not_available(name, missing)
+
+    def _check_circle(self, whole: str, step: str) -> None:
+        """Refuse a step whose model waits for the load of the ensemble."""
+        chain = (*self._waits.behind(whole), whole)
+        if step in chain:
+            circle = " -> ".join((*chain[chain.index(step) :], step))
+            raise invalid_model(f"circular dependency between ensembles: {circle}")
+
+    def _step(self, name: str) -> Entry:
+        """The entry of a step's model, or what would be one if it were loaded now; UNKNOWN_MODEL if it is nowhere."""
+        entry = self._cache.entries.get(name)
+        if entry is not None and entry.registered:
+            return entry
+        return Entry(name, self._registry.source(name), TargetStats(), lambda _: None)
+
+    async def _check_together(self, name: str, steps: Iterable[str]) -> None:
+        """Refuse models that can't be in memory at the same time: by what is known of them, then by looking again."""
+        for exact in (False, True):
+            needs: dict[str, Footprint] = {}
+            waiting = list(steps)
+            for each in waiting:  # which grows
+                if each in needs:
+                    continue
+                try:
+                    needs[each], more = await self._cache.need(self._step(each), exact=exact)
+                except MmeError:  # as its load says
+                    needs[each], more = Footprint(), ()
+                waiting += more
+            try:
+                self._cache.check_together(name, needs)
+            except MmeError:
+                if exact:
+                    raise
+            else:
+                return
+
+    async def _load_all(self, whole: str, names: Iterable[str]) -> tuple[dict[str, Target], LoadReport]:
+        """Have models loaded side by side; they may leave at once."""
+        began = time.perf_counter_ns()
+        loaded = await _all(self._load_step(whole, name) for name in names)
+        took = time.perf_counter_ns() - began
+        evicted = tuple(each for _, report in loaded for each in report.evicted)
+        download = min(sum(report.download for _, report in loaded), took)
+        report = LoadReport(download, took - download, evicted)
+        return {target.name: target for target, _ in loaded}, report
+
+    async def _load_step(self, whole: str, name: str) -> tuple[Target, LoadReport]:
+        self._check_circle(whole, name)
+        with self._waits.waiting((whole,), name), _blaming(whole, name):
+            entry, report = await self._acquire(name, self._registry.entry(name))
+        target = entry.leased()
+        entry.release()
+        return target, report
+
+    async def _reload_step(self, whole: str, name: str, reload: _Reload) -> None:
+        entry = self._cache.entries.get(name)
+        is_sent = entry is not None and entry.registered and isinstance(entry.source, Overridden)
+        if name in reload.names or is_sent:
+            return
+        with self._waits.waiting((whole,), name):
+            try:
+                await self._load_anew(name, self._registry.source(name), reload)
+            except MmeError as error:
+                entry = self._cache.entries.get(name)
+                if entry is None or entry.resident is None:  # else the one before goes on, and the log says why
+                    with _blaming(whole, name):
+                        raise error from None
 
     # -- loads -----------------------------------------------------------------------------------------------------
 
@@ -117,8 +274,11 @@ class LoadApi:
         self._refuse_loaded(name, alias)
         entry = self._registry.add(name, source_of(url) if url else self._registry.find(name))
         self._registry.call(name, alias)
-        await self._load_or_give_up(entry, self._cache.load(entry))
-        await self._load_parts(name, {name})
+        reload = _Reload()
+        reload.names.add(name)
+        with self._reloading(name, reload):
+            await self._load_or_give_up(entry, self._cache.load(entry))
+        await self._follow(reload)
 
     def _refuse_loaded(self, *names: str) -> None:
         for name in names:
@@ -137,69 +297,66 @@ class LoadApi:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
                 memory and had not to leave for the new one: that one goes on serving.
         """
-        await self._reload(name, await self._source(name, override), set())
+        reload = _Reload()
+        await self._load_anew(name, await self._source(name, override), reload)
+        await self._follow(reload)
 
-    async def _reload(self, name: str, source: Source, anew: set[str]) -> None:
-        """Also what consists of it, unless that is among those which are reloaded already."""
-        anew.add(name)
+    async def _load_anew(self, name: str, source: Source, reload: _Reload) -> None:
+        """Load one model, and its steps if it is an ensemble."""
+        reload.names.add(name)
         parts = self._registry.resume(name)
         self._registry.enable(name)
         entry = self._cache.entries.get(name) or self._registry.add(name, source)
         served = entry.resident is not None
         try:
-            report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
+            with self._reloading(name, reload):
+                report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
         except MmeError:
             if parts is not None and name not in self._registry.suspended:  # it may have been for want of them
                 self._registry.suspend(name, parts)
             raise
-        for whole in self._dependents.wholes_of(name) if served and report.load else ():
-            if whole not in anew:
-                with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
-                    await self._reload_whole(whole, anew)
-        await self._load_parts(name, anew)
-        await self._resume_wholes(name, anew)
+        reload.loaded.append(name)
+        if served and report.load:
+            reload.changed.append(name)
 
-    async def _resume_wholes(self, part: str, anew: set[str]) -> None:
+    async def _follow(self, reload: _Reload) -> None:
+        """Load anew the ensembles of what changed, and those that waited for what is there."""
+        while reload.changed or reload.loaded:
+            if reload.changed:
+                for whole in self._dependents.wholes_of(reload.changed.pop(0)):
+                    if whole not in reload.names:
+                        with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
+                            await self._reload_whole(whole, reload)
+            else:
+                await self._resume_wholes(reload.loaded.pop(0), reload)
+
+    @contextlib.contextmanager
+    def _reloading(self, name: str, reload: _Reload) -> Iterator[None]:
+        first = self._reloads.setdefault(name, reload) is reload
+        try:
+            yield
+        finally:
+            if first:
+                self._reloads.pop(name, None)
+
+    async def _resume_wholes(self, part: str, reload: _Reload) -> None:
         """Load again what was suspended for a part, if all its parts are there now."""
         for whole in self._registry.waiting_for(part):
             parts = self._registry.suspended.get(whole, ())  # it may have come back with another one of these
             if part in parts and all(self._is_registered(each) for each in parts):
                 with contextlib.suppress(MmeError):  # the log says why
-                    await self._reload(whole, self._registry.source(whole), anew)
+                    await self._load_anew(whole, self._registry.source(whole), reload)
 
     def _is_registered(self, name: str) -> bool:
         entry = self._cache.entries.get(name)
         return entry is not None and entry.registered
 
-    async def _reload_whole(self, name: str, anew: set[str]) -> None:
+    async def _reload_whole(self, name: str, reload: _Reload) -> None:
         """Reload what consists of a model that was: as it was loaded, and if it was not unloaded since."""
         entry = self._cache.entries.get(name)
         if entry is not None and entry.registered:
             overridden = isinstance(entry.source, Overridden)
-            await self._reload(name, entry.source if overridden else self._registry.source(name), anew)
-
-    async def _load_parts(self, name: str, anew: set[str]) -> None:
-        """With an ensemble of a repository its members are loaded, to be asked by themselves as well.
-
-        Those that are there are reloaded if they changed, but for those with a configuration of a client's. Where
-        requests bring in what they ask for, that is left to them.
-        """
-        whole = self._cache.entries.get(name)
-        if self._options.control is not Control.EXPLICIT or whole is None or whole.state is not State.READY:
-            return
-        if not isinstance(origin(whole.source), InRepository | S3Model):
-            return
-        # What it is made of must not put it out of memory. No lease: an unload would wait for us, and we for the unload
-        # where a part brings back what left with it.
-        whole.pin()
-        try:
-            for part in whole.leased().members:
-                stays = self._is_registered(part) and isinstance(self._cache.entries[part].source, Overridden)
-                if part not in anew and not stays:
-                    with contextlib.suppress(MmeError):  # the ensemble has its own, and the log says why
-                        await self._reload(part, self._registry.source(part), anew)
-        finally:
-            whole.unpin()
+            await self._load_anew(name, entry.source if overridden else self._registry.source(name), reload)
 
     async def _source(self, name: str, override: Override | None) -> Source:
         if override is None:
@@ -284,9 +441,9 @@ class LoadApi:
 
     def _suspend_wholes(self, part: str) -> list[str]:
         """The models that leave with a part; where requests bring in what they ask for, none do."""
-        wholes = self._dependents.wholes_of(part) if self._options.control.limits else []
+        wholes = self._dependents.all_wholes_of(part) if self._options.control.limits else []
         for whole in wholes:
-            self._registry.suspend(whole, self._dependents.held_by(whole))
+            self._registry.suspend(whole, self._dependents.parts(whole))
         return wholes
 
     async def _unload_in_time(self, entry: Entry) -> None:
@@ -376,6 +533,34 @@ def _is_useless(error: MmeError) -> bool:
 def _may_be_unknown(entry: Entry, error: MmeError) -> bool:
     """Whether a name was never seen to be that of a model: clients may name any, while the store can't be asked."""
     return isinstance(error, UntoldError) and not entry.registered and not entry.stats.loads
+
+
+class _Reload:
+    """Loads by name that follow from one another."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()  # what is loaded anew already, or about to be
+        self.loaded: list[str] = []  # what came, which others may wait for
+        self.changed: list[str] = []  # what served before, and is another one now
+
+
+@contextmanager
+def _blaming(whole: str, part: str) -> Iterator[None]:
+    try:
+        yield
+    except MmeError as error:
+        if error.kind is not Kind.INVALID_MODEL:
+            raise
+        raise blamed(whole, part.rpartition("/")[2], error) from error
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of them return, or what the first of them that failed raises, when all are over."""
+    done = await asyncio.gather(*work, return_exceptions=True)
+    for each in done:
+        if isinstance(each, BaseException):
+            raise each
+    return cast("list[T]", done)
 
 
 class WaitGraph:

@@ -1,8 +1,8 @@
 """The registry: which names mean a model, where it comes from, what else it is called, and which models it consists of.
 
 A name is registered when its next request is answered: the model is in memory, or was and comes back. A journal of that
-is kept, so that the next worker answers the same names. An ensemble of a repository holds its members itself: they are
-loaded with it and leave with it; beside that, each may be served under its own name. On the event loop only.
+is kept, so that the next worker answers the same names. An ensemble of a repository consists of models that are served
+under their own names: they are loaded with it. On the event loop only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import MmeError, invalid_argument
 from serve.cache.events import EventType
 from serve.sources.catalog import ModelCatalog, unavailable, unknown
-from serve.sources.source import Archived, InRepository, Overridden, S3Model, Source, Unpacked, origin, source_of
+from serve.sources.source import Archived, Overridden, S3Model, Source, Unpacked, origin, source_of
 from serve.state_file import Row, clock
 from serve.statistics import TargetStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from serve.cache.entry import Entry
     from serve.cache.events import CacheEvent
@@ -319,74 +319,69 @@ def _override_of(source: Source) -> tuple[str, str]:
 
 
 class Dependents:
-    """Which of the models that names mean consist of which others."""
+    """Which ensembles consist of which served models. A pinned one keeps its models in memory."""
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self._entries = entries
-        self._wholes: dict[str, dict[str, None]] = {}  # of each member those that were loaded with it, still or not
+    def __init__(self, cache: ModelCache) -> None:
+        self._cache = cache
+        self._parts: dict[str, tuple[str, ...]] = {}  # of each ensemble in memory
+        self._wholes: dict[str, dict[str, None]] = {}  # of each of their models the ensembles
 
     def __repr__(self) -> str:
-        return f"<Dependents of {len(self._wholes)} members>"
+        return f"<Dependents of {len(self._parts)} ensembles>"
 
     def hear(self, event: CacheEvent) -> None:
+        entry = self._cache.entries.get(event.name)
         if event.type is EventType.LOADED:
-            self.loaded(self._entries[event.name])
+            self._note(event.name, () if entry is None else entry.steps)
+            if event.name in self._wholes:
+                self._keep(event.name)
+        elif event.type is EventType.UNLOADED:
+            for whole in self._wholes.get(event.name, ()):
+                resident = self._cache.entries[whole].resident
+                if resident is not None:
+                    resident.unwire()
+            if entry is None or entry.resident is None:  # else it was replaced
+                self._note(event.name, ())
 
-    def loaded(self, whole: Entry) -> None:
-        if isinstance(origin(whole.source), InRepository | S3Model):
-            for member in whole.leased().members:
-                self._wholes.setdefault(member, {})[whole.name] = None
+    def _note(self, whole: str, parts: tuple[str, ...]) -> None:
+        before = self._parts.pop(whole, ())
+        for part in set(before):
+            del self._wholes[part][whole]
+            if not self._wholes[part]:
+                del self._wholes[part]
+        if parts:
+            self._parts[whole] = parts
+        for part in parts:
+            self._wholes.setdefault(part, {})[whole] = None
+        for part in {*before, *parts}:
+            self._keep(part)
+
+    def _keep(self, name: str) -> None:
+        """Have a model stay as long as an ensemble does that consists of it, and so on."""
+        entry = self._cache.entries.get(name)
+        if entry is None or entry.resident is None:
+            return
+        before = entry.pinned
+        self._cache.keep(entry, pinned=any(self._cache.entries[whole].pinned for whole in self.wholes_of(name)))
+        if entry.pinned is not before:
+            for part in self.parts(name):
+                self._keep(part)
 
     def wholes_of(self, name: str) -> list[str]:
-        """The models in memory that hold the model of that name as a part of theirs."""
-        part = self._entries.get(name)
-        member = "" if part is None else _member(part)
-        found = self._wholes.get(member, {})
-        for each in list(found):
-            whole = self._entries.get(each)
-            if whole is None or whole.resident is None or member not in whole.resident.members:
-                del found[each]
-        if part is None or not found:
-            self._wholes.pop(member, None)
-            return []
-        return [each for each in found if _holds(self._entries[each], part)]
+        """The ensembles in memory that consist of the model of that name."""
+        return list(self._wholes.get(name, ()))
 
-    def held_by(self, name: str) -> frozenset[str]:
-        """The models, registered or not, that a model in memory consists of."""
-        return frozenset(part.name for part in self._parts(name))
+    def all_wholes_of(self, name: str) -> list[str]:
+        """Those, and the ones that consist of them."""
+        found = self.wholes_of(name)
+        for each in found:  # which grows
+            found += [whole for whole in self.wholes_of(each) if whole not in found]
+        return found
+
+    def parts(self, name: str) -> frozenset[str]:
+        """The models that an ensemble in memory consists of."""
+        return frozenset(self._parts.get(name, ()))
 
     def parts_of(self, name: str) -> list[str]:
-        """The registered models that a model in memory consists of, and no other one in memory does."""
-        return [part.name for part in self._parts(name) if part.registered and self.wholes_of(part.name) == [name]]
-
-    def _parts(self, name: str) -> Iterator[Entry]:
-        whole = self._entries.get(name)
-        if whole is None or whole.resident is None:
-            return
-        here = origin(whole.source)
-        folders = (here.path.parent, *here.others) if isinstance(here, InRepository) else ()
-        for member in whole.resident.members:
-            for each in (member, *(f"{folder.name}/{member}" for folder in folders)):  # see `Repositories.find`
-                part = self._entries.get(each)
-                if part is not None and _holds(whole, part):
-                    yield part
-
-
-def _member(part: Entry) -> str:
-    """What an ensemble calls a model of its own."""
-    there = origin(part.source)
-    if isinstance(there, InRepository):
-        return there.path.name
-    return there.name if isinstance(there, S3Model) else ""
-
-
-def _holds(whole: Entry, part: Entry) -> bool:
-    if whole.resident is None or whole is part:
-        return False
-    here, there = origin(whole.source), origin(part.source)
-    if isinstance(here, S3Model) and isinstance(there, S3Model):
-        return there.name in whole.resident.members
-    if not isinstance(here, InRepository) or not isinstance(there, InRepository):
-        return False
-    beside = there.path.parent in {here.path.parent, *here.others}
-    return beside and there.path.name in whole.resident.members
+        """Those that no other ensemble in memory consists of."""
+        return [part for part in dict.fromkeys(self._parts.get(name, ())) if self.wholes_of(part) == [name]]

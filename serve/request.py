@@ -110,6 +110,8 @@ class InferenceRequest:
         # keeps the model in memory until the answer was handed over. Set by the engine, as is `asked`.
         self.lease: Lease | None = None
         self.asked: Asked | None = None
+        # of an ensemble's: the models of its steps by the names that they are served under, kept in memory by the lease
+        self.steps: Mapping[str, Any] | None = None
         # batch_size, order, signature: what the model's check of the layout found (`serve/model/layout_check.py`)
         self.batch_size = 1
         self.order: tuple[int, ...] = ()
@@ -180,7 +182,8 @@ class Timings:
     """Where the time of one execution went, in nanoseconds; `start` is a reading of `time.perf_counter_ns()`.
 
     `size` is how many batch elements took part in it, 0 where there was no one batch. Those of an ensemble's request
-    are sums over its steps; `steps` tells of the first of them, `calls` of the models that the model called meanwhile.
+    are sums over its steps, and `start` is when the first of them began, 0 if none has answered; `steps` tells of some
+    of them, `calls` of the models that the model called meanwhile.
     """
 
     def __init__(
@@ -202,8 +205,8 @@ class Timings:
         self.calls = calls
 
     @classmethod
-    def of_steps(cls, start: int) -> Timings:
-        return cls(start, 0, 0, 0, steps=[])
+    def of_steps(cls) -> Timings:
+        return cls(0, 0, 0, 0, steps=[])
 
     def calling(self, calls: Sequence[Called]) -> Timings:
         """The same for a request on whose behalf these calls were made."""
@@ -211,15 +214,20 @@ class Timings:
             self.start, self.compute_input, self.compute_infer, self.compute_output, self.size, self.steps, calls
         )
 
-    def add(self, step: Step) -> int:
-        """Count a step; returns how long it waited in its queue."""
+    def waited_since(self, arrival: int) -> int:
+        """How long a request waited until the first step of its ensemble began."""
+        return max(self.start - arrival, 0)
+
+    def add(self, step: Step) -> None:
+        """Count a step."""
         timings = step.timings
+        if timings.start and not 0 < self.start <= timings.start:
+            self.start = timings.start
         self.compute_input += timings.compute_input
         self.compute_infer += timings.compute_infer
         self.compute_output += timings.compute_output
         if self.steps is not None and len(self.steps) < MOST_STEPS:
             self.steps.append(step)
-        return max(timings.start - step.arrival, 0)
 
 
 class Step(NamedTuple):
@@ -253,6 +261,10 @@ class LoadReport:
     download: int = 0
     load: int = 0
     evicted: tuple[str, ...] = field(default=())
+
+    def then(self, other: LoadReport) -> LoadReport:
+        """What this and another load cost, one after the other."""
+        return LoadReport(self.download + other.download, self.load + other.load, self.evicted + other.evicted)
 
 
 class DecoupledError(MmeError):

@@ -21,7 +21,7 @@ from model_handlers.config.validate import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.scripts.default_script import takes_raw_body
-from serve.sources.repository import open_model, open_target
+from serve.sources.repository import open_model, open_target, parts_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,11 +59,12 @@ def _of_one(source: Origin, name: str, archive: str) -> dict[str, Origin]:
     if source.bare or source.config is not None:
         return {name: source}
     model = open_target(source.path, archive)
-    if model.config.ensemble and not model.members:  # the models of its steps are beside it
-        model = open_model(model.path, archive, strict_name=False)
-    if not model.members:
+    parts = [member.path for member in model.members]
+    if model.config.ensemble and not parts:  # the models of its steps are beside it
+        parts = parts_beside(model)
+    if not parts:
         return {"." if takes_raw_body(model.config) else name: Origin(model.path)}
-    return {each.path.name: Origin(each.path) for each in (model, *model.members)}
+    return {path.name: Origin(path) for path in (model.path, *parts)}
 
 
 def _of_several(sources: list[Origin], steps: list[str], name: str) -> dict[str, Origin]:

@@ -87,6 +87,7 @@ class Entry:
         self.resident: Target | None = None  # None unless READY or UNLOADING; so is its footprint
         self.prepared: PreparedTarget | None = None
         self.footprint = Footprint()
+        self.measured: Footprint | None = None  # what it took by itself when it was in memory last
         self.leases = 0
         self.pins = 0  # loads of other models during which it stays in memory; a `pinned` one is never evicted
         self.loaded_at = 0.0  # on the monotonic clock, as the next one and `loading_since`
@@ -153,6 +154,7 @@ class Entry:
         self.closing = None
         self.resident, self.prepared = None, None
         self.state, self.reason, self.failure = transition(self.state, Event.UNLOADED), reason, None
+        self.measured = self.measured if self.evicted else None
         self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
 
     def leased(self) -> Target:
@@ -160,6 +162,15 @@ class Entry:
         if self.resident is None:
             raise MmeError(Kind.INTERNAL, f"model '{self.name}' is used without a lease")
         return self.resident
+
+    @property
+    def held(self) -> dict[str, Target] | None:
+        """What a lease keeps beside the model: see `JointLease`."""
+        return None
+
+    def uncount(self) -> None:
+        """It was leased for nothing: no hit."""
+        self.stats.hits -= 1
 
     def share(self) -> None:
         """One more lease, for the holder of one, or of one on the model whose place it took; else UNAVAILABLE."""
@@ -183,6 +194,11 @@ class Entry:
         self.pins -= 1
         self._lease_ended(self)
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Names of the served models that it consists of; () if it is no ensemble of those, or not in memory."""
+        return () if self.resident is None else self.resident.steps
+
     def drained(self) -> asyncio.Future[None]:
         """Done when no lease is left."""
         if self._drained is None or self._drained.done():
@@ -190,3 +206,28 @@ class Entry:
             if self.leases == 0:
                 self._drained.set_result(None)
         return self._drained
+
+
+class JointLease:
+    """A lease on an ensemble, and on the served models of all its steps, those of ensembles among them too."""
+
+    def __init__(self, entries: dict[str, Entry]) -> None:
+        self._entries = list(entries.values())  # the ensemble first
+        self.held: dict[str, Target] | None = {entry.name: entry.leased() for entry in self._entries}
+        for entry in self._entries:
+            entry.leases += 1
+            entry.stats.hits += 1
+
+    def __repr__(self) -> str:
+        return f"<JointLease of {', '.join(entry.name for entry in self._entries)}>"
+
+    def leased(self) -> Target:
+        return self._entries[0].leased()
+
+    def uncount(self) -> None:
+        for entry in self._entries:
+            entry.uncount()
+
+    def release(self) -> None:
+        for entry in self._entries:
+            entry.release()

@@ -104,6 +104,11 @@ class Footprints:
             tuple(_tried(*each) for each in zip_longest(devices, on_disk.devices, there, fillvalue=0)),
         )
 
+    def known(self, identity: str) -> Footprint | None:
+        """What an artifact was measured to take, if it was."""
+        with self._lock:
+            return self._seen.get(identity)
+
     def measured(self, identity: str, backend: str, on_disk: Footprint, taken: Footprint) -> None:
         with self._lock:
             self._remember(identity, taken)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from serve.loading.prepare import PreparedTarget
 
     GiveWay = Callable[[Entry], None]
+    # has the models of an ensemble's steps loaded, and returns them: by name, of which some may have left again
+    Bring = Callable[[str, tuple[str, ...]], Coroutine[Any, Any, Mapping[str, Target]]]
     Loaded = tuple[Target, Footprint]
     Relieve = Callable[[str, Footprint, str], Coroutine[Any, Any, tuple[str, ...]]]
 
@@ -63,6 +65,11 @@ def retry_pause(failures: int, seconds: float) -> float:
         return 0.0
     doubled: float = 2.0 ** min(failures - 2, _MOST_DOUBLINGS)
     return min(max(doubled, seconds), _MOST_PAUSE)
+
+
+async def no_steps(_name: str, _steps: tuple[str, ...]) -> Mapping[str, Target]:
+    """Of a cache without ensembles."""
+    return {}
 
 
 class Turns:
@@ -212,6 +219,7 @@ class Loading:
         patience: float,
         give_way: GiveWay,
         relieve: Relieve,
+        bring: Bring,
     ) -> None:
         self._loader = loader
         self._room = room
@@ -229,6 +237,8 @@ class Loading:
         self._patience = patience
         self._give_way = give_way
         self._relieve = relieve
+        self._bring = bring
+        self._awaiting: dict[str, asyncio.Task[Mapping[str, Target]]] = {}  # ensembles whose steps are being loaded
 
     async def run(self, entry: Entry) -> LoadReport | None:
         """Load a model; it is in its entry when this returns. None: it would change nothing, and was not loaded."""
@@ -244,13 +254,21 @@ class Loading:
             _check_wanted(entry)
             prepared = await self._in_time(entry, self._patience, self._fetch(entry))
             left = self._patience - (_now() - began) / 1e9
-        if not entry.abandoned and entry.is_same_content(prepared):
-            prepared.release()
-            return None
         try:
-            if not prepared.equipped:
-                prepared = await self._equip(entry, prepared)
-            await self._load_attempts(entry, prepared, left, evicted)
+            steps = await self._steps(entry, prepared)
+            if steps:
+                prepared = replace(
+                    prepared, content=(prepared.content, *[steps[name].content for name in prepared.steps])
+                )
+            if not entry.abandoned and entry.is_same_content(prepared):
+                prepared.release()
+                return None
+            if steps:
+                self._assemble(entry, prepared, steps)
+            else:
+                if not prepared.equipped:
+                    prepared = await self._equip(entry, prepared)
+                await self._load_attempts(entry, prepared, left, evicted)
         except BaseException:
             if entry.orphan is None:
                 prepared.release()
@@ -269,8 +287,21 @@ class Loading:
             yield
 
     def refuse(self, name: str, error: MmeError) -> None:
-        """End the wait of model `name` for its turn to be equipped, if it waits, with an error."""
+        """End the wait of model `name` for its turn to be equipped or for its steps, if it waits, with an error."""
         self._equip_turns.refuse(name, error)
+        if name in self._awaiting:
+            self._awaiting[name].cancel()
+
+    async def estimate(self, entry: Entry) -> tuple[Footprint, tuple[str, ...]]:
+        """What a model that was never in memory takes at least, and the served models that it consists of."""
+        async with self._fetch_turns.acquire(object()):
+            prepared = await self._in_time(
+                entry, self._patience, self._fetch(entry, Progress(f"model '{entry.name}'", bool))
+            )
+        try:
+            return prepared.least or prepared.estimate, prepared.steps
+        finally:
+            prepared.release()
 
     async def close(self, entry: Entry, resident: Target) -> None:
         try:
@@ -278,11 +309,41 @@ class Loading:
         except Exception:  # noqa: BLE001 - whatever a framework has against it, loads that wait for its room go on
             _log.exception("closing failed; it may still hold memory", extra={"target_model": entry.name})
 
+    # -- an ensemble of served models ------------------------------------------------------------------------------
+
+    async def _steps(self, entry: Entry, prepared: PreparedTarget) -> Mapping[str, Target]:
+        """Have its steps loaded, with nothing in hand meanwhile; {} for any other model."""
+        if not prepared.steps:
+            return {}
+        _check_wanted(entry)
+        bringing = asyncio.get_running_loop().create_task(self._bring(entry.name, prepared.steps))
+        self._awaiting[entry.name] = bringing
+        try:
+            return await bringing
+        except asyncio.CancelledError:
+            _check_wanted(entry)
+            raise
+        finally:
+            bringing.cancel()
+            del self._awaiting[entry.name]
+
+    def _assemble(self, entry: Entry, prepared: PreparedTarget, steps: Mapping[str, Target]) -> None:
+        """It takes no memory itself, so that it is there in this turn of the loop."""
+        _check_wanted(entry)
+        resident = self._loader.assemble(prepared, steps)
+        resident.start()
+        self._commit(entry, prepared, resident, Footprint())
+
+    def _commit(self, entry: Entry, prepared: PreparedTarget, resident: Target, footprint: Footprint) -> None:
+        entry.resident, entry.measured = resident, footprint
+        entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
+        self._residents.charge(entry, footprint)
+
     # -- before memory is taken ------------------------------------------------------------------------------------
 
-    async def _fetch(self, entry: Entry) -> PreparedTarget:
+    async def _fetch(self, entry: Entry, progress: Progress | None = None) -> PreparedTarget:
         prepare = functools.partial(self._loader.prepare, entry.name, entry.source)
-        progress = _token(entry)
+        progress = progress or _token(entry)
         watch = asyncio.get_running_loop().create_task(self._lend_stalled(entry, progress))
         try:
             prepared: PreparedTarget = await self._on_thread(
@@ -377,9 +438,7 @@ class Loading:
                 await self.close(entry, resident)
                 return footprint
             evicted += more
-            entry.resident = resident
-            entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
-            self._residents.charge(entry, footprint)
+            self._commit(entry, prepared, resident, footprint)
             return None
         finally:
             if not reservation.orphaned:

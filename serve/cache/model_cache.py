@@ -14,23 +14,25 @@ import functools
 import itertools
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.base import Footprint
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
 from serve.cache import eviction
-from serve.cache.entry import Entry, Event, Failure, State, transition
+from serve.cache.entry import Entry, Event, Failure, JointLease, State, transition
 from serve.cache.events import CacheEvent, CacheEvents, EventType
-from serve.cache.load import Loading, retry_pause, unloaded
+from serve.cache.load import Loading, no_steps, retry_pause, unloaded
 from serve.cache.residents import Residents
 from serve.cache.room import Room, megabytes
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from concurrent.futures import Executor
     from contextlib import AbstractContextManager
 
-    from model_handlers.base import Footprint
+    from serve.cache.load import Bring
     from serve.loading.loader import ModelLoader, Target
     from serve.statistics import TargetStats
 
@@ -67,6 +69,7 @@ class ModelCache:
         load_patience: float = 350.0,  # seconds that fetching and loading may take
         memory_patience: float = 60.0,  # seconds that a load waits for leased models to become free before it gives up
         drain_patience: float = 25.0,  # seconds that an unload waits for requests under way
+        bring: Bring = no_steps,
     ) -> None:
         self.entries: dict[str, Entry] = {}
         self.events = CacheEvents()
@@ -93,6 +96,7 @@ class ModelCache:
             patience=load_patience,
             give_way=self._take_place,
             relieve=self.relieve,
+            bring=bring,
         )
         self._evicts = evicts
         self._closed = False
@@ -121,13 +125,61 @@ class ModelCache:
         if self.room.is_waited_for:
             self.room.lease_ended(self.residents.evictable(entry))
 
-    def lease(self, name: str) -> Entry | None:
-        """The model if it is in memory, leased; else None. The one look-up of a request for a resident model."""
+    def lease(self, name: str) -> Entry | JointLease | None:
+        """The model if it is in memory, leased; else None. The one look-up of a request for a resident model.
+
+        An ensemble is there if the models of all its steps are; they are leased with it, or none is.
+        """
         entry = self._ready.get(name)
-        if entry is not None:
-            entry.leases += 1
-            entry.stats.hits += 1
+        if entry is None:
+            return None
+        if entry.resident is not None and entry.resident.steps:
+            held: dict[str, Entry] = {}
+            return None if any(self._away((name,), held)) else JointLease(held)
+        entry.leases += 1
+        entry.stats.hits += 1
         return entry
+
+    def away(self, name: str) -> list[str]:
+        """Of a model and all that it consists of, as far as that is known, what is not in memory to take requests."""
+        return list(self._away((name,), {}))
+
+    def _away(self, names: Iterable[str], held: dict[str, Entry]) -> Iterator[str]:
+        for name in names:
+            entry = self._ready.get(name)
+            if entry is None:
+                yield name
+            elif name not in held:
+                held[name] = entry
+                yield from self._away(entry.steps, held)
+
+    async def need(self, entry: Entry, *, exact: bool) -> tuple[Footprint, tuple[str, ...]]:
+        """What a model takes by itself, and the served models that it consists of.
+
+        If that need not be `exact`, one that was evicted is what it was.
+        """
+        if entry.resident is not None:
+            own = self.residents.own.get(entry, Footprint())
+            return replace(own, shared=self.residents.shared.files(entry)), entry.resident.steps
+        if entry.measured is not None and entry.measured != Footprint() and not exact:
+            return entry.measured, ()
+        return await self._loading.estimate(entry)
+
+    def check_together(self, whole: str, needs: Mapping[str, Footprint]) -> None:
+        """Refuse models that can never be in memory at the same time: OUT_OF_MEMORY."""
+        self.room.check_together(whole, sum(needs.values(), Footprint()).whole(), needs)
+
+    def resident(self, name: str) -> Target | None:
+        """What requests for that name are answered by, if it is in memory."""
+        entry = self._ready.get(name)
+        return None if entry is None else entry.resident
+
+    def keep(self, entry: Entry, *, pinned: bool) -> None:
+        """Have a model in memory stay there for good, or leave as any other; what asks for itself to stay does."""
+        pinned = pinned or self._rules.pins_name(entry.name) or (entry.prepared is not None and entry.prepared.pinned)
+        if entry.pinned is not pinned:
+            self.residents.pin(entry, pinned=pinned)
+            self.room.settle()
 
     def serves(self, name: str, resident: Target) -> bool:
         """Whether this is what requests for that name are answered by, and is to stay."""

@@ -233,6 +233,16 @@ class Residents:
             self._payers.pop(file).relieve([file])
         self._own(entry, footprint, self.shared.map(entry, footprint.shared))
 
+    def pin(self, entry: Entry, *, pinned: bool) -> None:
+        """Whether it is never evicted from now on."""
+        own = self.own.get(entry)
+        if own is None or entry.pinned is pinned:
+            entry.pinned = pinned
+            return
+        self._disown(entry)
+        entry.pinned = pinned
+        self._own(entry, own, self.shared.charge(entry))
+
     def arrived(self, entry: Entry) -> None:
         self.order.put(entry)
 

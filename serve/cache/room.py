@@ -101,6 +101,16 @@ class Room:
         except _NotNowError:
             return None
 
+    def check_together(self, whole: str, need: Footprint, names: Iterable[str]) -> None:
+        """Refuse an ensemble whose models need more together than may ever be free for them: OUT_OF_MEMORY."""
+        pinned = [each for each in self._named(names) if each.keep_until == eviction.FOR_EVER]
+        room = self.budget - eviction.without(self._residents.pinned, pinned)
+        if not need.fits(room):
+            raise out_of_memory(
+                f"the models of ensemble '{whole}' need {megabytes(need)} together, and the memory budget has "
+                f"{megabytes(room, need)} for them: raise {_setting(need, room)} or serve it on a larger instance"
+            )
+
     def spare(self, need: Footprint) -> bool:
         """Have `need` bytes promised if they are free and no load waits for them; to be given back."""
         if self._claims or not need.fits(self.budget - self.used()):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.base import CPU, Footprint, Handler, Placement, total
 from model_handlers.config.model_config import Guess
-from model_handlers.config.validate import normalise
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import offering
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
@@ -23,18 +22,17 @@ from serve.control import DEFAULT_LATENCIES
 from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
 from serve.loading.verify import BatchVerdicts, Proofs
 from serve.model.dispatch import DispatchQueue
-from serve.model.ensemble import EnsembleModel
-from serve.model.ensemble_plan import check_members
+from serve.model.ensemble import EnsembleModel, ServedSteps, checked_config, step_models
+from serve.model.ensemble_plan import blamed, not_available
 from serve.model.model import Model
 from serve.model.rate_limiter import ResourcePool
 from serve.model.warmup import Warmup, ensemble_labels, initial_states, read_labels
-from serve.sources.repository import ModelDirectory, made_of_parts
 from serve.statistics import new_stats
 from serve.threads import UnderWay
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.base import Device
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
     from serve.model.response_cache import ResponseCache
     from serve.model.warmup import Labels
     from serve.model_calls import ModelCalls
+    from serve.sources.repository import ModelDirectory
     from serve.statistics import ModelStats
     from serve.threads import ThreadPool
     from serve.weights.forms import TargetForms
@@ -75,6 +74,8 @@ class Target:
         versions: dict[int, AnyModel],
         members: dict[str, Target] | None = None,
         *,
+        content: object = None,
+        steps: tuple[str, ...] = (),
         forms: TargetForms | None = None,
         footprint: Footprint | None = None,
         labels: Labels | None = None,
@@ -85,6 +86,8 @@ class Target:
         self.labels = labels or {}  # output → the names of its classes, where there are any
         self.versions = versions
         self.members = members or {}  # the other models of its archive, by the names that it calls them by
+        self.content = content  # see `PreparedTarget`
+        self.steps = steps  # names of the served models that it consists of, which are no members
         self.latest = versions[max(versions)]
         self.forms = forms  # what it was loaded from; None where that is the models' files
         self.at_load = footprint or Footprint()
@@ -163,6 +166,12 @@ class Target:
         for model in self.models():
             model.refuse_waiting()
 
+    def unwire(self) -> None:
+        """The model of a step has left memory."""
+        for model in self.versions.values():
+            if isinstance(model, EnsembleModel):
+                model.unwire()
+
     def parts(self) -> Iterator[Target]:
         yield self
         for member in self.members.values():
@@ -189,9 +198,9 @@ class ModelLoader:
     """Loads what a `Preparer` has prepared; for most arguments see `Model`. On load threads.
 
     `stats` are counters by name and version that outlive a model's stay in memory. `outside` tells by a target's name
-    what its models may ask of the server. `started` is told on the event loop of every target that begins to serve,
-    `left` on any thread of every one that was closed. Frameworks may have `threads` in this process, None for any
-    number.
+    what its models may ask of the server, `resident` which model of a name is in memory. `started` is told on the event
+    loop of every target that begins to serve, `left` on any thread of every one that was closed. Frameworks may have
+    `threads` in this process, None for any number.
     """
 
     def __init__(
@@ -215,6 +224,7 @@ class ModelLoader:
         threads: ThreadBudget | None = None,
         instances: ThreadPool | None = None,
         left: Callable[[], None] = memory.trim,
+        resident: Callable[[str], Target | None] = lambda _: None,
     ) -> None:
         preparer = preparer or Preparer()
         self.prepare, self.equip = preparer.prepare, preparer.equip
@@ -237,6 +247,7 @@ class ModelLoader:
         self.threads = threads
         self._instances = instances
         self._left = left
+        self._resident = resident
         self._under_way = under_way or UnderWay()
 
     def overrule(self) -> None:
@@ -246,7 +257,7 @@ class ModelLoader:
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
         for each in (*prepared.members, prepared):
             versions = each.directory.versions if each.is_delicate else ()
-            with made_of_parts(prepared.directory.config), _blamed(each, prepared):
+            with _blamed(each, prepared):
                 for version in versions:
                     token.check()
                     with _of_version(version):
@@ -268,7 +279,6 @@ class ModelLoader:
             with (
                 self._under_way.of(prepared.target),
                 still_there(prepared.target, prepared.folders()),
-                made_of_parts(prepared.directory.config),
                 allowing(allowance),
                 within(self.threads),
             ):
@@ -292,7 +302,7 @@ class ModelLoader:
         name, forms, config = prepared.directory.name, prepared.forms, prepared.directory.config
         labels: Labels = read_labels(config, prepared.directory.path)
         if prepared.handler is None:
-            versions = self._ensembles(prepared, parts)
+            versions = self._ensembles(prepared.directory, _members(prepared.directory, parts))
             labels = ensemble_labels(config, labels, {part: target.labels for part, target in parts.items()})
             return Target(name, versions, members, labels=labels, started=self._started, left=self._left)
         models, taken = self._load_allowed(prepared, token)
@@ -301,7 +311,15 @@ class ModelLoader:
         self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, known)
         forms = forms if forms is not None and forms.known else None
         return Target(
-            name, models, members, forms=forms, footprint=taken, labels=labels, started=self._started, left=self._left
+            name,
+            models,
+            members,
+            content=prepared.content,
+            forms=forms,
+            footprint=taken,
+            labels=labels,
+            started=self._started,
+            left=self._left,
         )
 
     def _load_allowed(self, prepared: PreparedTarget, token: CancelToken) -> tuple[dict[int, AnyModel], Footprint]:
@@ -357,27 +375,42 @@ class ModelLoader:
         numbers = {device.index for _, device in prepared.lanes if device.kind == "gpu"}
         return taken.most(least).on(numbers)  # elsewhere it was others who took some meanwhile
 
-    def _ensembles(self, prepared: PreparedTarget, members: dict[str, Target]) -> dict[int, AnyModel]:
-        # Versions of an ensemble differ in nothing but their numbers.
+    def assemble(self, prepared: PreparedTarget, steps: Mapping[str, Target]) -> Target:
+        """An ensemble of models that are served, and are loaded: by the names that they are served under."""
         directory = prepared.directory
-        missing = dict.fromkeys(step.model_name for step in directory.config.ensemble if step.model_name not in members)
-        if missing:
-            there = f"; there are {', '.join(members)}: a step names a model's directory" if members else ""
-            raise invalid_model(
-                f"ensemble {directory.name} contains models that are not available or ambiguous: {', '.join(missing)}"
-                f"{there}"
-            )
-        steps = []
-        for step in directory.config.ensemble:
-            if step.version is not None and step.version not in members[step.model_name].versions:
-                which = f"whose required version {step.version} is not loaded"
-                raise invalid_model(f"ensemble '{directory.name}' depends on '{step.model_name}' {which}")
-            steps.append(members[step.model_name].version(step.version))
-        check_members(directory.config, [step.config for step in steps])
-        config = normalise(replace(directory.config, decoupled=any(step.config.decoupled for step in steps)))
+        served = ServedSteps(directory.steps, directory.config, self._resident)
+        versions = self._ensembles(directory, [steps[name] for name in directory.steps], served)
+        parts = {
+            step.model_name: steps[name].labels
+            for step, name in zip(directory.config.ensemble, directory.steps, strict=True)
+        }
+        labels = ensemble_labels(directory.config, prepared.labels or {}, parts)
+        return Target(
+            directory.name,
+            versions,
+            content=prepared.content,
+            steps=directory.steps,
+            labels=labels,
+            started=self._started,
+            left=self._left,
+        )
+
+    def _ensembles(
+        self, directory: ModelDirectory, targets: Sequence[Target], served: ServedSteps | None = None
+    ) -> dict[int, AnyModel]:
+        # Versions of an ensemble differ in nothing but their numbers.
+        steps = step_models(directory.config, targets)
+        config = checked_config(directory.config, steps)
         return {
             version: EnsembleModel(
-                directory.name, version, config, steps, self._stats_of(directory, version), self._loop, self._responses
+                directory.name,
+                version,
+                config,
+                steps,
+                self._stats_of(directory, version),
+                self._loop,
+                self._responses,
+                served,
             )
             for version in directory.versions
         }
@@ -395,8 +428,7 @@ class ModelLoader:
         return loaded
 
     def _stats_of(self, directory: ModelDirectory, version: int) -> ModelStats:
-        name = directory.counted_as or directory.name
-        return self._stats.setdefault((name, version), new_stats(self._latencies))
+        return self._stats.setdefault((directory.name, version), new_stats(self._latencies))
 
     def _load_version(self, prepared: PreparedTarget, version: int, token: CancelToken) -> Model:
         directory = prepared.directory
@@ -455,6 +487,16 @@ class ModelLoader:
         return self._verdicts.proof(prepared.handler, config, prepared.directory.model_file(version))
 
 
+def _members(directory: ModelDirectory, members: Mapping[str, Target]) -> list[Target]:
+    """For each step of an archive's ensemble its model in the archive."""
+    names = [step.model_name for step in directory.config.ensemble]
+    missing = dict.fromkeys(name for name in names if name not in members)
+    if missing:
+        there = f"; there are {', '.join(members)}: a step names a model's directory" if members else ""
+        raise not_available(directory.name, missing, there)
+    return [members[name] for name in names]
+
+
 @contextlib.contextmanager
 def _of_version(version: int) -> Iterator[None]:
     try:
@@ -477,11 +519,7 @@ def _blamed(member: PreparedTarget, whole: PreparedTarget) -> Iterator[None]:
     except MmeError as error:
         if error.kind is not Kind.INVALID_MODEL or not whole.directory.config.ensemble:
             raise
-        name, part = whole.directory.name, member.directory.path.name
-        raise invalid_model(
-            f"ensemble '{name}' depends on '{part}' which has no loaded version. Model '{part}' loading failed with "
-            f"error: {error.message}"
-        ) from error
+        raise blamed(whole.directory.name, member.directory.path.name, error) from error
 
 
 def _to_prove(prepared: PreparedTarget, version: int) -> tuple[type[Handler], ModelConfig, Path]:

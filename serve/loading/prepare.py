@@ -28,12 +28,11 @@ from serve.control import WEIGHTS, Weights, weights_of
 from serve.loading.environments import Brought, look, make
 from serve.loading.measuring import Scales
 from serve.model.ensemble_plan import check_circle
-from serve.model.warmup import warm_up
+from serve.model.warmup import read_labels, warm_up
 from serve.sources.catalog import print_of
 from serve.sources.layout import ENTRY
 from serve.sources.override import digest_of
-from serve.sources.repository import ModelDirectory, made_of_parts, open_model, open_target
-from serve.sources.s3_repository import FetchedModels
+from serve.sources.repository import ModelDirectory, open_model, open_target
 from serve.sources.scripts import Scripts
 from serve.sources.source import Archived, InRepository, Overridden, S3Model, Source, Unpacked
 from serve.weights.forms import TargetForms
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
     from model_handlers.system.threads import CancelToken
+    from serve.model.warmup import Labels
     from serve.sources.disk_budget import Hold
     from serve.sources.override import OverrideFolder
     from serve.weights.store import WeightStore
@@ -118,10 +118,17 @@ class PreparedTarget:
     estimate: Footprint
     pinned: bool
     forms: TargetForms | None = None  # what it is loaded from; None where that is the model's files
+    least: Footprint | None = None  # what it takes where that was measured, else bytes of its files
+    labels: Labels | None = None  # of an ensemble of served models, its own
     download_ns: int = 0
     members: tuple[PreparedTarget, ...] = ()  # the other models of the archive
-    hold: Hold | FetchedModels | None = None  # keeps the files on disk, where they were downloaded
+    hold: Hold | None = None  # keeps the files on disk, where they were downloaded
     content: object = None  # what it is loaded from, and as what: equal as long as none of that changes
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Names of the served models that it consists of, one a step; () for anything but an ensemble of those."""
+        return self.directory.steps
 
     @property
     def equipped(self) -> bool:
@@ -237,11 +244,10 @@ class Preparer:
     def prepare(self, name: str, source: Source, token: CancelToken) -> PreparedTarget:
         override, sent = "", None
         if isinstance(source, Overridden):
-            override, sent = source.config, source.folder
-            source = source.base if sent is None else InRepository(sent.path)
-        if isinstance(source, S3Model):
-            return self._gathered(name, source, override, token)
-        if not isinstance(source, Archived):
+            override, sent, base = source.config, source.folder, source.base
+            beside = (base.path.parent, *base.others) if isinstance(base, InRepository) else ()
+            source = base if sent is None else InRepository(sent.path, beside)
+        if not isinstance(source, Archived | S3Model):
             with still_there(name, [source.path]):
                 return self._found(name, source, override, sent, token)
         return self._fetched(name, source, override, token)
@@ -255,44 +261,30 @@ class Preparer:
         token: CancelToken,
     ) -> PreparedTarget:
         # First: what is written while the rest is read is a change.
-        prints = [print_of(source.path) if sent is None else sent.contents]
+        files = print_of(source.path) if sent is None else sent.contents
         directory = _opened(source, name, self._scripts(), override)
-        beside = [member.path for member in directory.members if not member.path.is_relative_to(source.path)]
-        prints += [print_of(path) for path in beside]
         prepared = self._prepared(directory, name, directory.fingerprint() + digest_of(override), token)
-        return replace(prepared, content=(*prints, override))
+        return replace(prepared, content=(files, override))
 
-    def _fetched(self, name: str, source: Archived, override: str, token: CancelToken) -> PreparedTarget:
+    def _fetched(self, name: str, source: Archived | S3Model, override: str, token: CancelToken) -> PreparedTarget:
         began = time.perf_counter_ns()
+        if override and isinstance(source, S3Model):
+            source.artifacts.want_whole(source.name)
         artifact = source.artifacts.fetch(source.name, token)
         download_ns = time.perf_counter_ns() - began if artifact.downloaded else 0
         try:
-            directory = open_target(artifact.path, name, self._scripts(), override=override)
+            opened = open_target if isinstance(source, Archived) else open_model
+            path = artifact.path if isinstance(source, Archived) else artifact.path / source.name
+            directory = opened(path, name, self._scripts(), override=override)
             prepared = self._prepared(directory, name, artifact.identity + digest_of(override), token)
         except BaseException:
             artifact.hold.release()
             raise
         return replace(prepared, download_ns=download_ns, hold=artifact.hold, content=(artifact.identity, override))
 
-    def _gathered(self, name: str, source: S3Model, override: str, token: CancelToken) -> PreparedTarget:
-        models = FetchedModels(source.artifacts, token)
-        if override:
-            source.artifacts.want_whole(source.name)
-        try:
-            path = models.fetch(source.name)
-            directory = open_model(path, name, self._scripts(), override=override, fetch=models.fetch_known)
-            prepared = self._prepared(directory, name, models.identity + digest_of(override), token)
-        except BaseException:
-            models.release()
-            raise
-        return replace(
-            prepared, download_ns=int(models.seconds * 1e9), hold=models, content=(models.identity, override)
-        )
-
     def _prepared(self, directory: ModelDirectory, name: str, content: str, token: CancelToken) -> PreparedTarget:
         prepared = self._understood(directory, name, content, token)
-        with made_of_parts(directory.config):
-            members = tuple(self._understood(m, name, f"{content}/{m.path.name}", token) for m in directory.members)
+        members = tuple(self._understood(m, name, f"{content}/{m.path.name}", token) for m in directory.members)
         estimate = sum((member.estimate for member in members), prepared.estimate)
         return replace(prepared, members=members, estimate=estimate)
 
@@ -311,8 +303,19 @@ class Preparer:
             warn_once("mme.load", sentence, name)
         if directory.config.ensemble:
             none, pinned = Footprint(), is_pinned(directory.config)
+            labels = read_labels(directory.config, directory.path) if directory.steps else None
             return PreparedTarget(
-                target, directory, None, [], Placement.INLINE, Brought(), content, none, none, pinned=pinned
+                target,
+                directory,
+                None,
+                [],
+                Placement.INLINE,
+                Brought(),
+                content,
+                none,
+                none,
+                pinned=pinned,
+                labels=labels,
             )
         backend = find_backend(directory.config.backend, directory.config.platform, name, directory.first)
         handler = handler_for(backend)
@@ -332,9 +335,9 @@ class Preparer:
             identity, handler.backend, on_disk, handler.estimate_factor, watched=watched
         )
         pinned = is_pinned(directory.config)
-        forms = self._forms(directory, handler, placement, lanes)
+        forms, least = self._forms(directory, handler, placement, lanes), self.footprints.known(identity) or on_disk
         if forms is not None and forms.known:
-            estimate = forms.expected(forms.tier)
+            estimate = least = forms.expected(forms.tier)
         return PreparedTarget(
             target,
             directory,
@@ -347,6 +350,7 @@ class Preparer:
             estimate,
             pinned,
             forms,
+            least,
         )
 
     def _share(self, directory: ModelDirectory, handler: type[Handler], token: CancelToken) -> None:

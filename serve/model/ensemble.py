@@ -4,6 +4,10 @@ To the engine it is a model like any other; it has no instances, for its steps r
 which batches its requests wherever they come from. There is as little as possible to do between two steps: tensors pass
 by reference, and what can be known before a request comes is known. Which step runs when is `ensemble_plan`'s to say.
 
+The models of an archive's ensemble are its own, in memory as long as it is. Those of any other are the models that are
+served under their names: a request holds a lease on each, and is run by those that it holds. What is known of a set of
+models is its *wiring*, worked out again when a request comes with another set, since one was evicted or loaded anew.
+
 `max_inflight_requests`: a step's request waits until another one of that step is over. One that is over keeps its slot
 until those that follow from it have theirs: else a fast step would run ahead of a slow one without end, and all that it
 made would wait between the two. A request of which nothing follows, or whose followers have slots, gives its own up at
@@ -13,13 +17,16 @@ because of its answer follows from none of its steps, and would close the circle
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from model_handlers.errors import Kind, MmeError
-from serve.model.ensemble_plan import ABSENT, Absent, Graph, Plan, ResponseScope, belonging, overridden
+from model_handlers.config.validate import normalise
+from model_handlers.errors import Kind, MmeError, invalid_model
+from serve.model.ensemble_plan import ABSENT, Absent, Graph, Plan, ResponseScope, belonging, check_members, overridden
 from serve.model.executor import Executors
 from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts
 from serve.model.readiness import JointReadiness
@@ -29,13 +36,13 @@ from serve.request import DecoupledError, InferenceRequest, InferenceResponse, S
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from model_handlers.config.model_config import EnsembleStep, ModelConfig
     from model_handlers.tensor import Array, DataType, TensorSpec
     from serve.model.ensemble_plan import Belongs, PlannedStep
     from serve.model.model import Model
-    from serve.model.response_cache import ResponseCache
+    from serve.model.response_cache import CachedResponses, ResponseCache
     from serve.request import Completion, Layout
     from serve.statistics import ModelStats
 
@@ -43,6 +50,30 @@ if TYPE_CHECKING:
 
 
 _now = time.perf_counter_ns
+
+
+class StepTarget(Protocol):
+    """The loaded versions of a step's model."""
+
+    def version(self, number: int | None) -> Model | EnsembleModel:
+        """One version, the latest if none is named."""
+
+
+class ServedSteps:
+    """Steps that are models which are served: what each is called, and how to find those in memory."""
+
+    def __init__(self, names: tuple[str, ...], told: ModelConfig, resident: Callable[[str], StepTarget | None]) -> None:
+        self.names = names  # one a step
+        self.told = told  # the ensemble's configuration, before it was held against any models
+        self._resident = resident
+
+    def models(self) -> Iterator[Model | EnsembleModel]:
+        """Those that are in memory now."""
+        for name, step in zip(self.names, self.told.ensemble, strict=True):
+            target = self._resident(name)
+            if target is not None:
+                with contextlib.suppress(MmeError):  # it has another version by now
+                    yield target.version(step.version)
 
 
 class EnsembleModel:
@@ -57,6 +88,7 @@ class EnsembleModel:
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
         responses: ResponseCache | None = None,
+        served: ServedSteps | None = None,  # None: its members are its own
     ) -> None:
         self.name = name
         self.version = version
@@ -64,23 +96,19 @@ class EnsembleModel:
         self.stats = stats
         self.outstanding = 0
         self.executors = Executors()  # its steps have them
-        self.readiness: JointReadiness = JointReadiness(member.readiness for member in members)
-        decoupled = [bool(member.config.decoupled) for member in members]
-        self.graph = Graph(config.local_name(name), config.ensemble, decoupled)
-        # its steps; graph: how they hang together
-        self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
-        self._limiters = InflightLimiters(config.max_inflight_requests) if config.max_inflight_requests else None
-        if self._limiters is not None:
-            for part in self.parts:
-                part.submit = InflightLimiter(self._limiters, part.model).submit
+        self.served = served
+        limit = config.max_inflight_requests
+        self._limiters = InflightLimiters(limit, len(config.ensemble)) if limit else None
+        self._wiring: Wiring | None = Wiring(name, config, members, self._limiters)
+        self.readiness: JointReadiness = JointReadiness(lambda: [model.readiness for model in self.models()])
         # batches, kinds, version_text: whether it has a batch dimension, the type of each output, what responses say
         self.batches = config.max_batch_size > 0
         self.kinds = {spec.name: spec.data_type for spec in config.outputs}
         self.version_text = str(version)
-        self._routes: dict[tuple[str, ...], EnsembleRoute] = {}
         self._checked = ValidatedLayouts(config, stats)
         stats.keep_first_responses(config)
-        self._cached = cached_responses(config, responses, stats, loop, reads_parameters=True)
+        self._responses, self._loop = responses, loop
+        self._cached = self._cache()
 
     def __repr__(self) -> str:
         return f"<EnsembleModel {self.name}/{self.version}: {self.outstanding} under way>"
@@ -90,24 +118,24 @@ class EnsembleModel:
         """Requests of its steps that may not be asked yet; all others wait with the models of the steps."""
         return 0 if self._limiters is None else self._limiters.waiting
 
-    def route(self, outputs: tuple[str, ...]) -> EnsembleRoute:
-        route = self._routes.get(outputs)
-        if route is None:
-            wanted = [spec.name for spec in self.config.outputs if not outputs or spec.name in outputs]
-            plan = Plan(self.graph, [spec.name for spec in self.config.inputs], wanted)
-            if len(self._routes) >= KNOWN_LAYOUTS:
-                self._routes.clear()
-            route = self._routes[outputs] = EnsembleRoute(plan, self.parts, self.config)
-        return route
+    def models(self) -> Iterable[Model | EnsembleModel]:
+        """Those of its steps, as far as they are in memory."""
+        if self.served is not None:
+            return self.served.models()
+        return [] if self._wiring is None else [part.model for part in self._wiring.parts]
 
     def submit(self, request: InferenceRequest) -> None:
         """Accept a request, which from now on gets exactly one answer.
 
         Raises:
-            MmeError: INVALID_ARGUMENT when it does not fit the ensemble. Then it was not accepted.
+            MmeError: INVALID_ARGUMENT when it does not fit the ensemble, or one of its steps waits for it;
+                INVALID_MODEL when a step changed and does not fit any more. Then it was not accepted.
         """
+        wiring = self._wired(request.steps)
         if self.config.decoupled and request.on_response is None:
             raise DecoupledError(f"ensemble '{self.name}'")
+        if request.callers:
+            wiring.check_callers(request.callers)
         checked = self._checked[request.layout]
         request.batch_size = checked.batch_size
         request.order = checked.order
@@ -115,14 +143,42 @@ class EnsembleModel:
         if self._cached is not None and self._cached.answered(request):
             return
         self.outstanding += 1
-        run = EnsembleRun(self, request)
+        run = EnsembleRun(self, wiring, request)
         if self._limiters is None:
             run.begin()
         else:
             self._limiters.begin(run.begin)
 
+    def _wired(self, steps: Mapping[str, StepTarget] | None) -> Wiring:
+        wiring, served = self._wiring, self.served
+        if served is None:
+            assert wiring is not None  # noqa: S101 - models of its own do not change
+            return wiring
+        targets = None if steps is None else [steps[name] for name in served.names]
+        if targets is None:
+            raise MmeError(Kind.INTERNAL, f"ensemble '{self.name}' is used without leases on its steps")
+        if wiring is None or wiring.targets != targets:
+            members = step_models(served.told, targets)
+            config = checked_config(served.told, members)
+            wiring = self._wiring = Wiring(self.name, config, members, self._limiters, targets)
+            self.config = config
+            if self._cached is not None:  # what other models have answered
+                self._cached.close()
+                self._cached = self._cache()
+        return wiring
+
+    def _cache(self) -> CachedResponses | None:
+        return cached_responses(self.config, self._responses, self.stats, self._loop, reads_parameters=True)
+
+    def unwire(self) -> None:
+        """A step has left memory, which a wiring must not keep."""
+        if self.served is not None:
+            self._wiring = None
+
     def end_sequence(self, correlation_id: int | str) -> None:
-        """The models of its steps have sequences; see there."""
+        """End it with the models of its steps; members of an archive are told themselves."""
+        for model in () if self.served is None else self.served.models():
+            model.end_sequence(correlation_id)
 
     def refuse_waiting(self) -> None:
         """Refuse the requests of its steps that may not be asked yet."""
@@ -134,6 +190,71 @@ class EnsembleModel:
     def close(self) -> None:
         if self._cached is not None:
             self._cached.close()
+
+
+def step_models(config: ModelConfig, targets: Sequence[StepTarget]) -> list[Model | EnsembleModel]:
+    """For each step of an ensemble the model that runs it; INVALID_MODEL where its version is not loaded."""
+    models = []
+    for step, target in zip(config.ensemble, targets, strict=True):
+        try:
+            models.append(target.version(step.version))
+        except MmeError as error:
+            raise invalid_model(
+                f"ensemble '{config.name}' depends on '{step.model_name}' whose required version {step.version} is "
+                "not loaded"
+            ) from error
+    return models
+
+
+def checked_config(config: ModelConfig, members: Sequence[Model | EnsembleModel]) -> ModelConfig:
+    """An ensemble's configuration, held against those of its steps' models; INVALID_MODEL where they do not fit."""
+    check_members(config, [member.config for member in members])
+    return normalise(replace(config, decoupled=any(member.config.decoupled for member in members)))
+
+
+class Wiring:
+    """The models of an ensemble's steps, and what is known of requests that these run."""
+
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        members: Sequence[Model | EnsembleModel],
+        limiters: InflightLimiters | None,
+        targets: Sequence[StepTarget] = (),
+    ) -> None:
+        self.targets = targets  # of which the models are a version; () where they are an archive's
+        self.config = config
+        decoupled = [bool(member.config.decoupled) for member in members]
+        # its steps; graph: how they hang together
+        self.graph = Graph(config.local_name(name), config.ensemble, decoupled)
+        self.parts = [Part(*pair) for pair in zip(config.ensemble, members, strict=True)]
+        for part, limiter in zip(self.parts, limiters.steps if limiters is not None else (), strict=False):
+            part.submit = functools.partial(limiter.submit, part.model)
+        self._routes: dict[tuple[str, ...], EnsembleRoute] = {}
+
+    def __repr__(self) -> str:
+        return f"<Wiring of {self.graph.name}: {', '.join(part.model.name for part in self.parts)}>"
+
+    def check_callers(self, callers: tuple[str, ...]) -> None:
+        """Refuse a call of a model that waits for the answer and is a step: its instance is busy until then."""
+        for part in self.parts:
+            if part.model.name in callers:
+                chain = " → ".join((*dict.fromkeys(callers), self.config.name, part.model.name))
+                raise MmeError(
+                    Kind.INVALID_ARGUMENT,
+                    f"model '{callers[-1]}' can't call '{self.config.name}', which waits for it: {chain}",
+                )
+
+    def route(self, outputs: tuple[str, ...]) -> EnsembleRoute:
+        route = self._routes.get(outputs)
+        if route is None:
+            wanted = [spec.name for spec in self.config.outputs if not outputs or spec.name in outputs]
+            plan = Plan(self.graph, [spec.name for spec in self.config.inputs], wanted)
+            if len(self._routes) >= KNOWN_LAYOUTS:
+                self._routes.clear()
+            route = self._routes[outputs] = EnsembleRoute(plan, self.parts, self.config)
+        return route
 
 
 class Part:
@@ -188,17 +309,17 @@ class EnsembleRoute:
 class EnsembleRun:
     """One request on its way through the models of an ensemble."""
 
-    def __init__(self, ensemble: EnsembleModel, request: InferenceRequest) -> None:
+    def __init__(self, ensemble: EnsembleModel, wiring: Wiring, request: InferenceRequest) -> None:
         self._ensemble = ensemble
+        self._wiring = wiring
         self._request = request
         self._callers = (*request.callers, ensemble.name)
         self._running: set[InferenceRequest] = set()
         self._error: MmeError | None = None
-        self._timings = Timings.of_steps(request.arrival_ns)
-        self._waited = 0
+        self._timings = Timings.of_steps()
         self._belongs: Belongs = request.correlation_id, request.flags
         self._has_answered = False
-        self._route = ensemble.route(request.layout.outputs)
+        self._route = wiring.route(request.layout.outputs)
         self._root: ResponseScope[Tensor] = ResponseScope(
             self._route.plan,
             [
@@ -217,7 +338,7 @@ class EnsembleRun:
             self._finish()
 
     def _submit(self, scope: ResponseScope[Tensor], step: PlannedStep) -> None:
-        part = self._ensemble.parts[step.index]
+        part = self._wiring.parts[step.index]
         sent: InferenceRequest | None = None
         try:
             sent = self._made(scope, step, part)
@@ -250,6 +371,7 @@ class EnsembleRun:
         sent.priority = request.priority
         sent.correlation_id, sent.flags = self._belonging(scope, step) if scope.overrides else self._belongs
         sent.callers, sent.trace, sent.watch = self._callers, request.trace, request.watch
+        sent.steps = request.steps
         if step.decoupled:
             sent.on_response = functools.partial(self._came, scope, step)
         return sent
@@ -275,10 +397,9 @@ class EnsembleRun:
         self, scope: ResponseScope[Tensor], step: PlannedStep, sent: InferenceRequest, response: InferenceResponse
     ) -> None:
         if response.timings is not None:
-            watch, model = self._request.watch, self._ensemble.parts[step.index].step.model_name
+            watch, model = self._request.watch, self._wiring.parts[step.index].step.model_name
             seen = None if watch is None else watch(sent, response)
-            told = Step(model, response.model_version, sent.arrival_ns, response.timings, seen)
-            self._waited += self._timings.add(told)
+            self._timings.add(Step(model, response.model_version, sent.arrival_ns, response.timings, seen))
         if self._error is not None:
             return
         scopes = scope.descendants(step)
@@ -348,7 +469,7 @@ class EnsembleRun:
     def _fail(self, error: MmeError) -> None:
         """The first error is the request's; what runs is not waited for longer than it takes to notice."""
         if self._error is None:
-            self._error = MmeError(error.kind, f"in ensemble '{self._ensemble.graph.name}', {error.message}")
+            self._error = MmeError(error.kind, f"in ensemble '{self._wiring.graph.name}', {error.message}")
             self._cancel()
 
     def _cancel(self) -> None:
@@ -370,7 +491,8 @@ class EnsembleRun:
             request.came_to = self._timings if self._timings.steps else None
         else:
             ensemble.stats.executed(request.batch_size, self._timings)
-            ensemble.stats.succeeded(1, request.batch_size, self._waited, total, self._timings)
+            waited = self._timings.waited_since(request.arrival_ns)
+            ensemble.stats.succeeded(1, request.batch_size, waited, total, self._timings)
             if result is not None:
                 ensemble.stats.began_to_answer(total)
         request.resolve(result)
@@ -397,6 +519,9 @@ def fitted(spec: TensorSpec | None, array: Array, *, batches: bool) -> Array:
 T = TypeVar("T")
 
 
+_Waiting = tuple["InferenceRequest", "Model | EnsembleModel", "_Slot | None"]  # and the slot that it follows from
+
+
 class _Slot:
     """A request's at its step; kept while `followers` of it wait for theirs."""
 
@@ -417,9 +542,9 @@ class _Slot:
 class InflightLimiters:
     """Those of the steps of one ensemble; `answering` is the slot of the request whose answer is told now."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, steps: int) -> None:
         self.most = most
-        self.steps: list[InflightLimiter] = []
+        self.steps = [InflightLimiter(self) for _ in range(steps)]
         self.answering: _Slot | None = None
 
     @property
@@ -442,13 +567,11 @@ class InflightLimiters:
 class InflightLimiter:
     """Requests of one step that are under way, for all requests of the ensemble together."""
 
-    def __init__(self, all_of_them: InflightLimiters, model: Model | EnsembleModel) -> None:
+    def __init__(self, all_of_them: InflightLimiters) -> None:
         self._all = all_of_them
-        self._model = model
         self._under_way = 0
-        self._waiting: deque[tuple[InferenceRequest, _Slot | None]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._is_letting_in = False
-        all_of_them.steps.append(self)
 
     def __repr__(self) -> str:
         return f"<InflightLimiter {self._under_way} of {self._all.most}, {self.waiting} waiting>"
@@ -457,15 +580,15 @@ class InflightLimiter:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, request: InferenceRequest) -> None:
+    def submit(self, model: Model | EnsembleModel, request: InferenceRequest) -> None:
         """Submit a request, now or when it is its turn; what the model refuses by then is its answer."""
         if self._under_way < self._all.most and not self._waiting:
-            self._enter(request)
+            self._enter(model, request)
             return
         before = self._all.answering
         if before is not None:
             before.followers += 1
-        waits = request, before
+        waits = request, model, before
         self._waiting.append(waits)
         request.on_cancel = functools.partial(self._leave_the_queue, waits)
 
@@ -475,16 +598,16 @@ class InflightLimiter:
             return  # the loop below is already at it
         self._is_letting_in = True
         while self._waiting and self._under_way < self._all.most:
-            request, before = self._waiting.popleft()
+            request, model, before = self._waiting.popleft()
             request.on_cancel = None
             try:
-                self._enter(request)
+                self._enter(model, request)
             except Exception as error:  # noqa: BLE001 - its submission is long over
-                request.resolve(failure(self._model.name, error))
+                request.resolve(failure(model.name, error))
             _follower_entered(before)
         self._is_letting_in = False
 
-    def _enter(self, request: InferenceRequest) -> None:
+    def _enter(self, model: Model | EnsembleModel, request: InferenceRequest) -> None:
         slot = _Slot(self)
         on_complete, on_response = request.on_complete, request.on_response
         request.on_complete = functools.partial(self._complete, slot, on_complete)
@@ -492,7 +615,7 @@ class InflightLimiter:
             request.on_response = functools.partial(self._tell, slot, on_response)
         self._under_way += 1
         try:
-            self._model.submit(request)
+            model.submit(request)
         except BaseException:
             request.on_complete, request.on_response = on_complete, on_response
             slot.end()
@@ -523,12 +646,12 @@ class InflightLimiter:
         while self._waiting:
             self._turn_away(self._waiting.popleft(), error)
 
-    def _leave_the_queue(self, waits: tuple[InferenceRequest, _Slot | None]) -> None:
+    def _leave_the_queue(self, waits: _Waiting) -> None:
         self._waiting.remove(waits)
-        self._turn_away(waits, MmeError(Kind.CANCELLED, f"the client of model '{self._model.name}' left"))
+        self._turn_away(waits, MmeError(Kind.CANCELLED, f"the client of model '{waits[1].name}' left"))
 
-    def _turn_away(self, waits: tuple[InferenceRequest, _Slot | None], error: MmeError) -> None:
-        request, before = waits
+    def _turn_away(self, waits: _Waiting, error: MmeError) -> None:
+        request, _, before = waits
         request.resolve(error)
         _follower_entered(before)
 

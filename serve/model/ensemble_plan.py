@@ -388,6 +388,20 @@ def _shape(side: _Side) -> str:
     return "[" + ",".join(map(str, (-1, *side.dims) if side.batches else side.dims)) + "]"
 
 
+def not_available(ensemble: str, models: Iterable[str], there: str = "") -> MmeError:
+    """Triton's words for steps whose models are nowhere, and what there is."""
+    names = ", ".join(models)
+    return invalid_model(f"ensemble {ensemble} contains models that are not available or ambiguous: {names}{there}")
+
+
+def blamed(ensemble: str, model: str, error: MmeError) -> MmeError:
+    """Triton's words for an ensemble whose step's model did not load."""
+    return invalid_model(
+        f"ensemble '{ensemble}' depends on '{model}' which has no loaded version. Model '{model}' loading failed with "
+        f"error: {error.message}"
+    )
+
+
 def check_circle(start: str, steps: Mapping[str, Sequence[str]]) -> None:
     """Refuse an ensemble that is a step of its own steps, however far behind: `steps` has each model's, its own too.
 

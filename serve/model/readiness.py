@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from model_handlers.base import Handler
     from serve.model.executor import Executors
@@ -63,16 +63,17 @@ class Readiness:
 
 
 class JointReadiness:
-    """Of one version of an ensemble: that of the models of its steps."""
+    """Of one version of an ensemble: that of the models of its steps, as far as those are in memory."""
 
-    def __init__(self, steps: Iterable[Readiness | JointReadiness]) -> None:
-        self._steps = list(dict.fromkeys(steps))  # a model may have several
+    def __init__(self, steps: Callable[[], Iterable[Readiness | JointReadiness]]) -> None:
+        self._steps = steps
 
     def is_down(self) -> bool:
-        return any(step.is_down() for step in self._steps)
+        return any(step.is_down() for step in self._steps())
 
     async def told(self) -> bool:
-        return all(await asyncio.gather(*(step.told() for step in self._steps)))
+        each = dict.fromkeys(self._steps())  # a model may have several
+        return all(await asyncio.gather(*(step.told() for step in each)))
 
 
 def _resolve(answer: asyncio.Future[bool], ready: bool) -> None:  # noqa: FBT001 - as above

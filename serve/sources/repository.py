@@ -23,7 +23,6 @@ from model_handlers.system.disk import directory_size, disk_errors, file_digest
 from serve.sources.layout import (
     CONFIG_NAME,
     advice,
-    directories,
     files_in,
     ignored_versions,
     is_model,
@@ -38,7 +37,7 @@ from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
 from serve.sources.source import is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Container, Iterator
 
     from model_handlers.config.model_config import EnsembleStep, ModelConfig
 
@@ -70,7 +69,7 @@ class ModelDirectory:
         config: with backend, platform and model file named.
         versions: number to directory, of those that the version policy selects, ascending.
         members: the other models of its archive, which only it may call; their names begin with its own.
-        counted_as: the model of a repository whose requests its own are counted with, "" for none.
+        steps: of an ensemble of a repository, for each step the name that its model is served under.
     """
 
     name: str
@@ -78,7 +77,7 @@ class ModelDirectory:
     config: ModelConfig
     versions: dict[int, Path]
     members: tuple[ModelDirectory, ...] = ()
-    counted_as: str = ""
+    steps: tuple[str, ...] = ()
 
     @property
     def first(self) -> Path:
@@ -128,12 +127,11 @@ def open_model(
     strict_name: bool = True,
     override: str = "",
     others: tuple[Path, ...] = (),
-    fetch: Callable[[str], Path | None] | None = None,
 ) -> ModelDirectory:
     """The model whose own directory is `path`, such as a repository of several holds.
 
-    `strict_name` refuses a configuration that calls it something else. Parts of an ensemble lie beside it or in
-    `others`, or are brought by `fetch`, by their names, where the repository is not on disk.
+    `strict_name` refuses a configuration that calls it something else. Steps of an ensemble are models beside it or in
+    `others`, as far as those are on disk.
     """
     if not path.is_dir():
         reason = f"model '{name}' is not in the repository {path.parent}: make {name}/{CONFIG_NAME} and {name}/1/"
@@ -142,74 +140,33 @@ def open_model(
         if not is_model(path) and not scripts.serves(path):
             raise no_model(path, name)
         model = _open(path, name, scripts, strict_name=strict_name, override=override)
-        neighbours = _Fetched(fetch) if fetch is not None else _Beside((path.parent, *others))
-        with made_of_parts(model.config):
-            members = [
-                replace(_open_part(part, name, scripts), counted_as=neighbours.called(part))
-                for part in _parts(neighbours, model, scripts)
-            ]
-        return replace(model, members=tuple(members))
+        places = (path.parent, *others)
+        return replace(model, steps=tuple(_served_name(step, places) for step in model.config.ensemble))
 
 
-@contextlib.contextmanager
-def made_of_parts(config: ModelConfig) -> Iterator[None]:
-    """What fails in there with an ensemble may come right with one of its parts, which the error names."""
-    try:
-        yield
-    except MmeError as error:
-        error.parts = tuple(dict.fromkeys(step.model_name for step in config.ensemble))
-        raise
+def _served_name(step: EnsembleStep, repositories: tuple[Path, ...]) -> str:
+    """What the model of a step is served as: with its repository's name where others have one of that name too.
+
+    One that is in none of them may be there all the same, as it was loaded with files of a client's.
+    """
+    name, space = step.model_name, step.model_namespace
+    holders = [place for place in repositories if is_plain(name) and (place / name).is_dir()]
+    meant = next((place for place in holders if space in {"", place.name, str(place)}), None)
+    if meant is None:
+        return f"{space}/{name}" if space else name
+    return name if len(holders) == 1 else f"{meant.name}/{name}"
 
 
-class _Beside:
-    """Where the models of repositories on disk are: the one that an ensemble is in, then the others."""
-
-    def __init__(self, repositories: tuple[Path, ...]) -> None:
-        self._repositories = repositories
-        self._there: dict[Path, set[Path]] = {}  # read when the first ensemble asks
-
-    def find(self, step: EnsembleStep) -> Path | None:
-        self._there = self._there or {place: set(directories(place)) for place in self._repositories}
-        return next((place / step.model_name for place in self._there if self._is_meant(step, place)), None)
-
-    def called(self, part: Path) -> str:
-        """What clients call a model: by its repository too, where its name is not enough."""
-        alone = sum((repository / part.name).is_dir() for repository in self._repositories) == 1
-        return part.name if alone else f"{part.parent.name}/{part.name}"
-
-    def _is_meant(self, step: EnsembleStep, place: Path) -> bool:
-        return step.model_namespace in {"", place.name, str(place)} and place / step.model_name in self._there[place]
-
-
-class _Fetched:
-    """Models of a repository that is not on disk: found by their names alone, in it alone."""
-
-    def __init__(self, fetch: Callable[[str], Path | None]) -> None:
-        self._fetch = fetch
-
-    def find(self, step: EnsembleStep) -> Path | None:
-        return self._fetch(step.model_name) if is_plain(step.model_name) and not step.model_namespace else None
-
-    def called(self, part: Path) -> str:
-        return part.name
-
-
-def _parts(neighbours: _Beside | _Fetched, ensemble: ModelDirectory, scripts: Scripts) -> list[Path]:
-    waiting = list(ensemble.config.ensemble)
+def parts_beside(model: ModelDirectory, scripts: Scripts = DEFAULT_SCRIPTS) -> list[Path]:
+    """The directories of the models that an ensemble consists of, and those of ensembles among them, beside it."""
+    waiting = [step.model_name for step in model.config.ensemble]
     found: dict[str, Path] = {}
     while waiting:
-        step = waiting.pop()
-        part = neighbours.find(step)
-        if part is None or part == ensemble.path:
-            continue
-        if found.get(step.model_name, part) != part:
-            raise invalid_model(
-                f"ensemble {ensemble.name} contains models that are not available or ambiguous: {step.model_name}, "
-                "which it takes from two repositories; give one of them another name"
-            )
-        if step.model_name not in found:
-            found[step.model_name] = part
-            waiting += read_config(part, step.model_name, scripts, strict_name=False).ensemble
+        name = waiting.pop()
+        part = model.path.parent / name
+        if name not in found and part != model.path and is_plain(name) and part.is_dir():
+            found[name] = part
+            waiting += [step.model_name for step in read_config(part, name, scripts, strict_name=False).ensemble]
     return list(found.values())
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from model_handlers.system.threads import CancelToken
-    from serve.sources.artifacts import Artifact
     from serve.sources.disk_budget import Derived, Sums
     from serve.sources.s3 import S3Store
 
@@ -249,49 +248,6 @@ def _etag(objects: Iterable[StoredObject]) -> str:
     for obj in sorted(objects, key=lambda obj: obj.name):
         digest.update(f"{obj.name}\0{obj.size}\0{obj.etag}\0".encode())
     return digest.hexdigest()
-
-
-class FetchedModels:
-    """A model of a repository in S3 together with the models that it consists of, fetched for one load, each once.
-
-    Used by one load thread until the model is there; then it holds the files on disk until it is released.
-    """
-
-    def __init__(self, directories: Directories, token: CancelToken) -> None:
-        self._directories = directories
-        self._token = token
-        self._fetched: dict[str, Artifact] = {}
-
-    def __repr__(self) -> str:
-        return f"<FetchedModels of {', '.join(self._fetched)}>"
-
-    def fetch(self, name: str) -> Path:
-        """A model's directory, on disk."""
-        if name not in self._fetched:
-            self._fetched[name] = self._directories.fetch(name, self._token)
-        return self._fetched[name].path / name
-
-    def fetch_known(self, name: str) -> Path | None:
-        """The same; None for a model that there is not, or that has a name of none: the ensemble says so."""
-        try:
-            return self.fetch(name)
-        except MmeError as error:
-            if error.kind not in {Kind.UNKNOWN_MODEL, Kind.INVALID_ARGUMENT}:
-                raise
-            return None
-
-    @property
-    def identity(self) -> str:
-        """A name for the content of all."""
-        return "+".join(artifact.identity for _, artifact in sorted(self._fetched.items()))
-
-    @property
-    def seconds(self) -> float:
-        return sum(artifact.seconds for artifact in self._fetched.values())
-
-    def release(self) -> None:
-        for artifact in self._fetched.values():
-            artifact.hold.release()
 
 
 def check_names(names: Iterable[str], where: str) -> None:

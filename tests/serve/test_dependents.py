@@ -1,10 +1,9 @@
-"""Which models of a repository consist of which others: tables of entries."""
+"""Which models consist of which others, and what that means for loads and unloads."""
 
 import asyncio
 import json
 import os
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,110 +11,112 @@ import pytest
 from model_handlers.config.model_config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
-from serve.cache.events import EventType
+from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
 from serve.registry import Dependents
-from serve.sources.source import InRepository, Unpacked
 from serve.state_file import life_of
 from tests.serve.engines import answered, ask, engine_of
 from tests.serve.integrity import check_integrity
 from tests.waiting import until
 
 
-def entry(path, *members, resident=True, registered=True):
-    """A model of a repository, in memory, that consists of others."""
-    held = SimpleNamespace(members=dict.fromkeys(members)) if resident else None
-    path = Path(path)
-    return SimpleNamespace(
-        name=path.name, source=InRepository(path), resident=held, registered=registered, leased=lambda: held
-    )
+class Models:
+    """A cache of models that are in memory or were, with what each consists of; counts those that are looked at."""
 
+    def __init__(self, **steps):
+        self.entries = self
+        self.looks = 0
+        self.unwired = []
+        self._entries = {name: self._entry(name, *parts) for name, parts in steps.items()}
 
-WORLD = {
-    "whole": entry("/r/whole", "pre", "model", "gone"),
-    "other": entry("/r/other", "model"),
-    "pre": entry("/r/pre"),
-    "model": entry("/r/model"),
-    "gone": entry("/r/gone", registered=False),
-    "evicted": entry("/r/evicted", resident=False),
-    "far": entry("/elsewhere/far", "pre"),
-    "posted": SimpleNamespace(
-        name="posted",
-        source=Unpacked(Path("/r/posted"), "/r/posted"),
-        resident=SimpleNamespace(members={"pre": None}),
-        registered=True,
-    ),
-}
+    def _entry(self, name, *parts, pinned=False):
+        resident = SimpleNamespace(unwire=lambda: self.unwired.append(name))
+        return SimpleNamespace(name=name, steps=parts, resident=resident, pinned=pinned)
+
+    def get(self, name):
+        """One look."""
+        self.looks += 1
+        return self._entries.get(name)
+
+    def __getitem__(self, name):
+        """The same."""
+        return self.get(name)
+
+    def keep(self, entry, *, pinned):
+        """Have it stay or not."""
+        entry.pinned = pinned
+
+    def load(self, dependents, name, *parts, pinned=False):
+        """It is in memory, and consists of these."""
+        self._entries[name] = self._entry(name, *parts, pinned=pinned)
+        dependents.hear(CacheEvent(EventType.LOADED, name))
+
+    def unload(self, dependents, name):
+        """It left."""
+        self._entries[name].resident, self._entries[name].steps = None, ()
+        dependents.hear(CacheEvent(EventType.UNLOADED, name))
 
 
 @pytest.fixture
-def dependents():
-    """Of all those that are in memory."""
-    dependents = Dependents(WORLD)
-    for each in WORLD.values():
-        if each.resident is not None:
-            dependents.loaded(each)
+def models():
+    """A thousand models, some of which are ensembles."""
+    return Models(**{f"m{number}": () for number in range(1000)})
+
+
+@pytest.fixture
+def dependents(models):
+    """Of all those."""
+    dependents = Dependents(models)
+    models.load(dependents, "whole", "pre", "model", "pre")
+    models.load(dependents, "other", "model")
+    models.load(dependents, "outer", "whole", "post")
     return dependents
 
 
-@pytest.mark.parametrize(
-    ("name", "wholes"), [("pre", ["whole"]), ("model", ["whole", "other"]), ("whole", []), ("nobody", [])]
-)
-def test_who_is_made_of_a_model(dependents, name, wholes):
-    """Those in memory, of the same repository; an archive's members are its own."""
-    assert dependents.wholes_of(name) == wholes
+def test_what_a_model_is_made_of_and_what_of_it(dependents):
+    """Ensembles in memory alone; a model that one has twice is one."""
+    assert [dependents.wholes_of(name) for name in ("pre", "model", "whole", "m1")] == [
+        ["whole"],
+        ["whole", "other"],
+        ["outer"],
+        [],
+    ]
+    assert dependents.all_wholes_of("model") == ["whole", "other", "outer"]
+    assert dependents.parts("whole") == {"pre", "model"}
+    assert (dependents.parts_of("whole"), dependents.parts_of("other"), dependents.parts_of("pre")) == (["pre"], [], [])
+    assert repr(dependents) == "<Dependents of 3 ensembles>"
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"), [("whole", ["pre"]), ("other", []), ("pre", []), ("evicted", []), ("nobody", [])]
-)
-def test_what_a_model_is_made_of(dependents, name, parts):
-    """Registered ones alone, and those that no other model in memory is made of."""
-    assert dependents.parts_of(name) == parts
+def test_what_has_left_or_changed_is_known(dependents, models):
+    """Another model's ensembles are wired again, and hold nothing of it."""
+    models.load(dependents, "other", "m1")
+    assert dependents.wholes_of("model") == ["whole"]
+    models.load(dependents, "model")
+    models.unload(dependents, "model")
+    assert models.unwired == ["whole"]
+    models.unload(dependents, "whole")
+    assert (dependents.wholes_of("pre"), dependents.parts("whole")) == ([], frozenset())
 
 
-def test_all_that_a_model_is_made_of(dependents):
-    """Whether somebody registered it or not."""
-    assert dependents.held_by("whole") == {"pre", "model", "gone"}
-    assert dependents.held_by("evicted") == dependents.held_by("nobody") == set()
+def test_a_pinned_ensemble_keeps_what_it_consists_of(dependents, models):
+    """And what that consists of, whichever came first; until the last of those that keep it has left."""
+    for name in ("pre", "model", "post"):
+        models.load(dependents, name)
+    models.load(dependents, "outer", "whole", "post", pinned=True)
+    assert [models[name].pinned for name in ("whole", "post", "pre", "model", "other")] == [True] * 4 + [False]
+    models.load(dependents, "pre")
+    assert models["pre"].pinned
+    models.unload(dependents, "outer")
+    assert not any(models[name].pinned for name in ("whole", "post", "pre", "model"))
 
 
-class Counted(dict):
-    """Models, and how many of them were looked at."""
-
-    looks = 0
-
-    def get(self, name, default=None):
-        """One look."""
-        self.looks += 1
-        return super().get(name, default)
-
-    def values(self):
-        """A look at all of them."""
-        self.looks += len(self)
-        return super().values()
-
-
-def test_only_wholes_and_parts_are_looked_at():
-    """However many models there are: those that have left, or hold it no more, once."""
-    models = Counted({f"m{number}": entry(f"/r/m{number}") for number in range(1000)})
-    models |= WORLD
-    dependents = Dependents(models)
-    for name in ("whole", "other", "far"):
-        dependents.loaded(models[name])
-    models["other"] = entry("/r/other", "m1")
-    dependents.loaded(models["other"])
-    for asked, name, found in (
-        (dependents.wholes_of, "model", ["whole"]),
-        (dependents.wholes_of, "m1", ["other"]),
-        (dependents.wholes_of, "m2", []),
-        (dependents.parts_of, "other", ["m1"]),
-        (dependents.parts_of, "whole", ["pre", "model"]),
-    ):
-        models.looks = 0
-        assert asked(name) == found
-        assert models.looks < 20
-    assert repr(dependents) == "<Dependents of 4 members>"
+def test_only_wholes_and_parts_are_looked_at(dependents, models):
+    """However many models there are."""
+    models.looks = 0
+    models.load(dependents, "other", "m1")
+    assert dependents.wholes_of("m1") == ["other"]
+    models.unload(dependents, "m2")
+    assert models.looks < 20
 
 
 ENSEMBLE = """
@@ -170,7 +171,7 @@ async def test_an_ensemble_changes_and_goes_with_its_parts(toys, tmp_path, write
         await engine.reload("a")
         await engine.reload("e")
         await engine.unload("e")
-        assert [name for name, _ in engine.index.registered()] == ["a"]
+        assert [name for name, _ in engine.index.registered()] == ["a", "b"]
 
 
 @pytest.mark.parametrize("names", ["abef", "abfe"])
@@ -438,6 +439,7 @@ async def test_an_ensemble_that_did_not_load_for_a_part_is_loaded_with_it(
         await engine.reload("b")
         assert await answered(engine, toys, "e") == 4
         await engine.unload("e")
+        await engine.unload("b")
         spoil()
         await fails("b", "e")
         await engine.unload("e")

@@ -99,6 +99,7 @@ class Artifact:
     tried_first: bool = False
     alone: bool = False
     content: object = field(default_factory=object)
+    steps: tuple = ()
     released: int = 0
 
     def release(self):
@@ -114,6 +115,7 @@ class Held:
     """
 
     memory_only = False
+    steps = ()
 
     def __init__(self, press, name, footprint):
         self.press = press

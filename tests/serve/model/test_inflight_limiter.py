@@ -7,7 +7,7 @@ import pytest
 
 from model_handlers.config.model_config import EnsembleStep
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from serve.model.ensemble import EnsembleModel, InflightLimiter, InflightLimiters
+from serve.model.ensemble import EnsembleModel, InflightLimiters
 from serve.model.model import Model
 from serve.request import InferenceRequest, InferenceResponse, Layout
 from serve.statistics import ModelStats
@@ -20,10 +20,14 @@ class Stage:
 
     name = "stage"
 
-    def __init__(self, turnstiles):
-        self.turnstile = InflightLimiter(turnstiles, self)
+    def __init__(self, limiter):
+        self._limiter = limiter
         self.inside = []
         self.refuses = False
+
+    def ask(self, request):
+        """Submit a request, now or when it is its turn."""
+        self._limiter.submit(self, request)
 
     def submit(self, request):
         """Take it, or not."""
@@ -44,8 +48,8 @@ class Stage:
 @pytest.fixture
 def stages():
     """Two steps, the second behind the first, that take two at a time; answers of the first go to the second."""
-    turnstiles = InflightLimiters(2)
-    return Stage(turnstiles), Stage(turnstiles)
+    first, second = InflightLimiters(2, 2).steps
+    return Stage(first), Stage(second)
 
 
 class Clients:
@@ -58,7 +62,7 @@ class Clients:
         """A request of the first step."""
         request = InferenceRequest(NOTHING, [], self._first_is_over, name)
         request.on_response = self.go_on
-        self.first.turnstile.submit(request)
+        self.first.ask(request)
         return request
 
     def _first_is_over(self, request, result):
@@ -69,7 +73,7 @@ class Clients:
 
     def go_on(self, request, _response):
         """A stage has answered: to the next one."""
-        self.second.turnstile.submit(InferenceRequest(NOTHING, [], self.second_is_over, request.id))
+        self.second.ask(InferenceRequest(NOTHING, [], self.second_is_over, request.id))
 
     def second_is_over(self, request, result):
         """The last stage has answered."""
@@ -131,7 +135,7 @@ def test_who_leaves_while_waiting_is_told_at_once(stages):
     first.answer()
     assert first.names == ["b", "d"]
     followers = []
-    clients.go_on = lambda request, _: second.turnstile.submit(
+    clients.go_on = lambda request, _: second.ask(
         followers.append(InferenceRequest(NOTHING, [], clients.second_is_over, request.id)) or followers[-1]
     )
     first.answer()
@@ -186,8 +190,8 @@ async def test_who_waits_is_counted_and_told_when_the_ensemble_goes(toys):
 def test_everybody_is_answered_once(seed):
     """Whatever the order, and whoever leaves; and nobody is beyond the limit."""
     order = random.Random(seed)
-    turnstiles = InflightLimiters(order.randint(1, 3))
-    first, second = stages = Stage(turnstiles), Stage(turnstiles)
+    limiters = InflightLimiters(order.randint(1, 3), 2)
+    first, second = stages = [Stage(limiter) for limiter in limiters.steps]
     clients = Clients(first, second)
     asked = []
     for number in range(200):
@@ -200,7 +204,7 @@ def test_everybody_is_answered_once(seed):
                 leaver.cancel()
         elif (stage := order.choice(stages)).inside:
             stage.answer(order.randrange(len(stage.inside)))
-        assert all(len(stage.inside) <= turnstiles.most for stage in stages)
+        assert all(len(stage.inside) <= limiters.most for stage in stages)
     while first.inside or second.inside:
         for stage in stages:
             if stage.inside:

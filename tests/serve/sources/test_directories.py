@@ -438,36 +438,28 @@ ensemble_scheduling { step { model_name: "part" input_map { key: "x" value: "IN"
 """
 
 
-async def test_a_model_and_what_it_consists_of_stay_on_disk_while_it_is_loaded(
-    put, repository, tmp_path, write_repository_model
-):
-    """All of them are held, until the model is released, or does not load."""
-    part = tree(write_repository_model(tmp_path / "part"))
-    put({"whole/config.pbtxt": ENSEMBLE, **{f"part/{name}": content for name, content in part.items()}})
+async def test_a_model_stays_on_disk_while_it_is_loaded(put, repository):
+    """It is held until it is released, or does not load; the models of an ensemble hold what is theirs."""
+    put({"whole/config.pbtxt": ENSEMBLE})
     models = repository()
 
     def on_disk():
-        for name in ("whole", "part"):
-            models.discard(name)
-        return [name for name in ("whole", "part") if models.copies(name)]
+        models.discard("whole")
+        return bool(models.copies("whole"))
 
     def prepare():
         return ModelLoader(asyncio.get_running_loop(), {}).prepare("whole", S3Model(models, "whole"), NEVER)
 
     prepared = prepare()
-    assert [member.directory.path.name for member in prepared.members] == ["part"]
+    assert prepared.steps == ("part",)
     assert prepared.download_ns > 0
-    assert on_disk() == ["whole", "part"]
+    assert on_disk()
     prepared.release()
-    assert on_disk() == []
-    put(dict.fromkeys(f"part/{name}" for name in part))
-    alone = prepare()
-    assert alone.members == ()
-    alone.release()
-    put({"part/config.pbtxt": b"platform: {"})
+    assert not on_disk()
+    put({"whole/config.pbtxt": b"platform: {"})
     with pytest.raises(MmeError):
         prepare()
-    assert on_disk() == []
+    assert not on_disk()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from serve.sources.layout import list_models
-from serve.sources.repository import ModelDirectory, open_model, open_target
+from serve.sources.repository import ModelDirectory, open_model, open_target, parts_beside
 from serve.sources.scripts import Scripts
 
 ONNX = 'backend: "onnxruntime"\n'
@@ -182,11 +182,13 @@ def test_an_archive_is_a_namespace_of_its_own(tree):
 
 
 def test_an_ensemble_in_a_repository_takes_what_lies_beside_it(tree):
-    """Its parts and theirs, and nobody else."""
+    """For a command that packs it: its parts and theirs, and nothing else."""
     files = {"a/config.pbtxt": ENSEMBLE % "b", "b/config.pbtxt": ENSEMBLE % "c", "c/1/model.onnx": ""}
     root = tree({**files, "other/1/model.onnx": ""})
+    model = open_model(root / "a", "a")
 
-    assert sorted(member.name for member in open_model(root / "a", "a").members) == ["a:b", "a:c"]
+    assert (model.members, model.steps) == ((), ("b",))
+    assert parts_beside(model) == [root / "b", root / "c"]
 
 
 @pytest.mark.parametrize("filename", ["../../secret", "/etc/passwd", "a/../../b", "."])
@@ -347,24 +349,28 @@ def test_a_server_may_say_how_large_batches_are(backend, size, tree):
     assert model.config.default_max_batch_size == size
 
 
-def test_the_parts_of_an_ensemble_are_counted_as_the_models_that_they_are(tree, tmp_path):
-    """By the name that clients know them by, which two repositories may make longer."""
-    step = 'step { model_name: "p" input_map { key: "x" value: "X" } output_map { key: "y" value: "Y" } }'
+@pytest.mark.parametrize(
+    ("step", "others", "name"),
+    [
+        ('"p"', (), "p"),
+        ('"p"', ("other",), "m/p"),
+        ('"p" model_namespace: "other"', ("other",), "other/p"),
+        ('"p" model_namespace: "third"', ("other",), "third/p"),
+        ('"../p"', (), "../p"),
+        ('"sent"', ("other",), "sent"),
+    ],
+)
+def test_the_models_of_an_ensemble_are_those_that_clients_know(tree, tmp_path, step, others, name):
+    """By their names, which two repositories may make longer; a client may have sent the files of one."""
+    step = f'step {{ model_name: {step} input_map {{ key: "x" value: "X" }} output_map {{ key: "y" value: "Y" }} }}'
     tensors = (
         'input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }'
     )
-    root = tree(
-        {
-            "e/config.pbtxt": f'platform: "ensemble" {tensors} ensemble_scheduling {{ {step} }}',
-            "e/1/": "",
-            "p/1/model.onnx": "x",
-        }
-    )
+    config = f'platform: "ensemble" {tensors} ensemble_scheduling {{ {step} }}'
+    root = tree({"e/config.pbtxt": config, "e/1/": "", "p/1/model.onnx": "x"})
     (tmp_path / "other" / "p").mkdir(parents=True)
 
-    assert [part.counted_as for part in open_model(root / "e", "e").members] == ["p"]
-    both = open_model(root / "e", "e", others=(tmp_path / "other",))
-    assert [part.counted_as for part in both.members] == ["m/p"]
+    assert open_model(root / "e", "e", others=tuple(tmp_path / each for each in others)).steps == (name,)
 
 
 NO_TEXT = os.fsdecode(b"m\xff")
