@@ -350,14 +350,15 @@ def test_a_model_of_triton_beside_scripts_is_what_it_was(asker):
 # -- loading ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_fn_that_fails_is_named_by_the_load(platform, folders):
+def test_a_model_fn_that_fails_is_named_by_the_load(serve, folders):
     """LOAD answers with the exception and its line, and the model is not there."""
-    answer = platform.server.ask("POST", "/models", {"model_name": "broken", "url": str(folders["broken"])})
+    server = serve({"SAGEMAKER_MULTI_MODEL": "true"})
+    answer = server.ask("POST", "/models", {"model_name": "broken", "url": str(folders["broken"])})
 
     assert answer.status == 400
     assert "failed while model_fn ran: OSError: no weights here" in answer.error
     assert "code/inference.py(1): model_fn" in answer.error
-    assert platform.server.ask("GET", "/models/broken").status == 404
+    assert server.ask("GET", "/models/broken").status == 404
 
 
 def test_a_model_fn_that_fails_is_named_to_who_asks(store):
@@ -419,55 +420,55 @@ def test_a_script_is_a_script_whatever_bodies_mean_to_other_models(serve, in_s3,
         assert ("server-timing" in answer.headers) == cold
 
 
-def test_what_a_script_prints_and_logs_is_in_the_log(platform):
+def test_what_a_script_prints_and_logs_is_in_the_log(store):
     """With the model's name; its logging shows from INFO on, as in SageMaker's containers."""
-    platform.ask("tells", b"", "text/x-logged")
+    ByHeader(store).ask("tells", b"", "text/x-logged")
 
     def logged(words):
-        lines = [line for line in platform.server.lines if words in line["message"]]
+        lines = [line for line in store.lines if words in line["message"]]
         return lines and lines[-1]["target_model"]
 
-    assert eventually(lambda: logged("asked with text/x-logged"), "the line that the script logged") == "tells"
-    assert eventually(lambda: logged("loading from "), "the line that the script printed") == "rooted"
+    assert eventually(lambda: logged("asked with text/x-logged"), "the line that the script logged") == "tells.tar.gz"
+    assert eventually(lambda: logged("loading from "), "the line that the script printed") == "rooted.tar.gz"
 
 
 # -- KServe's routes ---------------------------------------------------------------------------------------------------
 
 
-def test_kserve_sees_an_ordinary_model_of_bytes(platform):
+def test_kserve_sees_an_ordinary_model_of_bytes(store):
     """Metadata, configuration and statistics are those of a model with one UINT8 tensor on either side."""
-    metadata = platform.server.ask("GET", "/v2/models/digits").json
+    metadata = store.ask("GET", "/v2/models/digits.tar.gz").json
     (tensor,) = metadata["inputs"]
     assert (tensor["name"], tensor["datatype"], tensor["shape"]) == ("BODY", "UINT8", [-1])
     assert metadata["outputs"] == metadata["inputs"]
-    config = platform.server.ask("GET", "/v2/models/digits/config").json
+    config = store.ask("GET", "/v2/models/digits.tar.gz/config").json
     assert (config["backend"], config["max_batch_size"]) == ("sagemaker", 0)
 
-    before = platform.server.ask("GET", "/v2/models/digits/stats").json["model_stats"][0]["inference_count"]
-    platform.ask("digits", b"[" + json.dumps(ROWS[0].tolist()).encode() + b"]")
-    after = platform.server.ask("GET", "/v2/models/digits/stats").json["model_stats"][0]["inference_count"]
+    before = store.ask("GET", "/v2/models/digits.tar.gz/stats").json["model_stats"][0]["inference_count"]
+    ByHeader(store).ask("digits", b"[" + json.dumps(ROWS[0].tolist()).encode() + b"]")
+    after = store.ask("GET", "/v2/models/digits.tar.gz/stats").json["model_stats"][0]["inference_count"]
     assert after == before + 1
 
 
-def test_kserve_infers_with_tensors_and_parameters(platform):
+def test_kserve_infers_with_tensors_and_parameters(store):
     """Triton's client sends the body as a tensor and the content type as a parameter, and gets both back."""
     body = np.frombuffer(FORMS["text/csv"][0](ROWS[:2]), np.uint8)
     tensor = triton.InferInput("BODY", [len(body)], "UINT8")
     tensor.set_data_from_numpy(body)
 
-    with triton.InferenceServerClient(platform.server.address) as client:
-        result = client.infer("digits", [tensor], parameters={"content_type": "text/csv", "accept": "text/csv"})
+    with triton.InferenceServerClient(store.address) as client:
+        result = client.infer("digits.tar.gz", [tensor], parameters={"content_type": "text/csv", "accept": "text/csv"})
 
     assert len(result.as_numpy("BODY").tobytes().split()) == 2
     assert result.get_response()["parameters"]["content_type"] == "text/csv"
 
 
-def test_kserve_errors_are_the_same(platform):
+def test_kserve_errors_are_the_same(store):
     """A content type that is not read is 415 there as well."""
     request = {"inputs": [{"name": "BODY", "shape": [1], "datatype": "UINT8", "data": [65]}]}
     request["parameters"] = {"content_type": "text/xml"}
 
-    answer = platform.server.ask("POST", "/v2/models/digits/infer", request)
+    answer = store.ask("POST", "/v2/models/digits.tar.gz/infer", request)
 
     assert answer.status == 415
     assert "text/xml" in answer.error
@@ -478,13 +479,13 @@ def test_kserve_errors_are_the_same(platform):
 
 def test_a_single_script_is_what_invocations_asks(serve, folders):
     """The folder that SageMaker mounts is the model, called `model`; /ping waits for it."""
-    server = serve({"MME_MODEL_DIR": str(folders["digits"])})
+    server = serve({"MME_MODEL_DIR": str(folders["custom"])})
 
-    answer = server.ask("POST", "/invocations", FORMS["text/csv"][0](ROWS), Content_Type="text/csv", Accept="text/csv")
+    answer = server.ask("POST", "/invocations", b"1,2\n3,4\n", Content_Type="text/csv", Accept="text/csv")
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/csv"
-    assert len(answer.body.split()) == len(ROWS)
-    assert server.ask("GET", "/models").json["models"] == [{"modelName": "model", "modelUrl": str(folders["digits"])}]
+    assert answer.body.split() == [b"2.0,4.0", b"6.0,8.0"]
+    assert server.ask("GET", "/models").json["models"] == [{"modelName": "model", "modelUrl": str(folders["custom"])}]
     assert server.ask("POST", "/invocations", b"", Content_Type="text/xml").status == 415
 
 
@@ -558,22 +559,22 @@ def test_a_body_that_comes_while_its_model_leaves_memory_waits_for_it_to_come_ba
 
 def test_a_script_in_an_archive_of_its_own_is_fetched(serve, tmp_path, s3, s3_url, bucket, aws):
     """SAGEMAKER_SUBMIT_DIRECTORY may be in S3, as the SageMaker SDK has it for scikit-learn."""
-    source = scripts.lay_out(tmp_path / "source", scripts.CLASSIFIER, "inference.py")
+    source = scripts.lay_out(tmp_path / "source", scripts.TELLS, "inference.py", **{"helper.py": "NUMBER = 3"})
     s3.upload_file(str(models.pack(source, tmp_path / "sourcedir.tar.gz")), bucket, "job/source/sourcedir.tar.gz")
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "model.joblib").write_bytes(digits.dumped())
+    (folder / "weights").touch()
     submitted = {"SAGEMAKER_SUBMIT_DIRECTORY": f"s3://{bucket}/job/source/sourcedir.tar.gz"}
 
     server = serve({"MME_MODEL_DIR": str(folder), **submitted, **aws(s3_url)})
 
-    answer = server.ask("POST", "/invocations", FORMS["text/csv"][0](ROWS), Content_Type="text/csv")
-    assert len(answer.json) == len(ROWS)
+    told = server.ask("POST", "/invocations", b"1,2", Content_Type="text/csv").json
+    assert (told["number"], told["model"]["files"]) == (3, ["weights"])
 
 
 def test_a_script_in_a_mounted_archive_serves_every_model(serve, tmp_path):
     """As Amazon's containers take SAGEMAKER_SUBMIT_DIRECTORY; SAGEMAKER_PROGRAM names the file in it."""
-    source = scripts.lay_out(tmp_path / "source", scripts.CLASSIFIER, "script.py")
+    source = scripts.lay_out(tmp_path / "source", scripts.TELLS, "script.py", **{"helper.py": "NUMBER = 3"})
     archive = shutil.make_archive(str(tmp_path / "user_code"), "gztar", source)
     server = serve(
         {
@@ -587,10 +588,10 @@ def test_a_script_in_a_mounted_archive_serves_every_model(serve, tmp_path):
     for name in ("first", "second"):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "model.joblib").write_bytes(digits.dumped())
+        (folder / name).touch()
         assert server.ask("POST", "/models", {"model_name": name, "url": str(folder)}).status == 200
-        answer = server.ask("POST", f"/models/{name}/invoke", FORMS["text/csv"][0](ROWS), Content_Type="text/csv")
-        assert len(answer.json) == len(ROWS)
+        told = server.ask("POST", f"/models/{name}/invoke", b"1,2", Content_Type="text/csv").json
+        assert (told["number"], told["model"]["files"]) == (3, [name])
 
 
 def test_a_single_script_that_fails_keeps_ping_unhealthy(serve, folders):
