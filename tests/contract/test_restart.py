@@ -19,8 +19,6 @@ from tests.contract import models
 from tests.contract.server import PATIENCE, alive, eventually, kill
 from tests.processes import is_over
 
-pytestmark = pytest.mark.usefixtures("begun_by_exec")
-
 TARGET = "X_Amzn_SageMaker_Target_Model"
 
 
@@ -108,7 +106,7 @@ def test_what_is_answered_is_kept(serve, tmp_path):
     assert list(listed(server)) == ["m1", "m3"]
 
 
-@pytest.mark.parametrize("mode", ["store", "repository"])
+@pytest.mark.parametrize("mode", ["store", pytest.param("repository", marks=pytest.mark.long)])
 def test_self_managed_models_survive_their_worker(serve, tmp_path, mode):
     """What requests and KServe's repository API loaded is registered and ready; what they unloaded is not loaded again."""
     for number in (1, 2, 3):
@@ -187,7 +185,7 @@ def test_a_reload_of_the_master_fails_no_ping(serve):
     eventually(lambda: alive(server), "another worker")
 
 
-@pytest.mark.parametrize("port", ["GRPC", "METRICS"])
+@pytest.mark.parametrize("port", ["GRPC", pytest.param("METRICS", marks=pytest.mark.long)])
 def test_a_reload_of_the_master_waits_for_the_ports_of_a_busy_worker(serve, port):
     """One that is told to end and does not get round to it keeps its ports: the next one has to be patient."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -13,8 +13,6 @@ import pytest
 from tests.contract import models
 from tests.contract.server import SCRIPTS, clean_environment, eventually
 
-pytestmark = pytest.mark.usefixtures("begun_by_exec")
-
 
 @pytest.mark.parametrize(
     ("command", "environ", "sentences"),
@@ -81,7 +79,12 @@ def test_a_model_that_fails_makes_a_server_unready_that_is_strict(serve, tmp_pat
     )
 
 
-@pytest.mark.parametrize("words", [(), ("--model-control-mode=none",), ("--load-model=slow",)])
+_OTHER_MODES = [
+    pytest.param((word,), marks=pytest.mark.long) for word in ("--model-control-mode=none", "--load-model=slow")
+]
+
+
+@pytest.mark.parametrize("words", [(), *_OTHER_MODES])
 def test_a_repository_is_ready_when_its_loads_at_start_are_over(serve, tmp_path, words):
     """In every mode, so that a rollout waits; who asks before is answered as soon as that model is there."""
     go_on = tmp_path / "go-on"
@@ -101,7 +104,10 @@ def test_a_repository_is_ready_when_its_loads_at_start_are_over(serve, tmp_path,
     assert server.ask("GET", "/v2/models/slow/ready").status == 200
 
 
-@pytest.mark.parametrize(("host", "why"), [("127.0.0.1", "Address already in use"), ("192.0.2.1", "Cannot assign")])
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("127.0.0.1", "Address already in use"), pytest.param("192.0.2.1", "Cannot assign", marks=pytest.mark.long)],
+)
 def test_a_place_that_can_not_be_listened_to_is_said_and_ends(serve, tmp_path, host, why):
     """A second server on the same port, or one at somebody else's address, ends with a sentence that says what to do."""
     first = serve({"SAGEMAKER_MULTI_MODEL": "true"})
