@@ -123,6 +123,7 @@ def test_a_full_control_group_refuses_models_and_makes_room_for_them(tmp_path, a
         assert invoke(server, refused).status == 200
 
 
+@pytest.mark.long
 def test_trees_compute_where_no_thread_can_be_started(tmp_path, archives, trees):
     """Their threads are there since the load: no instance that executes for the first time ends the server."""
     name, request, expected = trees

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 
 import numpy as np
 import pytest
 
 from tests.contract import models, scripts
+from tests.contract.saved_models import unpack
 from tests.frameworks import framework
 
 ROWS = np.random.default_rng(0).random((20, 3)).astype(np.float32)
@@ -59,7 +59,8 @@ def test_a_booster_among_many_models_answers_in_json(serve, booster):
     assert "5 numbers, and the model 3 features" in refused.error
 
 
-@pytest.mark.parametrize("kind", ["folder", pytest.param("archive", marks=_LONG), pytest.param("alone", marks=_LONG)])
+@_LONG
+@pytest.mark.parametrize("kind", ["folder", "archive", "alone"])
 def test_a_booster_in_a_folder_of_its_archive_is_served(serve, booster, tmp_path, kind):
     """`tar -czf model.tar.gz model` in place of what lies in it; the platform's unpacking makes no difference."""
     folder, expected = booster
@@ -106,17 +107,7 @@ def test_a_model_of_hugging_face_is_its_pipeline(serve, tmp_path):
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
     """The folder of a SavedModel that halves and adds two, as its archive unpacks."""
-    tf = framework("tensorflow")
-    module = tf.Module()
-    module.half = tf.Variable(0.5)
-    row = [tf.TensorSpec([None], tf.float32, "x")]
-    call = tf.function(lambda x: {"y": x * module.half + 2}, row, autograph=False)
-    module.call = call
-    folder = tmp_path_factory.mktemp("opt") / "model"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of TensorFlow, about itself
-        tf.saved_model.save(module, str(folder / "half_plus_two/00000123"), call)
-    return folder
+    return unpack("half_plus_two", tmp_path_factory.mktemp("opt") / "model")
 
 
 def test_a_saved_model_among_many_answers_as_tensorflow_serving(serve, half, tmp_path):

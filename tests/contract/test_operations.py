@@ -25,6 +25,7 @@ from tests.contract.test_ensembles import PYTHON, python_model
 from tests.processes import is_over
 from tests.waiting import PATIENCE
 
+_LONG = pytest.mark.long
 LOOPBACK = {"MME_HOST": "127.0.0.1", "MME_PORT": "0"}
 STORE = {"MME_MODEL_STORE": "s3://bucket/models", "AWS_DEFAULT_REGION": "us-east-1"}
 CONTAINER = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/"}
@@ -34,9 +35,17 @@ CONTAINER = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/"}
     ("environ", "words"),
     [
         ({"AWS_ENDPOINT_URL_S3": "minio:9000"}, "Invalid endpoint: minio:9000"),
-        ({**CONTAINER, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "/no/token"}, "/no/token"),
-        ({**CONTAINER, "AWS_CONTAINER_AUTHORIZATION_TOKEN": "t\n"}, "Auth token value is not a legal header value"),
-        ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://example.org/"}, "Unsupported host 'example.org'"),
+        pytest.param({**CONTAINER, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "/no/token"}, "/no/token", marks=_LONG),
+        pytest.param(
+            {**CONTAINER, "AWS_CONTAINER_AUTHORIZATION_TOKEN": "t\n"},
+            "Auth token value is not a legal header value",
+            marks=_LONG,
+        ),
+        pytest.param(
+            {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://example.org/"},
+            "Unsupported host 'example.org'",
+            marks=_LONG,
+        ),
         ({"AWS_PROFILE": "nobody"}, "nobody"),
     ],
 )

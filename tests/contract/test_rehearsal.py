@@ -162,7 +162,10 @@ def test_an_endpoint_of_one_model_streams_and_answers_asynchronously(environment
 
 @pytest.mark.parametrize(
     ("prefix", "sentence"),
-    [("{}/empty", "there is no archive (*.tar.gz) in s3://"), ("{}-none", "does not exist: create it")],
+    [
+        ("{}/empty", "there is no archive (*.tar.gz) in s3://"),
+        pytest.param("{}-none", "does not exist: create it", marks=pytest.mark.long),
+    ],
 )
 def test_a_prefix_without_archives_is_told_at_once(environment, bucket, tmp_path, prefix, sentence):
     """The endpoint is there all the same: archives may come later."""

@@ -407,7 +407,7 @@ def test_a_model_that_turns_from_a_script_into_tensors(store, folders, s3, bucke
     s3.delete_object(Bucket=bucket, Key="scripts/turning.tar.gz")
 
 
-@pytest.mark.parametrize("inference_type", ["generate", "generate_stream"])
+@pytest.mark.parametrize("inference_type", [pytest.param("generate", marks=pytest.mark.long), "generate_stream"])
 def test_a_script_is_a_script_whatever_bodies_mean_to_other_models(serve, in_s3, inference_type):
     """Triton's inference types are about tensors; an answer that waited for its load says so all the same."""
     server = serve({**in_s3, "SAGEMAKER_TRITON_INFERENCE_TYPE": inference_type})

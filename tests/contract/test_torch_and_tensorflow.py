@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.contract.rows import ROWS, assert_each_gets_its_own, infer
+from tests.contract.saved_models import unpack
 from tests.contract.server import Server, eventually
 from tests.frameworks import framework_later
 
 torch = framework_later("torch")
-tf = framework_later("tensorflow")
 
 TORCH = """
 backend: "pytorch" max_batch_size: 6 dynamic_batching { max_queue_delay_microseconds: 20000 }
@@ -25,7 +25,7 @@ NAMES = {"script": ("INPUT__0", "OUTPUT__0"), "saved": ("x", "y")}
 
 @pytest.fixture(scope="module")
 def expected():
-    """What the libraries themselves answer to ROWS, by the model's name; filled when the models are made."""
+    """What each model has to answer to ROWS, by its name; filled when the models are made."""
     return {}
 
 
@@ -41,12 +41,8 @@ def server(tmp_path_factory, expected):
         torch.jit.script(module).save(folder / "script/1/model.pt")
     (folder / "script/config.pbtxt").write_text(TORCH)
     expected["script"] = module(torch.from_numpy(ROWS)).detach().numpy()
-    saved = tf.Module()
-    saved.weights = tf.Variable(ROWS[:3, :2])
-    call = tf.function(lambda x: {"y": x @ saved.weights}, input_signature=[tf.TensorSpec([None, 3], tf.float32, "x")])
-    saved.call = call
-    tf.saved_model.save(saved, str(folder / "saved/1/model.savedmodel"), call)
-    expected["saved"] = call(tf.constant(ROWS))["y"].numpy()
+    unpack("rows_times", folder / "saved/1")
+    expected["saved"] = ROWS @ ROWS[:3, :2]
     environ = {"MME_MODEL_REPOSITORY": str(folder), "MME_PING_MODE": "ready"}
     with Server(tmp_path_factory.mktemp("server"), environ) as server:
         yield server

@@ -64,8 +64,11 @@ def refused(folder, wanted, patience):
     return raised.value
 
 
-def test_packages_are_installed_in_front_of_the_servers(folder, want, patience):
-    """What the model asks for is there, and behind it what the server has: its numpy, above all."""
+def test_packages_are_installed_in_front_of_the_servers(folder, want, patience, caplog):
+    """What the model asks for is there, and behind it what the server has: its numpy, above all.
+
+    A second load finds it, as does a later run of the server: nothing runs for it.
+    """
     environment = Environments(folder).provide(want("greeting==1.0\n"), patience)
 
     assert told(environment, "import greeting; print(greeting.VERSION, greeting.__file__)").startswith(
@@ -74,6 +77,11 @@ def test_packages_are_installed_in_front_of_the_servers(folder, want, patience):
     assert told(environment, "import numpy; print(numpy.__file__)") == np.__file__
     assert names(folder) == [environment.prefix.name, f"{environment.prefix.name}.complete"]
     assert not (environment.prefix / "tmp").exists()
+
+    with caplog.at_level(logging.INFO, "mme.model"):
+        caplog.clear()
+        assert Environments(folder).find(want("greeting==1.0\n"), patience) == environment
+    assert caplog.records == []
 
 
 @pytest.mark.long
@@ -131,6 +139,7 @@ def test_files_outside_of_the_models_folder_are_not_included(folder, want, patie
     assert "root:" not in error.value.message
 
 
+@pytest.mark.long
 def test_files_inside_of_the_models_folder_are_included(folder, want, patience):
     """In folders below it, too."""
     wanted = want("# -r /etc/passwd\n-r more/requirements.txt\n")
@@ -153,13 +162,18 @@ def test_values_of_variables_are_not_told(folder, want, patience, monkeypatch):
     ("text", "words"),
     [
         ("nosuchpackage==1.0\n", "ERROR: No matching distribution found for nosuchpackage==1.0"),
-        ("greeting==3.0\n", "ERROR: No matching distribution found for greeting==3.0"),
-        ("greeting==2.0\n", "ERROR: No matching distribution found for voice"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("greeting==3.0\n", "ERROR: No matching distribution found for greeting==3.0"),
+                ("greeting==2.0\n", "ERROR: No matching distribution found for voice"),
+                ("what is this?\n", "ERROR: Invalid requirement: 'what is this?'"),
+                ("-r nowhere.txt\n", "ERROR: Could not open requirements file"),
+            )
+        ),
         ("greeting==1.0\ngreeting==2.0\n", "ERROR: Cannot install greeting==1.0 and greeting==2.0"),
-        ("what is this?\n", "ERROR: Invalid requirement: 'what is this?'"),
-        ("-r nowhere.txt\n", "ERROR: Could not open requirements file"),
     ],
-    ids=["unknown", "other version", "dependency", "conflict", "nonsense", "no such file"],
+    ids=["unknown", "other version", "dependency", "nonsense", "no such file", "conflict"],
 )
 def test_what_can_not_be_installed_is_told_in_pips_words(folder, want, patience, text, words):
     """Its last errors are the load's, and nothing is left."""
@@ -212,7 +226,7 @@ def package(folder, code):
     (folder / "backend.py").write_text(f"def build_wheel(*args):\n    {code}\n")
 
 
-@pytest.mark.parametrize("why", ["cancelled", "deadline"])
+@pytest.mark.parametrize("why", [pytest.param("cancelled", marks=pytest.mark.long), "deadline"])
 def test_who_gives_up_ends_pip_and_all_that_it_started(
     folder, want, tmp_path, private_temporary_folder, ends_once, why
 ):
@@ -247,15 +261,6 @@ def test_models_of_equal_requirements_install_once(folder, want, tmp_path, caplo
 
     assert len(made) == 1
     assert [record.getMessage() for record in caplog.records].count("Successfully installed greeting-1.0") == 1
-
-
-def test_a_second_load_finds_what_the_first_installed(folder, want, patience, caplog):
-    """As does a later run of the server; nothing runs for it."""
-    environment = Environments(folder).provide(want("greeting==1.0\n"), patience)
-    with caplog.at_level(logging.INFO, "mme.model"):
-        assert Environments(folder).find(want("greeting==1.0\n"), patience) == environment
-
-    assert caplog.records == []
 
 
 def test_what_is_asked_for_makes_another_environment(want, tmp_path, wheels, patience, monkeypatch):

@@ -175,7 +175,7 @@ def many(model, request):
 def large(model, request):
     sender = request.get_response_sender()
     for number in range(3):
-        sender.send(out(*np.full(2_000_000, number)))
+        sender.send(out(*np.full(500_000, number)))
     sender.send(flags=FINAL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -155,3 +156,31 @@ def test_a_compiled_package(files, torch, specs, tmp_path):
     np.testing.assert_allclose(scores, wanted.detach().numpy(), rtol=1e-5)
     with pytest.raises(MmeError, match=r"keeps names alone, neither types nor shapes \(it takes ARGS\[0\], ARGS\[1\]"):
         TorchHandler.load(ModelConfig("m"), path, CPU)
+
+
+class Runs:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_code_in_an_exported_program_is_never_run(files, load, tmp_path):
+    """torch.export.load would fall back to unpickling anything; here it does not."""
+    touched, evil = tmp_path / "touched", tmp_path / "evil.pt2"
+    with zipfile.ZipFile(files.two) as source, zipfile.ZipFile(evil, "w") as target:
+        for member in source.infolist():
+            data = source.read(member)
+            if "sample_inputs" in member.filename:
+                torch.save(Runs(touched), tmp_path / "sample.pt")
+                data = (tmp_path / "sample.pt").read_bytes()
+            target.writestr(member.filename, data)
+
+    assert recognise(evil, "m") is Format.EXPORTED
+    with pytest.raises(MmeError, match="PyTorch can't load model 'm'"):
+        load(evil, max_batch_size=0)
+    assert not touched.exists()
+    assert load(files.two).config.inputs[0].dims == (4,)

@@ -8,20 +8,10 @@ import zipfile
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.pytorch.programs import Format, recognise
+from model_handlers.pytorch.programs import recognise
 from tests.frameworks import framework
 
 torch = framework("torch")
-
-
-class Runs:
-    """Touches a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
 
 
 def written(path, **members):
@@ -83,24 +73,3 @@ def test_a_broken_script_is_refused(load, specs, tmp_path):
 
     assert caught.value.kind is Kind.INVALID_MODEL
     assert "\n" not in caught.value.message
-
-
-@pytest.mark.slow
-def test_code_in_an_exported_program_is_never_run(torch, load, tmp_path):
-    """torch.export.load would fall back to unpickling anything; here it does not."""
-    path, touched = tmp_path / "model.pt2", tmp_path / "touched"
-    torch.export.save(torch.export.export(torch.nn.Linear(4, 4), (torch.ones(2, 4),)), path)
-    evil = tmp_path / "evil.pt2"
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(evil, "w") as target:
-        for member in source.infolist():
-            data = source.read(member)
-            if "sample_inputs" in member.filename:
-                torch.save(Runs(touched), tmp_path / "sample.pt")
-                data = (tmp_path / "sample.pt").read_bytes()
-            target.writestr(member.filename, data)
-
-    assert recognise(evil, "m") is Format.EXPORTED
-    with pytest.raises(MmeError, match="PyTorch can't load model 'm'"):
-        load(evil, max_batch_size=0)
-    assert not touched.exists()
-    assert load(path, max_batch_size=0).config.inputs[0].dims == (2, 4)

@@ -97,7 +97,9 @@ def che(shares, capacity):
     return sum(share * (1 - math.exp(-share * high)) for share in shares)
 
 
-@pytest.mark.parametrize("capacity", [10, 30, 60])
+@pytest.mark.parametrize(
+    "capacity", [pytest.param(10, marks=pytest.mark.long), 30, pytest.param(60, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("exponent", [0.7, 1.0])
 def test_lru_hits_as_often_as_theory_says(capacity, exponent):
     """For models of one size, the share of requests that find theirs in memory is the one of Che's approximation."""

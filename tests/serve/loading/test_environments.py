@@ -243,6 +243,7 @@ def test_a_model_runs_in_the_environment_that_it_brings_packed(loader, kept, tmp
     assert prefix.startswith(f"{kept}/packed-")
 
 
+@pytest.mark.long
 def test_models_of_equal_environments_share_one(loader, kept, tmp_path, archive):
     """Each brings its own file; what is in it counts."""
     files = {"env.tar.gz": archive.read_bytes()}
