@@ -1,45 +1,54 @@
-"""The Flask application: every route of the contract, on whatever WSGI server runs it.
+"""Everything that is not inference over HTTP: the event loop awaits the operation, Flask makes the response.
 
-Under our own worker, Flask gets what is not inference; under any other server it gets everything, and hands the hot
-routes to the same functions. Views run on the server's threads and reach the engine through the event loop alone.
+One view serves every route. It runs on a thread of a small pool when the operation is over, which no load, unload or
+model's own code holds up: however many of these are under way, any other request is answered. Errors of ours need no
+thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import os
-import threading
-from typing import TYPE_CHECKING
+import io
+import logging
+import sys
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from flask import Flask, Response, current_app, request
-from werkzeug.exceptions import HTTPException, InternalServerError, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, InternalServerError, MethodNotAllowed
 from werkzeug.routing import PathConverter, UnicodeConverter
+from werkzeug.test import run_wsgi_app
 
-from container.control import kserve, runtime_api, sagemaker
-from container.control.on_loop import LoopThread, OnLoop, Parts, WaitingExchange
-from container.control.targets import parse_target, path_of
-from container.control.views import keep_out, refusal_answer, request_target
+from container.control.http import HttpOperations
+from container.control.routes import HOT, HTTP_ROUTES, Flavor, parse_target, path_of
 from container.dashboard import routes as dashboard
 from container.inference import errors
-from container.observe import metrics
-from container.observe.logs import configure
-from container.process.service import Service
-from container.settings import Settings
-from container.steps.access import Access, refused
-from container.steps.restrictions import Restrictions, category_of_route, role_of_route
-from model_handlers.errors import MmeError
+from container.steps.access import Doors, access_of
+from container.steps.restrictions import Restrictions
+from model_handlers.errors import Kind, MmeError
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterable
-    from wsgiref.types import StartResponse, WSGIEnvironment
+    from wsgiref.types import WSGIApplication
 
-    from container.control.views import View
-    from container.steps.access import Keys
+    from container.control.http import Build, Operation
+    from container.control.routes import Route
+    from container.http1 import Exchange
+    from container.http1.server import Gate
+    from container.process.service import Service
 
-_END_SECONDS = 20.0  # for models that still execute when the process ends
+    Answered = tuple[int, bytes, bytes]  # status, header lines and body
+
+T = TypeVar("T")
+_log = logging.getLogger("mme.wsgi")
+_THREADS = 8
+_OUTCOME = "mme.outcome"  # in the WSGI environment: what makes the response, or the error that is raised for it
+_OURS = frozenset({"content-length", "connection", "date", "transfer-encoding"})  # the HTTP server writes these
+_JSON = b"Content-Type: application/json\r\n"
 
 
 class _Name(UnicodeConverter):
@@ -58,151 +67,164 @@ class _Names(PathConverter):
         return unquote(value)
 
 
-def make_app(service: Service, on_loop: OnLoop) -> Flask:
-    """The application over a running service."""
+class OnLoop:
+    """Runs functions on the loop for threads that wait for their results."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The result of a function that touches the engine's state."""
+
+        async def on_loop() -> T:
+            return function(*args, **kwargs)
+
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result()
+
+
+class ControlPlane:
+    """Hands each request to the loop's hot routes, or to an operation and then to Flask.
+
+    Args:
+        service: what it serves.
+        loop: the event loop of the service.
+    """
+
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self._dispatch: Callable[[Any], bool] = service.routes.dispatch
+        self._poll = service.engine.poll
+        self._loop = loop
+        self._keys = service.keys
+        self._allowed_hosts = service.settings.allowed_hosts
+        self._restrictions = Restrictions(service.settings.http_restrictions)
+        self._pool = ThreadPool("flask", most=_THREADS, keeps_one=True)
+        self._operations: dict[str, Operation] = HttpOperations(service, self._on_thread).by_name()
+        self._app = _make_app()
+        if service.dashboard is not None:
+            self._app.register_blueprint(dashboard.blueprint(service.dashboard, OnLoop(loop), service.keys))
+        of_rule = {rule: route for route in HTTP_ROUTES for rule in route.rules}
+        of_endpoint = {_endpoint(route, rule): route for route in HTTP_ROUTES for rule in route.rules}
+        rules = self._app.url_map.iter_rules()
+        self._routes = {each.endpoint: of_endpoint.get(each.endpoint) or of_rule[each.rule] for each in rules}
+        self._adapter = self._app.url_map.bind("mme")
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def gate(self, sockets: Iterable[socket.socket]) -> Gate:
+        """Return which requests a server on these sockets lets in."""
+        return Doors(access_of(sockets, self._allowed_hosts), self._keys, self._role).refusal
+
+    def _role(self, method: str, target: bytes) -> str | None:
+        """What a request's key has to be for, by the route that answers; "" for any key where there is none."""
+        hot = parse_target(target)
+        if hot is not None and hot.flavor is None:
+            return None
+        if hot is not None and method == "POST":
+            return "inference"
+        route, _ = self._match(method, target)
+        return "" if route is None else route.key_role
+
+    def _match(self, method: str, target: bytes) -> tuple[Route | None, dict[str, Any]]:
+        """The route of a request beside inference, and the names in its path."""
+        path = path_of(target).decode("utf-8", "replace")
+        try:
+            rule, names = self._adapter.match(path, "GET" if method == "HEAD" else method, return_rule=True)
+        except HTTPException:
+            return None, {}
+        return self._routes[rule.endpoint], dict(names)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an inference request on the loop, any other when its operation is over."""
+        if self._dispatch(exchange):
+            return
+        task = self._loop.create_task(self._answer(exchange))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        route, names = self._match(exchange.method, exchange.target)
+        environ = make_environ(exchange)
+        try:
+            environ[_OUTCOME] = await self._outcome(exchange, route, names)
+        except MmeError as error:
+            flavor = Flavor.SAGEMAKER if route is None or route.flavor is None else route.flavor
+            status, headers, body = errors.error(error, flavor.value)
+            exchange.respond(status, headers, (body,))
+            return
+        except asyncio.CancelledError:  # of what it waited for, by the end of the engine
+            environ[_OUTCOME] = CancelledError()
+        except Exception as error:  # noqa: BLE001 - Flask logs it, and answers
+            environ[_OUTCOME] = error
+        if self._closed:
+            return
+        exchange.body = b""
+        self._poll.disarm()
+        with contextlib.suppress(asyncio.CancelledError):  # nothing more is sent by a server that has gone
+            status, headers, body = await self._on_thread(lambda: call_application(self._app, environ))
+            exchange.respond(status, headers, (body,))
+
+    async def _outcome(self, exchange: Exchange, route: Route | None, names: dict[str, Any]) -> Build | None:
+        """What makes the response, None where Flask knows by itself."""
+        if route is None:
+            return None
+        if self._restrictions:
+            self._restrictions.check(route.category, exchange.headers)
+        operation = self._operations.get(route.operation)
+        if exchange.method == "OPTIONS" or (operation is None and route not in HOT):
+            return None
+        if operation is None:
+            if exchange.method not in route.methods:
+                return None
+            raise MmeError(Kind.UNSUPPORTED, f"{exchange.method} is not a method of this route")
+        return await operation(exchange, **names)
+
+    def _on_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.wrap_future(self._pool.submit(work))
+
+    def close(self) -> None:
+        """Let the threads go; what is still waited for is cancelled with the engine."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _make_app() -> Flask:
+    """The application: the table's routes, all of one view."""
     app = Flask("mme", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = service.settings.max_body_bytes
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
     app.url_map.converters.update(default=_Name, string=_Name, path=_Names)
-
-    def hot(**_names: str) -> Response:
-        """A route that the event loop answers."""
-        exchange = WaitingExchange(
-            request.method,
-            request_target(request.environ),
-            {name.lower(): value for name, value in request.headers.items()},
-            request.get_data(cache=False),
-        )
-        on_loop.dispatch(service.routes, exchange)
-        status, headers, body = exchange.wait()
-        return _response(status, headers, body)
-
-    view: View = hot
-    for module in (sagemaker, kserve, runtime_api, metrics):
-        app.register_blueprint(module.blueprint(service, on_loop, view))
-    _restrict(app, service.settings)
-    if service.dashboard is not None:
-        app.register_blueprint(dashboard.blueprint(service.dashboard, on_loop, service.keys))
-    app.register_error_handler(MmeError, _refused)
+    for route in HTTP_ROUTES:
+        if route.operation.startswith("dashboard"):  # which is a blueprint of its own, where it is shown
+            continue
+        for rule in route.rules:
+            app.add_url_rule(rule, _endpoint(route, rule), _view, methods=route.methods.split())
+            if route in HOT and route.flavor is Flavor.KSERVE:  # or it would be the metadata of a model of that name
+                app.add_url_rule(rule, f"{rule} got", _only_posted)
     app.register_error_handler(HTTPException, _http_error)
     return app
 
 
-def _restrict(app: Flask, settings: Settings) -> None:
-    """Have routes of restricted categories refuse requests that do not bring what these want."""
-    restrictions = Restrictions(settings.http_restrictions)
-    if not restrictions:
-        return
-
-    def check() -> None:
-        if request.url_rule is not None:
-            headers = {name.lower(): value for name, value in request.headers.items()}
-            restrictions.check(category_of_route(request.url_rule.rule), headers)
-
-    app.before_request(check)
+def _endpoint(route: Route, rule: str) -> str:
+    return f"{route.methods} {rule}"
 
 
-def roles_of(app: Flask) -> Callable[[str, bytes], str | None]:
-    """A function that tells what a request's key has to be for, by its method and target.
-
-    By the route that answers: the loop's own first, as there, then the application's. "" is any key's, where no route
-    answers, None is nobody's, where no key is needed.
-    """
-    routes = app.url_map.bind("mme")
-
-    def role(method: str, target: bytes) -> str | None:
-        hot = parse_target(target)
-        if hot is not None and hot.flavor is None:
-            return role_of_route("/ping")
-        if hot is not None and method == "POST":
-            return role_of_route("/invocations")
-        try:
-            path = path_of(target).decode("utf-8", "replace")
-            rule, _ = routes.match(path, "GET" if method == "HEAD" else method, return_rule=True)
-        except HTTPException:
-            return ""
-        return role_of_route(rule.rule)
-
-    return role
-
-
-def _want_keys(app: Flask, keys: Keys) -> None:
-    """Have every route want a key that is for it.
-
-    The file is looked at with each request: another server has no loop of ours that does it.
-    """
-
-    def check() -> Response | None:
-        keys.look()
-        role = role_of_route(request.url_rule.rule) if request.url_rule is not None else ""
-        denial = None if role is None else keys.denial(role, request.headers.get("Authorization"))
-        return None if denial is None else refusal_answer(refused(denial))
-
-    app.before_request(check)
-
-
-def create_app() -> Flask:
-    """The application with an engine of its own, for any WSGI server; settings come from the environment.
-
-    The engine's thread starts here, so a server that forks must not preload. It ends with the main thread, or before it
-    by `app.extensions["mme"]()`.
-    """
-    settings = Settings.from_environ(os.environ)
-    configure(settings.log_level, settings.log_format)
-    thread = LoopThread()
-    on_loop = OnLoop(thread.loop)
-    service = on_loop.call(Service, settings, thread.loop)
-    on_loop.call(service.start)
-    app = make_app(service, on_loop)
-    keep_out(app, Access(settings.allowed_hosts, local=False))  # where it listens, the other server knows
-    if service.keys is not None:
-        _want_keys(app, service.keys)
-
-    @functools.cache
-    def end() -> None:
-        with contextlib.suppress(TimeoutError):
-            on_loop.run(asyncio.wait_for(service.close(), _END_SECONDS))
-        thread.stop()
-
-    # `atexit` would be too late: Python has ended its thread pools by then, with which models are unloaded. This is
-    # how the pools themselves are told, right after the main thread's end.
-    threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001
-    app.extensions["mme"] = end
-    decoded = app.wsgi_app
-
-    def with_quoted_percent_signs(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Other servers decode the whole path: what is left of a percent sign stands for itself."""
-        environ["PATH_INFO"] = environ["PATH_INFO"].replace("%", "%25")
-        return decoded(environ, start)
-
-    app.wsgi_app = with_quoted_percent_signs  # type: ignore[method-assign,assignment]
-    return app
-
-
-def _response(status: int, headers: bytes, body: bytes | Parts) -> Response:
-    """An answer of the event loop's with its own headers and no others; a streamed one is iterated by the server."""
-    response = Response(body, status)
-    del response.headers["Content-Type"]  # Flask's idea of it
-    response.headers.extend(errors.header_pairs(headers))
+def _view(**_names: str) -> Response:
+    """The response of any route, whose operation is over."""
+    outcome = request.environ[_OUTCOME]
+    if isinstance(outcome, Exception):
+        raise outcome
+    response: Response = outcome()
     return response
 
 
-def _refused(error: MmeError) -> Response:
-    flavor = "kserve" if request.path.startswith("/v2") else "sagemaker"
-    if request.path.startswith("/endpoints"):
-        flavor = "runtime"
-    return _response(*errors.error(error, flavor))
+def _only_posted(**_names: str) -> Response:
+    raise MethodNotAllowed(["POST"])
 
 
 def _http_error(error: HTTPException) -> Response:
     """404, 405 and their like, as JSON; the sentence names the route."""
     status = error.code or 500
-    if isinstance(error, RequestEntityTooLarge):
-        limit: int = current_app.config["MAX_CONTENT_LENGTH"]
-        refusal = errors.too_large(request.path.encode(), request.content_length or limit + 1, limit)
-        status, sentence = refusal.status, str(refusal)
-    elif isinstance(error, InternalServerError):  # a bug; Flask has logged its traceback
+    if isinstance(error, InternalServerError):  # a bug; Flask has logged its traceback
         sentence = f"the server failed to answer {request.method} {request.path}; its log says why"
     else:
         sentence = f"{error.name}: {request.method} {request.path} is not a route of this server"
@@ -217,3 +239,46 @@ def _http_error(error: HTTPException) -> Response:
     if methods:
         response.headers["Allow"] = ", ".join(methods)
     return response
+
+
+def call_application(application: WSGIApplication, environ: dict[str, Any]) -> Answered:
+    """The application's answer. Never raises: errors become a 500."""
+    try:
+        parts, status, headers = run_wsgi_app(application, environ, buffered=True)
+        lines = [f"{name}: {value}\r\n" for name, value in headers if name.lower() not in _OURS]
+        return int(status.partition(" ")[0]), "".join(lines).encode("latin-1"), b"".join(parts)
+    except Exception:  # noqa: BLE001 - whatever an application throws is answered, or its client waits for ever
+        _log.exception("%s %s failed", environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        return 500, _JSON, errors.error_body("the server failed to answer this request; its log says why")
+
+
+def make_environ(exchange: Exchange) -> dict[str, Any]:
+    """The WSGI environment of a request, without its body, which its operation has read.
+
+    Its path keeps `%2F` and `%25`, which the converters of names decode.
+    """
+    query = exchange.target.partition(b"?")[2]
+    environ: dict[str, Any] = {
+        # the HTTP server leaves the body of an answer to HEAD away, and has to know how long it would be
+        "REQUEST_METHOD": "GET" if exchange.method == "HEAD" else exchange.method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": path_of(exchange.target).decode("latin-1"),
+        "QUERY_STRING": query.decode("latin-1"),
+        "SERVER_NAME": "mme",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "CONTENT_LENGTH": str(len(exchange.body)),
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(),
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+    }
+    for name, value in exchange.headers.items():
+        if name == "content-type":
+            environ["CONTENT_TYPE"] = value
+        elif name not in {"content-length", "transfer-encoding"}:
+            environ["HTTP_" + name.upper().replace("-", "_")] = value
+    return environ

@@ -21,7 +21,7 @@ from container.dashboard.history import SECONDS
 from container.version import installed_version
 
 if TYPE_CHECKING:
-    from container.control.on_loop import OnLoop
+    from container.control.app import OnLoop
     from container.dashboard.document import Documents
     from container.steps.access import Keys
 

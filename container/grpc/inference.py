@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from container.codec.classification import classified
 from container.codec.effort import takes_long
-from container.control.targets import parse_version
+from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder, holds_many_strings
 from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream, placed

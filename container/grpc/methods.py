@@ -1,6 +1,6 @@
 """Every method but inference: health, metadata, statistics, the repository, traces, logs. On the event loop.
 
-What they tell is `control.extensions`'s, and becomes a message by protobuf's own reader of JSON; long lists do so on a
+What they tell is `control.operations`'s, and becomes a message by protobuf's own reader of JSON; long lists do so on a
 thread.
 """
 
@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import ParseDict
 
-from container.control.extensions import (
-    configured,
-    find_all,
-    load,
-    model_metadata,
-    ready_index,
-    server_metadata,
-    trace_settings,
-    unload,
-)
-from container.control.load_parameters import load_override, repository_error
-from container.control.targets import parse_version
+from container.control.operations import Operations, repository_error
+from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed, values
-from model_handlers.config.convert import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
@@ -39,8 +28,6 @@ if TYPE_CHECKING:
 
     Method = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
 
-INFERENCE = "inference.GRPCInferenceService"
-HEALTH = "grpc.health.v1.Health"
 _LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 _LOOK_SECONDS = 0.5  # between two looks at what Watch tells of
 _Health = pb.HealthCheckResponse
@@ -55,28 +42,18 @@ class Methods:
     """
 
     def __init__(self, service: Service, draining: asyncio.Event) -> None:
-        self._service = service
-        self._engine = service.engine
+        self._operations = Operations(service)
         self._draining = draining
 
     def by_name(self) -> dict[str, Method]:
-        """The methods of the inference service that answer once, by name."""
-        return {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelReady": self._model_ready,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-            "TraceSetting": self._trace_setting,
-            "LogSettings": self._log_settings,
-            **_memory_methods("System", self._service.regions),
-            **_memory_methods("Cuda", self._service.cuda_regions),
-        }
+        """The methods that answer once, as the route table names them."""
+        named = (
+            *(self.server_live, self.server_ready, self.server_metadata, self.check, self.model_ready),
+            *(self.model_metadata, self.model_config, self.model_statistics),
+            *(self.index, self.load, self.unload, self.trace_setting, self.log_settings),
+        )
+        memory = [_memory_methods(kind, regions) for kind, regions in self._operations.regions.items()]
+        return {each.__name__: each for each in named} | memory[0] | memory[1]
 
     # -- health ----------------------------------------------------------------------------------------------------
 
@@ -99,89 +76,95 @@ class Methods:
             await _wait(self._draining)
 
     def _health(self) -> _Health.ServingStatus:
-        return _Health.SERVING if self._service.ready else _Health.NOT_SERVING
+        return _Health.SERVING if self._operations.is_ready else _Health.NOT_SERVING
 
-    async def _server_live(self, _data: bytes, _context: Any) -> bytes:
+    async def server_live(self, _data: bytes, _context: Any) -> bytes:
+        """ServerLive."""
         return pb.ServerLiveResponse(live=True).SerializeToString()
 
-    async def _server_ready(self, _data: bytes, _context: Any) -> bytes:
-        return pb.ServerReadyResponse(ready=self._service.ready).SerializeToString()
+    async def server_ready(self, _data: bytes, _context: Any) -> bytes:
+        """ServerReady."""
+        return pb.ServerReadyResponse(ready=self._operations.is_ready).SerializeToString()
 
-    async def _model_ready(self, data: bytes, _context: Any) -> bytes:
+    async def model_ready(self, data: bytes, _context: Any) -> bytes:
+        """ModelReady."""
         request = parsed(pb.ModelReadyRequest, data)
-        ready = await self._engine.index.says_ready(
-            self._engine.registry.canonical(request.name), parse_version(request.version)
-        )
+        ready = await self._operations.model_ready(request.name, parse_version(request.version))
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
-    async def _server_metadata(self, _data: bytes, _context: Any) -> bytes:
-        shares = self._service.regions.allowed
-        told = server_metadata(self._service.settings.server_id, shared_memory=shares)
-        return pb.ServerMetadataResponse(**told).SerializeToString()
+    async def server_metadata(self, _data: bytes, _context: Any) -> bytes:
+        """ServerMetadata."""
+        return pb.ServerMetadataResponse(**await self._operations.server_metadata()).SerializeToString()
 
-    async def _model_metadata(self, data: bytes, _context: Any) -> bytes:
+    async def model_metadata(self, data: bytes, _context: Any) -> bytes:
+        """ModelMetadata."""
         request = parsed(pb.ModelMetadataRequest, data)
-        found = await configured(self._engine, request.name, parse_version(request.version))
-        return _message(model_metadata(*found), pb.ModelMetadataResponse())
+        document = await self._operations.model_metadata(request.name, parse_version(request.version))
+        return _message(document, pb.ModelMetadataResponse())
 
-    async def _model_config(self, data: bytes, _context: Any) -> bytes:
+    async def model_config(self, data: bytes, _context: Any) -> bytes:
+        """ModelConfig."""
         request = parsed(pb.ModelConfigRequest, data)
-        _, config, _ = await configured(self._engine, request.name, parse_version(request.version))
-        return _message({"config": config_json(config)}, pb.ModelConfigResponse())
+        config = await self._operations.model_config(request.name, parse_version(request.version))
+        return _message({"config": config}, pb.ModelConfigResponse())
 
-    async def _model_statistics(self, data: bytes, _context: Any) -> bytes:
+    async def model_statistics(self, data: bytes, _context: Any) -> bytes:
+        """ModelStatistics: of all models in all versions."""
         request = parsed(pb.ModelStatisticsRequest, data)
         version = parse_version(request.version)
-        rows = self._engine.index.statistics(request.name, version if request.name else None)  # of all in all versions
+        rows = await self._operations.model_statistics(request.name, version if request.name else None)
         return await asyncio.to_thread(_message, {"model_stats": rows}, pb.ModelStatisticsResponse())
 
     # -- the repository --------------------------------------------------------------------------------------------
 
-    async def _index(self, data: bytes, _context: Any) -> bytes:
+    async def index(self, data: bytes, _context: Any) -> bytes:
+        """RepositoryIndex."""
         request = parsed(pb.RepositoryIndexRequest, data)
         _check_repository(request.repository_name)
-        rows = ready_index(self._engine) if request.ready else self._engine.index.rows(await find_all(self._engine))
+        rows = await self._operations.index(ready=request.ready)
         return await asyncio.to_thread(_message, {"models": rows}, pb.RepositoryIndexResponse())
 
-    async def _load(self, data: bytes, _context: Any) -> bytes:
+    async def load(self, data: bytes, _context: Any) -> bytes:
+        """RepositoryModelLoad."""
         request = parsed(pb.RepositoryModelLoadRequest, data)
         _check_repository(request.repository_name)
-        override = load_override(values(request.parameters), allowed=self._service.settings.allow_load_overrides)
-        await load(self._engine, request.model_name, override)
+        await self._operations.load(request.model_name, self._operations.override(values(request.parameters)))
         return b""
 
-    async def _unload(self, data: bytes, _context: Any) -> bytes:
+    async def unload(self, data: bytes, _context: Any) -> bytes:
+        """RepositoryModelUnload."""
         request = parsed(pb.RepositoryModelUnloadRequest, data)
         _check_repository(request.repository_name)
-        await unload(self._engine, request.model_name, values(request.parameters))
+        await self._operations.unload(request.model_name, values(request.parameters))
         return b""
 
-    async def _trace_setting(self, data: bytes, _context: Any) -> bytes:
+    async def trace_setting(self, data: bytes, _context: Any) -> bytes:
+        """TraceSetting."""
         request = parsed(pb.TraceSettingRequest, data)
         wanted = {name: _setting(list(setting.value)) for name, setting in request.settings.items()}
-        offered = await find_all(self._engine) if request.model_name else ()
-        now = trace_settings(self._engine, self._service.traces, request.model_name, wanted, offered)
+        now = await self._operations.trace_setting(request.model_name, wanted)
         told = {name: {"value": value if isinstance(value, list) else [value]} for name, value in now.items()}
         return _message({"settings": told}, pb.TraceSettingResponse())
 
-    async def _log_settings(self, data: bytes, _context: Any) -> bytes:
+    async def log_settings(self, data: bytes, _context: Any) -> bytes:
+        """LogSettings."""
         request = parsed(pb.LogSettingsRequest, data)
-        if request.settings:
-            try:
-                self._service.logs.change({name: _log_setting(setting) for name, setting in request.settings.items()})
-            except MmeError as error:
-                if error.kind is Kind.UNAVAILABLE:  # a format that there is not, which is HTTP's alone to call so
-                    raise invalid_argument(error.message) from None
-                raise
-        told = {name: {_LOG_FIELDS[type(value)]: value} for name, value in self._service.logs.document().items()}
+        wanted = {name: _log_setting(setting) for name, setting in request.settings.items()}
+        try:
+            now = await self._operations.log_settings(wanted or None)
+        except MmeError as error:
+            if error.kind is Kind.UNAVAILABLE:  # a format that there is not, which is HTTP's alone to call so
+                raise invalid_argument(error.message) from None
+            raise
+        told = {name: {_LOG_FIELDS[type(value)]: value} for name, value in now.items()}
         return _message({"settings": told}, pb.LogSettingsResponse())
 
 
 def _memory_methods(kind: str, regions: Regions | CudaRegions) -> dict[str, Method]:
-    """Those of one kind of shared memory, System or Cuda, by name."""
-    service = f"{kind}SharedMemory"
+    """Those of one kind of shared memory, system or cuda."""
+    service = f"{kind.capitalize()}SharedMemory"
 
     def asked(deed: str, data: bytes) -> Any:
         return parsed(getattr(pb, f"{service}{deed}Request"), data)
@@ -202,7 +185,7 @@ def _memory_methods(kind: str, regions: Regions | CudaRegions) -> dict[str, Meth
         regions.unregister(asked("Unregister", data).name)
         return b""
 
-    return {f"{service}{each.__name__.capitalize()}": each for each in (status, register, unregister)}
+    return {f"{kind}_{each.__name__}": each for each in (status, register, unregister)}
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -9,8 +9,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from container.control.routes import GRPC_ROUTES
 from container.grpc.inference import Codec, Inference, Streams
-from container.grpc.methods import HEALTH, INFERENCE, Methods
+from container.grpc.methods import Methods
 from container.grpc.rpc import Calls, Method
 from container.grpc.traces import headers_of
 from container.http2.connection import Connection
@@ -21,7 +22,7 @@ from container.settings import GrpcCompression
 from container.settings.protocol_values import keepalive_rules
 from container.settings.tls import grpc_certificates
 from container.steps.access import access_of
-from container.steps.restrictions import GRPC_PREFIX, Restrictions, category_of_method, forwarding, role_of_method
+from container.steps.restrictions import GRPC_PREFIX, Restrictions, forwarding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,19 +81,19 @@ class GrpcServer:
         self._streams = Streams(service.engine, codec, service.tracer, service.limit)
         methods = Methods(service, self._draining)
         infer = Inference(service.engine, codec, service.tracer, service.limit).infer
-        unary = {f"{INFERENCE}/{name}": method for name, method in {**methods.by_name(), "ModelInfer": infer}.items()}
-        unary[f"{HEALTH}/Check"] = methods.check
-        streaming = {f"{INFERENCE}/ModelStreamInfer": self._streams.serve, f"{HEALTH}/Watch": methods.watch}
-        found = {
-            **{f"/{path}".encode(): Method(unary=self._guarded(path, handle)) for path, handle in unary.items()},
-            **{
-                f"/{path}".encode(): Method(streaming=self._kept(path, self._guarded(path, handle)))
-                for path, handle in streaming.items()
-            },
-        }
+        unary = {**methods.by_name(), "infer": infer}
+        streaming = {"stream_infer": self._streams.serve, "watch": methods.watch}
+        found, self._roles = {}, {}
+        for route in GRPC_ROUTES:
+            path = f"/{route.pattern}".encode()
+            self._roles[path] = route.key_role
+            if route.operation in streaming:
+                handle = self._guarded(route.category, streaming[route.operation])
+                found[path] = Method(streaming=self._kept(path, handle))
+            else:
+                found[path] = Method(unary=self._guarded(route.category, unary[route.operation]))
         hosts = access_of(self._sockets, settings.allowed_hosts).unknown_host
         compression = _ALGORITHMS[settings.grpc_compression]
-        self._roles = {path: role_of_method(path.rpartition(b"/")[2].decode()) for path in found}
         self._keys = service.keys
         denied = None if self._keys is None else self._denied
         self._calls = Calls(found, settings.max_body_bytes, compression, service.memory, hosts, denied)
@@ -153,11 +154,11 @@ class GrpcServer:
             return None
         return Status.PERMISSION_DENIED if denial.known else Status.UNAUTHENTICATED, denial.sentence
 
-    def _kept(self, path: str, handle: Handle) -> Handle:
+    def _kept(self, path: bytes, handle: Handle) -> Handle:
         """The method, whose calls are known while they last."""
 
         async def kept(call: Rpc) -> None:
-            self._open[call] = f"/{path}".encode()
+            self._open[call] = path
             try:
                 await handle(call)
             finally:
@@ -165,9 +166,9 @@ class GrpcServer:
 
         return kept
 
-    def _guarded(self, path: str, handle: Handle) -> Handle:
-        """The method, for those who bring what its category wants."""
-        category, restrictions = category_of_method(path.rpartition("/")[2]), self._restrictions
+    def _guarded(self, category: str, handle: Handle) -> Handle:
+        """The method, for calls that bring what its category wants."""
+        restrictions = self._restrictions
         if not restrictions:
             return handle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from container.control.targets import shown
+from container.control.routes import shown
 from container.http1.stream import Stream
 
 if TYPE_CHECKING:

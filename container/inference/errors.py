@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from container.control.targets import shown
+from container.control.routes import shown
 from container.http1 import Refusal
 from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
 from model_handlers.errors import Kind, MmeError

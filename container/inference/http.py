@@ -34,7 +34,7 @@ from container.codec.framing import BINARY_TYPE, accepts_binary, explained, head
 from container.codec.generate import decode_generate, encode_generate, error_event
 from container.codec.json_pieces import LARGE, read_generate, read_infer
 from container.codec.sse import event as sse_event
-from container.control.targets import Flavor, InferenceType, Route, parse_target, path_version
+from container.control.routes import Flavor, InferenceType, Target, parse_target, path_version
 from container.inference import errors
 from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
 from container.inference.errors import known, log_failure
@@ -97,7 +97,7 @@ class HttpReply(Reply):
         session: header lines that tell of the session that the request is of.
     """
 
-    def __init__(self, server: InferRoutes, exchange: Exchange, route: Route, kind: InferenceType) -> None:
+    def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, kind: InferenceType) -> None:
         self.exchange = exchange
         self.kind = kind
         self.wanted: Wanted | None = None
@@ -308,7 +308,7 @@ class HttpBody(Body):
         reply: where its answer goes.
     """
 
-    def __init__(self, server: InferRoutes, exchange: Exchange, route: Route, reply: HttpReply) -> None:
+    def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, reply: HttpReply) -> None:
         self._server = server
         self._exchange = exchange
         self._route = route
@@ -376,7 +376,7 @@ class HttpBody(Body):
 class TensorBody(HttpBody):
     """A request of `infer`: tensors, in JSON or behind it, or alone."""
 
-    def __init__(self, server: InferRoutes, exchange: Exchange, route: Route, reply: HttpReply) -> None:
+    def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, reply: HttpReply) -> None:
         super().__init__(server, exchange, route, reply)
         self._decoded: InferenceRequest | MmeError | None = None  # before its model was known
 
@@ -481,7 +481,7 @@ class TensorBody(HttpBody):
 class GenerateBody(HttpBody):
     """A request of `generate`: tensors as the keys of a flat JSON object; which they are is for the model to say."""
 
-    def __init__(self, server: InferRoutes, exchange: Exchange, route: Route, reply: HttpReply) -> None:
+    def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, reply: HttpReply) -> None:
         super().__init__(server, exchange, route, reply)
         self._read: Read = None  # what its JSON says
 
@@ -582,7 +582,7 @@ class InferRoutes:
         self._limit = limit
         self._restrictions = restrictions
         self._tracer = tracer
-        self._routes: dict[bytes, Route | None] = {}
+        self._routes: dict[bytes, Target | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions = SessionCalls(engine, session_seconds, enabled=sessions)
 
@@ -622,7 +622,7 @@ class InferRoutes:
         return True
 
     def _start(
-        self, call: Call, route: Route, exchange: Exchange, body: HttpBody, reply: HttpReply
+        self, call: Call, route: Target, exchange: Exchange, body: HttpBody, reply: HttpReply
     ) -> Coroutine[Any, Any, None] | None:
         """Start the call; returns what is left to be awaited for that."""
         headers = exchange.headers
@@ -654,7 +654,7 @@ class InferRoutes:
         visit.leave(failed=visit.new and call.over)  # a session whose id nobody hears is none
         reply.acknowledge(call, b'{"sessionId":"%b"}' % visit.session.id.encode())
 
-    def _learn(self, target: bytes) -> Route | None:
+    def _learn(self, target: bytes) -> Target | None:
         route = parse_target(target)
         if len(target) <= _LONGEST:
             if len(self._routes) >= _MAX_ROUTES:
@@ -680,7 +680,7 @@ class InferRoutes:
             exchange.respond(200, b"", ())
         return True
 
-    def _model_name(self, route: Route, header: str) -> str:
+    def _model_name(self, route: Target, header: str) -> str:
         name = route.model or header or self.default_model
         if not name:
             raise MmeError(  # which boto3 knows as a ValidationError, not as an error of some model

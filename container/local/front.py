@@ -10,12 +10,13 @@ import json
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_from_bytes
 
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from container.codec.event_stream import exception, payload_part
-from container.control.views import keep_out
+from container.inference.errors import error_body, header_pairs
 from container.inference.headers import TARGET_MODEL, name_of
 from container.local.faults import RuntimeApiError, no_operation, throttled
 from container.local.upstream import SilentError
@@ -53,7 +54,7 @@ def make_front(
     """
     app = Flask(__name__, static_folder=None)
     if access is not None:
-        keep_out(app, access)
+        _keep_out(app, access)
 
     def entered(name: str) -> tuple[str, bytes]:
         """The target model and the body of a request that SageMaker lets in."""
@@ -153,3 +154,20 @@ def _frames(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 def _json(document: Any, status: int, headers: Mapping[str, str]) -> Response:
     return Response(json.dumps(document), status, dict(headers), content_type="application/json")
+
+
+def _keep_out(app: Flask, access: Access) -> None:
+    """Have every route refuse requests of pages and hosts that the server would not let in."""
+
+    def check() -> Response | None:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        raw: str | None = request.environ.get("RAW_URI")
+        target = quote_from_bytes(request.environ["PATH_INFO"].encode("latin-1")) if raw is None else raw
+        refusal = access.refusal(request.method, target.encode("latin-1"), headers, headers.get("host"))
+        if refusal is None:
+            return None
+        response = Response(error_body(str(refusal)), refusal.status, content_type="application/json")
+        response.headers.extend(header_pairs(refusal.headers))
+        return response
+
+    app.before_request(check)

@@ -15,9 +15,6 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from flask import Blueprint, Response
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
 from container.observe.exposition import Exposition, labels_of
 from model_handlers.base import total
 from model_handlers.metrics import METRICS, MetricKind
@@ -28,8 +25,6 @@ from serve.statistics import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from container.control.on_loop import OnLoop
-    from container.control.views import View
     from container.process.service import Service
     from model_handlers.base import Footprint
     from model_handlers.metrics import Family, Reading
@@ -78,20 +73,20 @@ _TIMES = {
 _GUESSED = "1 for what is known of a batch dimension that no configuration names: named, proven, unproven, refuted, "
 
 
-def blueprint(service: Service, on_loop: OnLoop, _hot: View) -> Blueprint:
-    """/metrics over a service."""
-    routes = Blueprint("metrics", __name__)
+class Scrape:
+    """One scrape: made on the loop, which lists what there is; its text is written by a thread."""
 
-    def metrics() -> Response:
-        out = Exposition()
-        now = on_loop.call(_Now.of, service.engine)
-        _Scrape(out, now, service.settings.latencies, service.settings.metrics_models).write()
-        out.one("mme_log_lines_dropped_total", "Lines of the log that nothing read", "counter", service.logs.dropped)
-        write_machine(out)  # asking drivers takes milliseconds
-        return Response(out.text(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._now = _Now.of(service.engine)
 
-    routes.add_url_rule("/metrics", "metrics", metrics)
-    return routes
+    def text(self) -> list[bytes]:
+        """Return the text, in pieces. Asks drivers, which takes milliseconds."""
+        out, settings, logs = Exposition(), self._service.settings, self._service.logs
+        _Families(out, self._now, settings.latencies, settings.metrics_models).write()
+        out.one("mme_log_lines_dropped_total", "Lines of the log that nothing read", "counter", logs.dropped)
+        write_machine(out)
+        return out.text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +131,7 @@ class _Now:
         )
 
 
-class _Scrape:
+class _Families:
     """Writes every family, on a thread."""
 
     def __init__(self, out: Exposition, now: _Now, latencies: Latencies, most: int) -> None:

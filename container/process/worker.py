@@ -3,15 +3,11 @@
 Gunicorn's master keeps us alive: it starts us, restarts us when we die, and kills us when our loop stands still. The
 loop tells it so once a second by `notify`, which touches a file. Signals arrive on the loop: SIGTERM drains, SIGINT
 and SIGQUIT end at once.
-
-A pool of a few threads serves Flask. None of them waits for a load, an unload or a model's own code, which may take
-minutes: the loop does, see `container.control.pending`. However many are under way, any other request is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import functools
 import logging
@@ -24,10 +20,7 @@ import uvloop
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.base import Worker
 
-from container.control.app import make_app, roles_of
-from container.control.on_loop import OnLoop
-from container.control.pending import Pending
-from container.control.wsgi import call_application
+from container.control.app import ControlPlane
 from container.http1 import Http1Server, Limits
 from container.inference.errors import too_large
 from container.inference.turn_budget import Turns
@@ -37,23 +30,14 @@ from container.process.restarts import LostGpus
 from container.process.service import Service
 from container.process.sockets import Tls
 from container.settings.tls import http_certificates
-from container.steps.access import Doors, access_of
 from model_handlers.errors import MmeError
 from model_handlers.system.memory import return_large_blocks
 from serve.state_file import is_followed, life_of
-from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from flask import Flask
-
-    from container.control.wsgi import Answered
     from container.grpc.server import GrpcServer
-    from container.http1 import Exchange
-    from container.http1.server import Gate
     from container.process.resources import Followed
     from container.process.restarts import LastWords
     from container.settings import Settings
@@ -68,7 +52,6 @@ _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a sec
 _TELLING_SECONDS = 1.0  # for clients to hear it that wait for a load which does not end in time
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
 _PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_app`
-_FLASK_THREADS = 8
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -109,7 +92,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         settings: Settings = self.app.settings
         try:
             service = Service(settings, loop, life_of(self.ppid), self.words)
-            front = _Front(service, loop)
+            front = ControlPlane(service, loop)
         except MmeError as error:
             _give_up(error)
         turns = Turns(loop.call_soon)
@@ -212,7 +195,7 @@ async def _follow(files: Sequence[Followed], forget: Sequence[Callable[[], None]
 
 
 async def _metrics_port(
-    service: Service, front: _Front, loop: asyncio.AbstractEventLoop, tls: Mapping[str, Any]
+    service: Service, front: ControlPlane, loop: asyncio.AbstractEventLoop, tls: Mapping[str, Any]
 ) -> tuple[MetricsPort, ...]:
     """The port for metrics alone, () where there is to be none."""
     settings = service.settings
@@ -286,59 +269,3 @@ def http_limits(settings: Settings) -> Limits:
         body_timeout=settings.body_timeout,
         idle_timeout=settings.idle_timeout,
     )
-
-
-class _Front:
-    """Hands each request to the loop's routes or to Flask."""
-
-    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
-        self._dispatch: Callable[[Any], bool] = service.routes.dispatch
-        self._poll = service.engine.poll
-        self._loop = loop
-        self._app: Flask = make_app(service, OnLoop(loop))
-        self._keys = service.keys
-        self._allowed_hosts = service.settings.allowed_hosts
-        self._pool = ThreadPool("flask", most=_FLASK_THREADS, keeps_one=True)
-        self._waiting: set[asyncio.Task[None]] = set()
-        self._closed = False
-
-    def gate(self, sockets: Iterable[socket.socket]) -> Gate:
-        """Return which requests a server on these sockets lets in."""
-        return Doors(access_of(sockets, self._allowed_hosts), self._keys, roles_of(self._app)).refusal
-
-    def handle(self, exchange: Exchange) -> None:
-        """Answer an inference request on the loop, have Flask answer any other on a thread."""
-        if self._dispatch(exchange):
-            return
-        self._call(exchange, None)
-
-    def _call(self, exchange: Exchange, pending: Pending | None) -> None:
-        """Have a thread make the answer, from the beginning or where it waited."""
-        self._poll.disarm()
-        answer = self._pool.submit(call_application, self._app, exchange, pending)
-        answer.add_done_callback(lambda done: self._bring_back(exchange, done))
-
-    def _bring_back(self, exchange: Exchange, answer: Future[Answered | Pending]) -> None:
-        """From the thread that has the answer; nobody waits for it once the server has gone."""
-        if not answer.cancelled():
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._take, exchange, answer.result())
-
-    def _take(self, exchange: Exchange, answer: Answered | Pending) -> None:
-        if not isinstance(answer, Pending):
-            status, headers, body = answer
-            exchange.respond(status, headers, (body,))
-            return
-        waiting = self._loop.create_task(self._wait(exchange, answer))
-        self._waiting.add(waiting)
-        waiting.add_done_callback(self._waiting.discard)
-
-    async def _wait(self, exchange: Exchange, pending: Pending) -> None:
-        await pending.wait()
-        if not self._closed:
-            self._call(exchange, pending)
-
-    def close(self) -> None:
-        """Let the threads go; what is still waited for is cancelled with the engine."""
-        self._closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.control.targets import InferenceType
+from container.control.routes import InferenceType
 from container.settings.address import LOOPBACK
 from container.settings.arguments import expand_arguments
 from container.settings.kinds import (

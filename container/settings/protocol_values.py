@@ -9,8 +9,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from container.control.routes import CATEGORIES
 from container.settings.values import boolean
-from container.steps.restrictions import CATEGORIES, Restriction
+from container.steps.restrictions import Restriction
 from serve.control import DEFAULT_LATENCIES, DEFAULT_QUANTILES, Latencies
 
 _RESTRICTIONS = f"CATEGORY[,CATEGORY]:HEADER=VALUE, several of them between commas, of {', '.join(CATEGORIES)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from container.control.targets import InferenceType
+from container.control.routes import InferenceType
 from container.settings import values as v
 from container.settings.kinds import PingMode, Refused, Variable
 

@@ -24,10 +24,9 @@ from hashlib import sha256
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-from container.control.targets import only_reads, parse_target
+from container.control.routes import CATEGORIES, only_reads, parse_target
 from container.http1 import Refusal
 from container.process.resources import Followed
-from container.steps.restrictions import CATEGORIES
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ class Doors:
     Args:
         access: who is let in by host and page.
         keys: that there are, None where none is needed.
-        role_of: what a key has to be for, by method and target: see `restrictions.role_of_route`.
+        role_of: what a key has to be for, by method and target: see `Route.key_role`.
     """
 
     def __init__(self, access: Access, keys: Keys | None, role_of: RoleOf) -> None:

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from container.control.targets import shown
+from container.control.routes import shown
 from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
 from container.steps.step import Step
 from container.traces.context import Origin, origin

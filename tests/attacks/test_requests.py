@@ -11,7 +11,7 @@ import pytest
 from container.codec.classification import classified
 from container.codec.decode import Decoder
 from container.codec.framing import header_length
-from container.control.targets import parse_version
+from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import Decoder as GrpcDecoder
 from container.http1.limits import Limits

@@ -1,4 +1,4 @@
-"""A real engine on real small ONNX models, behind Flask and behind our own HTTP server, on one loop."""
+"""A real engine on real small ONNX models, behind our own HTTP server, on one loop."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import numpy as np
 import onnx
 import pytest
 import uvloop
 from onnx import TensorProto, helper
-from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
-from werkzeug.serving import make_server
 
-from container.control.app import make_app
-from container.control.on_loop import OnLoop
+from container.control.app import ControlPlane
 from container.http1 import Http1Server, Limits
 from container.inference.errors import too_large
 from container.process.service import Service
-from container.process.worker import _Front
 from container.settings import Mode, PingMode, Settings
 from model_handlers.worker.parameters import Deadlines
 from serve.threads import ThreadPool
@@ -175,18 +170,13 @@ def _read_reply(reader, method):
 
 @dataclass
 class Running:
-    """A service at work, and every way to it."""
+    """A service at work, and the ways to it."""
 
     service: Service
     on_loop: OnLoop
-    app: Any
+    control: ControlPlane
     port: int
     ports: dict[str, int] = field(default_factory=dict)
-
-    def flask(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> Reply:
-        """Through Flask's test client."""
-        answer = self.app.test_client().open(path, method=method, headers=headers or {}, data=body)
-        return Reply(answer.status_code, {k.lower(): v for k, v in answer.headers.items()}, answer.data)
 
     def http(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> Reply:
         """Over a socket through our own HTTP server, hot routes on the loop and Flask for the rest."""
@@ -218,6 +208,25 @@ class Running:
         return self.service.engine
 
 
+class OnLoop:
+    """Runs functions and coroutines on a loop for the test's thread."""
+
+    def __init__(self, loop):
+        self._loop = loop
+
+    def run(self, work):
+        """The result of a coroutine."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def call(self, function, *args, **kwargs):
+        """The result of a function."""
+
+        async def on_loop():
+            return function(*args, **kwargs)
+
+        return self.run(on_loop())
+
+
 class _Loop:
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
@@ -231,7 +240,7 @@ class _Loop:
 
 
 def start_service(**settings):
-    """A service on a loop of its own, Flask and our HTTP server over it; and a function that ends it all."""
+    """A service on a loop of its own, our HTTP server over it; and a function that ends it all."""
     own = _Loop()
     on_loop = OnLoop(own.loop)
     usual = Deadlines.usual_execution
@@ -244,22 +253,22 @@ def start_service(**settings):
         own.stop()
         cache.cleanup()
         raise
-    front = on_loop.call(_Front, service, own.loop)
+    control = on_loop.call(ControlPlane, service, own.loop)
 
     async def listen():
-        http = Http1Server(front.handle, Limits(body=service.settings.max_body_bytes), own.loop, too_large)
+        http = Http1Server(control.handle, Limits(body=service.settings.max_body_bytes), own.loop, too_large)
         return http, await own.loop.create_server(http.protocol_factory, "127.0.0.1", 0)
 
     http, listener = on_loop.run(listen())
     loads = on_loop.call(service.start)
     on_loop.run(asyncio.wait_for(asyncio.shield(loads), PATIENCE))
-    running = Running(service, on_loop, make_app(service, on_loop), listener.sockets[0].getsockname()[1])
+    running = Running(service, on_loop, control, listener.sockets[0].getsockname()[1])
 
     def stop():
         on_loop.call(listener.close)
         on_loop.call(http.abort)
         on_loop.run(service.close())
-        front.close()
+        control.close()
         own.stop()
         cache.cleanup()
         Deadlines.usual_execution = usual
@@ -296,41 +305,6 @@ def start():
     yield started
     for stop in stops:
         stop()
-
-
-class _QuietWerkzeug(WerkzeugHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log(self, *_):
-        """Say nothing."""
-
-
-class _QuietWsgiref(WSGIRequestHandler):
-    def log_message(self, *_):
-        """Say nothing."""
-
-
-@pytest.fixture
-def wsgi_server():
-    """A function that runs an application under a plain WSGI server in a thread and returns its port."""
-    ends = []
-
-    def run(application, kind="werkzeug"):
-        if kind == "werkzeug":
-            plain = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_QuietWerkzeug)
-        else:
-            plain = WSGIServer(("127.0.0.1", 0), _QuietWsgiref)
-            plain.set_app(application)
-        thread = threading.Thread(target=plain.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        ends.append((plain, thread))
-        return plain.server_address[1]
-
-    yield run
-    for plain, thread in ends:
-        plain.shutdown()
-        thread.join(PATIENCE)
-        plain.server_close()
 
 
 # -- requests --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from container.codec.compression import inflate
 from container.codec.decode import Decoder
 from container.codec.framing import header_length
 from container.codec.generate import decode_generate
-from container.control.load_parameters import load_override
-from container.control.targets import only_reads, parse_target, path_version
+from container.control.operations import load_override
+from container.control.routes import only_reads, parse_target, path_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import Decoder as GrpcDecoder
 from container.grpc.messages import parsed, values

@@ -40,10 +40,10 @@ def clients():
         each.close()
 
 
-@pytest.fixture(params=["our own server", "werkzeug"])
-def client(request, server, wsgi_server, clients):
-    """boto3 against our HTTP server, and against Flask under a plain WSGI server."""
-    return clients(server.port if request.param == "our own server" else wsgi_server(server.app))
+@pytest.fixture
+def client(server, clients):
+    """boto3 against our HTTP server."""
+    return clients(server.port)
 
 
 @pytest.fixture

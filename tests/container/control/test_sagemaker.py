@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from container.control import sagemaker
+from container.control import operations
 from container.settings import Mode
 from tests.serve.integrity import check_integrity
 
@@ -260,14 +260,14 @@ def pages(source):
 def test_a_page_has_a_hundred_models(count, sizes):
     """Every model once, in order; a token only where there is more."""
     models = [(f"m{number:03}", f"/{number}") for number in range(count)]
-    found = pages(lambda token: sagemaker.page(models, token))
+    found = pages(lambda token: operations.page(models, token))
     assert [len(each) for each in found] == sizes
     assert [name for each in found for name in each] == [name for name, _ in models]
 
 
 def test_pages_over_http(platform, load, monkeypatch):
     """The token goes through a query as it is, means the same twice, and survives models that come and go."""
-    monkeypatch.setattr(sagemaker, "PAGE", 2)
+    monkeypatch.setattr(operations, "PAGE", 2)
     for name in ("a/b", "c d", "e+f", "模型", "zz"):
         assert load(name).status == 200
 

@@ -232,15 +232,6 @@ def test_it_can_be_switched_off(served):
     assert running.service.watcher is None
 
 
-def test_another_wsgi_server_shows_it_too(served, wsgi_server, raw_http):
-    """The page, its data and its files."""
-    running = served({"a": 10}, "a")
-    port = wsgi_server(running.app)
-    assert b"<title>mme</title>" in raw_http(port, "GET", "/dashboard").body
-    assert raw_http(port, "GET", "/dashboard/data").json["counts"]["known"] == 1
-    assert b"use strict" in raw_http(port, "GET", "/dashboard/static/dashboard.js").body
-
-
 def test_the_disk_is_in_the_data_where_archives_are_unpacked(served, served_from_store, ask):
     """Its budget, what archives take and what all takes; a repository is nobody's to remove from."""
     running = served_from_store("a", disk_budget=10**7)

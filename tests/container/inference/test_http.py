@@ -18,10 +18,10 @@ import pytest
 from container.codec import json_pieces
 from container.codec.decode import Decoder
 from container.codec.framing import BINARY_TYPE
-from container.control.on_loop import WaitingExchange
-from container.control.targets import Flavor, InferenceType, Route, only_reads, parse_target, parse_version
+from container.control.routes import Flavor, InferenceType, Target, only_reads, parse_target, parse_version
 from container.inference import http
 from container.settings import Mode, PingMode
+from tests.exchanges import WaitingExchange
 
 A = np.array([[1, 2, 3, 4]], dtype="<f4")
 B = np.array([[10, 20, 30, 40]], dtype="<f4")
@@ -68,31 +68,31 @@ def outputs_of(reply):
 @pytest.mark.parametrize(
     ("target", "route"),
     [
-        (b"/ping", Route(None)),
-        (b"/ping?x=1", Route(None)),
-        (b"/ping/", Route(None)),
-        (b"/invocations", Route(Flavor.SAGEMAKER)),
-        (b"/invocations?a=b", Route(Flavor.SAGEMAKER)),
-        (b"/models/abc/invoke", Route(Flavor.SAGEMAKER, "abc")),
-        (b"/models/tenant/a.tar.gz/invoke", Route(Flavor.SAGEMAKER, "tenant/a.tar.gz")),
-        (b"/models/mod%C3%A8le%20x/invoke", Route(Flavor.SAGEMAKER, "modèle x")),
-        (b"/models/%FF/invoke", Route(Flavor.SAGEMAKER, "\ufffd")),
-        (b"/v2/models/m/infer", Route(Flavor.KSERVE, "m", "", InferenceType.INFER)),
-        (b"/v2/models/m/versions/3/infer", Route(Flavor.KSERVE, "m", "3", InferenceType.INFER)),
-        (b"/v2/models/a/b/versions/3/infer", Route(Flavor.KSERVE, "a/b", "3", InferenceType.INFER)),
-        (b"/v2/models/versions/infer", Route(Flavor.KSERVE, "versions", "", InferenceType.INFER)),
-        (b"//v2/models/m/infer", Route(Flavor.KSERVE, "m", "", InferenceType.INFER)),
-        (b"/v2/models/a%2fb/infer", Route(Flavor.KSERVE, "a/b", "", InferenceType.INFER)),
-        (b"/v2/models/m%2Finfer/infer", Route(Flavor.KSERVE, "m/infer", "", InferenceType.INFER)),
-        (b"/v2/models/a%252Fb%/infer?x=%2F", Route(Flavor.KSERVE, "a%2Fb%", "", InferenceType.INFER)),
-        (b"/v2/models/a%%32Fb/infer", Route(Flavor.KSERVE, "a%2Fb", "", InferenceType.INFER)),
-        (b"/v2/%6dodels/m/%69nfer", Route(Flavor.KSERVE, "m", "", InferenceType.INFER)),
-        (b"//invocations", Route(Flavor.SAGEMAKER)),
-        (b"/v2/models/m/generate", Route(Flavor.KSERVE, "m", "", InferenceType.GENERATE)),
-        (b"/v2/models/m/versions/3/generate_stream", Route(Flavor.KSERVE, "m", "3", InferenceType.GENERATE_STREAM)),
-        (b"/endpoints/e/invocations-response-stream", Route(Flavor.RUNTIME, event_stream=True)),
-        (b"/endpoints/any-name/invocations", Route(Flavor.RUNTIME)),
-        (b"/endpoints/any-name/invocations/", Route(Flavor.RUNTIME)),
+        (b"/ping", Target(None)),
+        (b"/ping?x=1", Target(None)),
+        (b"/ping/", Target(None)),
+        (b"/invocations", Target(Flavor.SAGEMAKER)),
+        (b"/invocations?a=b", Target(Flavor.SAGEMAKER)),
+        (b"/models/abc/invoke", Target(Flavor.SAGEMAKER, "abc")),
+        (b"/models/tenant/a.tar.gz/invoke", Target(Flavor.SAGEMAKER, "tenant/a.tar.gz")),
+        (b"/models/mod%C3%A8le%20x/invoke", Target(Flavor.SAGEMAKER, "modèle x")),
+        (b"/models/%FF/invoke", Target(Flavor.SAGEMAKER, "\ufffd")),
+        (b"/v2/models/m/infer", Target(Flavor.KSERVE, "m", "", InferenceType.INFER)),
+        (b"/v2/models/m/versions/3/infer", Target(Flavor.KSERVE, "m", "3", InferenceType.INFER)),
+        (b"/v2/models/a/b/versions/3/infer", Target(Flavor.KSERVE, "a/b", "3", InferenceType.INFER)),
+        (b"/v2/models/versions/infer", Target(Flavor.KSERVE, "versions", "", InferenceType.INFER)),
+        (b"//v2/models/m/infer", Target(Flavor.KSERVE, "m", "", InferenceType.INFER)),
+        (b"/v2/models/a%2fb/infer", Target(Flavor.KSERVE, "a/b", "", InferenceType.INFER)),
+        (b"/v2/models/m%2Finfer/infer", Target(Flavor.KSERVE, "m/infer", "", InferenceType.INFER)),
+        (b"/v2/models/a%252Fb%/infer?x=%2F", Target(Flavor.KSERVE, "a%2Fb%", "", InferenceType.INFER)),
+        (b"/v2/models/a%%32Fb/infer", Target(Flavor.KSERVE, "a%2Fb", "", InferenceType.INFER)),
+        (b"/v2/%6dodels/m/%69nfer", Target(Flavor.KSERVE, "m", "", InferenceType.INFER)),
+        (b"//invocations", Target(Flavor.SAGEMAKER)),
+        (b"/v2/models/m/generate", Target(Flavor.KSERVE, "m", "", InferenceType.GENERATE)),
+        (b"/v2/models/m/versions/3/generate_stream", Target(Flavor.KSERVE, "m", "3", InferenceType.GENERATE_STREAM)),
+        (b"/endpoints/e/invocations-response-stream", Target(Flavor.RUNTIME, event_stream=True)),
+        (b"/endpoints/any-name/invocations", Target(Flavor.RUNTIME)),
+        (b"/endpoints/any-name/invocations/", Target(Flavor.RUNTIME)),
     ],
 )
 def test_hot_targets_are_known(target, route):
@@ -593,7 +593,7 @@ def test_large_json_is_read_by_a_thread(server, readers, monkeypatch):
 )
 @pytest.mark.parametrize("session", [False, True])
 def test_what_is_read_ahead_is_answered_as_any_other(path, session, server, sums, readers, monkeypatch):
-    """On every route, in sessions, through Flask, with binary data behind it; and refused as any other."""
+    """On every route, in sessions, with binary data behind it; and refused as any other."""
     headers = {TARGET: "arithmetic"}
     if session:
         headers["X-Amzn-SageMaker-Session-Id"] = "NEW_SESSION"
@@ -610,10 +610,9 @@ def test_what_is_read_ahead_is_answered_as_any_other(path, session, server, sums
     header = json.dumps({"inputs": [inputs[0], binary_input("B", B)]}).encode()
     length = {"Content-Type": f"{BINARY_TYPE.decode()}{len(header)}"}
     bodies += [(length, header + B.tobytes()), (length, header + B.tobytes()[1:])]
-    ways = server.http, server.flask
 
     def asked():
-        replies = [way("POST", path, headers | more, body) for more, body in bodies for way in ways]
+        replies = [server.http("POST", path, headers | more, body) for more, body in bodies]
         return [(reply.status, reply.body) for reply in replies]
 
     ahead = asked()

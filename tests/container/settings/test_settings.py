@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.control.targets import InferenceType
+from container.control.routes import InferenceType
 from container.settings import (
     GrpcCompression,
     LogFormat,

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from container.control.load_parameters import check_name, load_error, load_override, unload_dependents
+from container.control.operations import check_name, load_error, load_override, unload_dependents
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
 

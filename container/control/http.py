@@ -1,0 +1,236 @@
+"""Operations beside inference over HTTP: what a request asks for, and what it is answered.
+
+Coroutines on the event loop. Each gives a function by which a thread makes Flask's response, so that no thread waits
+for a load, an unload or a model's own code, and long documents are written beside the loop.
+
+SageMaker's names of models are opaque, and a header of its requests tells what clients call them. A model is served
+under that name; SageMaker's own is another name for it, by which the routes of its contract show it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import orjson
+from flask import Response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from container.control.operations import Operations, repository_error
+from container.control.routes import path_version
+from container.inference.errors import header_pairs, runtime_error
+from container.inference.headers import TARGET_MODEL, name_of
+from container.observe.metrics import Scrape
+from model_handlers.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from container.inference.exchange import Exchange
+    from container.process.service import Service
+    from model_handlers.model_calls import Override
+
+    Build = Callable[[], Response]
+    Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+    Operation = Callable[..., Awaitable[Build]]
+
+_LARGE = 1 << 16  # bytes of a body that a thread reads: files in base64
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    """A JSON response."""
+    return Response(orjson.dumps(document), status, content_type="application/json")
+
+
+def empty_response() -> Response:
+    """A 200 without a body, of the type that Triton gives it."""
+    return Response(content_type="text/plain")
+
+
+def json_body(data: bytes, *, required: bool = False) -> dict[str, Any]:
+    """A body's JSON object; {} for an empty one unless one is required.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    if not data and not required:
+        return {}
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise invalid_argument(f"failed to parse the request JSON buffer: {error}") from None
+    if not isinstance(document, dict):
+        raise invalid_argument("the body must be a JSON object")
+    return document
+
+
+class HttpOperations:
+    """The operations over a service. Each takes the exchange and the names in its path.
+
+    Args:
+        service: whose operations.
+        offload: calls a function on a thread.
+    """
+
+    def __init__(self, service: Service, offload: Offload) -> None:
+        self._service = service
+        self._operations = Operations(service)
+        self._offload = offload
+
+    def by_name(self) -> dict[str, Operation]:
+        """All of them, as the route table names them."""
+        memory: dict[str, Operation] = {
+            f"{kind}_{deed}": partial(operation, kind)
+            for kind in self._operations.regions
+            for deed, operation in (
+                ("status", self._memory_status),
+                ("register", self._memory_register),
+                ("unregister", self._memory_unregister),
+            )
+        }
+        named: tuple[Any, ...] = (
+            *(self.list_models, self.load_model, self.get_model, self.unload_model, self.execution_parameters),
+            *(self.invoke_async, self.metrics, self.server_metadata, self.server_live, self.server_ready),
+            *(self.model_metadata, self.model_config, self.model_ready, self.model_statistics),
+            *(self.index, self.load, self.unload, self.other_repository, self.log_settings, self.trace_setting),
+        )
+        return {each.__name__: each for each in named} | memory
+
+    # -- SageMaker's contract and its Runtime API ------------------------------------------------------------------
+
+    async def list_models(self, exchange: Exchange) -> Build:
+        """GET /models: 100 a page, continued by next_page_token."""
+        return partial(json_response, await self._operations.list_models(_argument(exchange, "next_page_token")))
+
+    async def load_model(self, exchange: Exchange) -> Build:
+        """POST /models: {"model_name", "url"}; the platform's, and a client's where overrides are allowed."""
+        self._operations.check_control()
+        document = json_body(exchange.body, required=True)
+        return partial(json_response, await self._operations.load_model(document, _target(exchange)))
+
+    async def get_model(self, _exchange: Exchange, name: str) -> Build:
+        """GET /models/{name}."""
+        return partial(json_response, await self._operations.get_model(name))
+
+    async def unload_model(self, exchange: Exchange, name: str) -> Build:
+        """DELETE /models/{name}."""
+        await self._operations.unload_model(name, _target(exchange))
+        return partial(json_response, {})
+
+    async def execution_parameters(self, _exchange: Exchange) -> Build:
+        """GET /execution-parameters."""
+        return partial(json_response, await self._operations.execution_parameters())
+
+    async def invoke_async(self, _exchange: Exchange, endpoint: str) -> Build:
+        """The one operation of the Runtime API that is not served; boto3 expects errors to look so."""
+        status, headers, body = runtime_error(
+            "ValidationError",
+            f"endpoint '{endpoint}' offers no async invocation: use invoke_endpoint or "
+            "invoke_endpoint_with_response_stream",
+        )
+        return lambda: Response(body, status, header_pairs(headers))
+
+    async def metrics(self, _exchange: Exchange) -> Build:
+        """GET /metrics: the loop lists what there is, and a thread writes it."""
+        scrape = Scrape(self._service)
+        return lambda: Response(scrape.text(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    # -- KServe v2 with Triton's extensions ------------------------------------------------------------------------
+
+    async def server_metadata(self, _exchange: Exchange) -> Build:
+        """GET /v2."""
+        return partial(json_response, await self._operations.server_metadata())
+
+    async def server_live(self, _exchange: Exchange) -> Build:
+        """GET /v2/health/live: KServe's client reads the body; Triton's are content with the status."""
+        return partial(json_response, {"live": True})
+
+    async def server_ready(self, _exchange: Exchange) -> Build:
+        """GET /v2/health/ready."""
+        ready = self._operations.is_ready
+        return partial(json_response, {"ready": ready}, 200 if ready else 400)
+
+    async def model_metadata(self, _exchange: Exchange, name: str, version: str = "") -> Build:
+        """GET /v2/models/{name}."""
+        return partial(json_response, await self._operations.model_metadata(name, path_version(version)))
+
+    async def model_config(self, _exchange: Exchange, name: str, version: str = "") -> Build:
+        """GET /v2/models/{name}/config."""
+        return partial(json_response, await self._operations.model_config(name, path_version(version)))
+
+    async def model_ready(self, _exchange: Exchange, name: str, version: str = "") -> Build:
+        """GET /v2/models/{name}/ready."""
+        if await self._operations.model_ready(name, path_version(version)):
+            return partial(json_response, {"name": name, "ready": True})
+        return partial(json_response, {"error": f"Model version not ready: '{name}'"}, 400)
+
+    async def model_statistics(self, _exchange: Exchange, name: str = "", version: str = "") -> Build:
+        """GET /v2/models/{name}/stats, or of all models."""
+        rows = await self._operations.model_statistics(name, path_version(version))
+        return partial(json_response, {"model_stats": rows})
+
+    async def index(self, exchange: Exchange) -> Build:
+        """The repository index; of ready models alone by `{"ready": true}` in the body, as Triton's, or ?ready=true."""
+        ready = {"true": True, "false": False}.get(_argument(exchange, "ready", "false"))
+        if exchange.method == "POST":
+            ready = json_body(exchange.body).get("ready", ready)
+        if not isinstance(ready, bool):
+            raise invalid_argument("Invalid value for 'ready': expected a boolean")
+        return partial(json_response, await self._operations.index(ready=ready))
+
+    async def load(self, exchange: Exchange, name: str) -> Build:
+        """POST /v2/repository/models/{name}/load."""
+        read = partial(self._override, exchange.body)
+        override = await self._offload(read) if len(exchange.body) > _LARGE else read()
+        await self._operations.load(name, override)
+        return empty_response
+
+    def _override(self, body: bytes) -> Override | None:
+        return self._operations.override(_parameters(body))
+
+    async def unload(self, exchange: Exchange, name: str) -> Build:
+        """POST /v2/repository/models/{name}/unload."""
+        await self._operations.unload(name, _parameters(exchange.body))
+        return empty_response
+
+    async def other_repository(self, _exchange: Exchange, **_names: str) -> Build:
+        """A request that says which repository it means."""
+        raise repository_error()
+
+    async def log_settings(self, exchange: Exchange) -> Build:
+        """What is logged."""
+        wanted = json_body(exchange.body) if exchange.method == "POST" else None
+        return partial(json_response, await self._operations.log_settings(wanted))
+
+    async def trace_setting(self, exchange: Exchange, name: str = "") -> Build:
+        """What is traced, of all models or of one."""
+        wanted = json_body(exchange.body) if exchange.method == "POST" else {}
+        return partial(json_response, await self._operations.trace_setting(name, wanted))
+
+    async def _memory_status(self, kind: str, _exchange: Exchange, name: str = "") -> Build:
+        return partial(json_response, self._operations.regions[kind].rows(name))
+
+    async def _memory_register(self, kind: str, exchange: Exchange, name: str = "") -> Build:
+        self._operations.regions[kind].register(name, json_body(exchange.body))
+        return empty_response
+
+    async def _memory_unregister(self, kind: str, _exchange: Exchange, name: str = "") -> Build:
+        self._operations.regions[kind].unregister(name)
+        return empty_response
+
+
+def _target(exchange: Exchange) -> str:
+    return name_of(exchange.headers.get(TARGET_MODEL, ""))
+
+
+def _argument(exchange: Exchange, name: str, default: str = "") -> str:
+    query = exchange.target.partition(b"?")[2].decode("latin-1")
+    return parse_qs(query, keep_blank_values=True).get(name, [default])[0]
+
+
+def _parameters(body: bytes) -> dict[str, Any]:
+    parameters = json_body(body).get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise invalid_argument("'parameters' must be an object")
+    return parameters
