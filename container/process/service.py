@@ -26,7 +26,7 @@ from container.steps.access import Keys
 from container.steps.restrictions import Restrictions, forwarding
 from container.steps.shared_memory import CudaRegions, Regions
 from container.traces.file import FileTracer
-from container.traces.settings import OFF, TENSORS, TIMESTAMPS, TraceControl, TraceSettings
+from container.traces.settings import TENSORS, TIMESTAMPS, TraceControl, TraceSettings, warn_of_tensors
 from model_handlers.base import Footprint, by_device
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices, memory
@@ -261,14 +261,15 @@ class Service:
 def _tracer(settings: Settings, life: str) -> Tracing | None:
     """What traces requests, if anything is to."""
     levels = settings.trace_level
-    first = TraceSettings(on=OFF not in levels, rate=settings.trace_rate, count=settings.trace_count)
+    first = TraceSettings(on=TIMESTAMPS in levels, rate=settings.trace_rate, count=settings.trace_count)
+    if TENSORS in levels:
+        warn_of_tensors()
     if settings.trace_file is not None:
-        frequency = settings.trace_log_frequency
-        first = replace(first, frequency=frequency, timestamps=TIMESTAMPS in levels, tensors=TENSORS in levels)
+        first = replace(first, frequency=settings.trace_log_frequency)
         return FileTracer(str(settings.trace_file), first, began(life))
     if not settings.trace_url:
         return None
-    from container.traces.spans import Tracer  # noqa: PLC0415 - optional, and 200 ms
+    from container.traces.otel import Tracer  # noqa: PLC0415 - optional, and 200 ms
 
     name = settings.endpoint_name
     called = "mme" if name == "unknown" else name

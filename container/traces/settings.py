@@ -1,16 +1,17 @@
 """What is traced at the moment, in the words of Triton's trace extension: of the server, and of models apart. PURE.
 
-    trace_level    ["TIMESTAMPS"], ["TENSORS"], both, or ["OFF"]
+    trace_level    ["TIMESTAMPS"] or ["OFF"]; TENSORS is without effect
     trace_rate     one request of so many, of those whose client does not say; 0 for none of them
     trace_count    so many more requests, -1 for all
 
 Values are texts, as Triton has them; null means what the server was started with, or of a model what the server has,
 and no level at all the one there is. Where traces are written to a file, as Triton does, `log_frequency` says how many
-at a time, and tensors may be among them. File and mode stay; a file can't be cleared either.
+at a time. File and mode stay; a file can't be cleared either.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_log = logging.getLogger("mme.trace")
 TIMESTAMPS, TENSORS, OFF = "TIMESTAMPS", "TENSORS", "OFF"
 _FIELDS = {
-    "trace_level": ("on", "timestamps", "tensors"),
+    "trace_level": ("on",),
     "trace_rate": ("rate",),
     "trace_count": ("count",),
     "log_frequency": ("frequency",),
@@ -42,7 +44,6 @@ class TraceSettings:
         mode: `triton`, where traces are written, or `opentelemetry`, where they are sent.
         file: where they are written, or "".
         frequency: how many are written at a time, 0 for all of them at the end.
-        timestamps, tensors: what is told of a request that is traced.
     """
 
     on: bool = False
@@ -51,13 +52,11 @@ class TraceSettings:
     mode: str = "opentelemetry"
     file: str = ""
     frequency: int = 0
-    timestamps: bool = True
-    tensors: bool = False
 
     def as_document(self) -> dict[str, Any]:
         """As a client reads them."""
         return {
-            "trace_level": [TIMESTAMPS] * self.timestamps + [TENSORS] * self.tensors if self.on else [OFF],
+            "trace_level": [TIMESTAMPS if self.on else OFF],
             "trace_rate": str(self.rate),
             "trace_count": str(self.count),
             "log_frequency": str(self.frequency),
@@ -81,7 +80,7 @@ class TraceSettings:
         for name, value in wanted.items():
             if name == "trace_level":
                 level = first if value is None else self._at_level(value)
-                new = replace(new, on=level.on, timestamps=level.timestamps, tensors=level.tensors)
+                new = replace(new, on=level.on)
             elif name == "trace_rate":
                 new = replace(new, rate=first.rate if value is None else _number(name, value, 0))
             elif name == "trace_count":
@@ -103,7 +102,7 @@ class TraceSettings:
         if not levels:
             return self
         if levels == {OFF}:
-            return replace(self, on=False, timestamps=True, tensors=False)
+            return replace(self, on=False)
         if not levels <= {TIMESTAMPS, TENSORS}:
             if levels <= {TIMESTAMPS, TENSORS, OFF}:
                 raise invalid_argument(f"Expect only one trace level '{OFF}' is specified")
@@ -112,7 +111,9 @@ class TraceSettings:
             raise MmeError(
                 Kind.UNSUPPORTED, f"trace_level {TENSORS}: tensors are traced to a file alone (--trace-file)"
             )
-        return replace(self, on=True, timestamps=TIMESTAMPS in levels, tensors=TENSORS in levels)
+        if TENSORS in levels:
+            warn_of_tensors()
+        return replace(self, on=self.on or TIMESTAMPS in levels)
 
 
 class TraceControl:
@@ -140,11 +141,6 @@ class TraceControl:
     def on(self) -> bool:
         """Whether anything may be traced."""
         return self.server.on or any(own.get("on") for own in self._models.values())
-
-    @property
-    def tensors(self) -> bool:
-        """Whether any tensors may be traced."""
-        return self.server.tensors or any(own.get("tensors") for own in self._models.values())
 
     @property
     def by_model(self) -> bool:
@@ -198,6 +194,11 @@ class TraceControl:
         untraced = self._untraced.get(whose, 0) + 1
         self._untraced[whose] = 0 if untraced >= rate else untraced
         return untraced >= rate
+
+
+def warn_of_tensors() -> None:
+    """Say that a level which there was is without effect."""
+    _log.warning("trace_level TENSORS is without effect: tensors are not traced, and 0.3 refuses it; leave it out")
 
 
 def _number(name: str, value: Any, least: int) -> int:

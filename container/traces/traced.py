@@ -6,7 +6,6 @@ ends when the answer was handed to the connection, whoever wrote that.
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
 from container.steps.step import Step
 from container.traces.context import Origin, origin
 from container.traces.settings import TraceControl, TraceSettings
+from container.traces.spans import request_span
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from container.inference.call import Call
     from container.inference.exchange import Exchange
+    from container.traces.spans import Phase
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.errors import MmeError
     from serve.request import InferenceRequest, LoadReport, Timings
 
-_log = logging.getLogger("mme.trace")
 _now = time.perf_counter_ns
 
 
@@ -42,7 +42,6 @@ class Trace:
         report: what its load cost, if it had to wait for one.
         timings: of that, or of an ensemble's steps until it failed; known once it is over.
         responses: how many there were.
-        tensors: what is kept of its tensors.
         decided: whether it is traced for certain; else its model decides, once it is known.
         ids: of the trace and of the request's span in it, where models were told of them; else zeros.
     """
@@ -57,7 +56,6 @@ class Trace:
         self.report: LoadReport | None = None
         self.responses = 0
         self.ids = (0, 0)
-        self.tensors: list[Any] = []
 
 
 class Following(Step):
@@ -80,33 +78,17 @@ class Following(Step):
         if self._trace is not None:
             self._request = request
             request.trace = self._tracer.handed_on(self._trace)
-            request.watch = self._shown if self._tracer.watches else None
 
     def responded(self, call: Call, response: InferenceResponse) -> None:  # noqa: ARG002
         """See `Step`."""
         if self._trace is not None:
             self._trace.responses += 1
-            self._note(self._trace, response)
+            self._trace.last = response
 
     def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
         """See `Step`."""
         if isinstance(result, InferenceResponse):
             self.responded(call, result)
-
-    def _note(self, trace: Trace, response: InferenceResponse) -> None:
-        trace.last = response
-        try:
-            self._tracer.responded(trace, response)
-        except Exception as error:  # noqa: BLE001 - a model may answer anything; nobody goes without answer for a trace
-            _log_untraceable(response, error)
-
-    def _shown(self, sent: InferenceRequest, response: InferenceResponse) -> object:
-        """What the tracer keeps of a request of an ensemble's step, and of its answer."""
-        try:
-            return self._tracer.seen(sent, response)
-        except Exception as error:  # noqa: BLE001 - as above
-            _log_untraceable(response, error)
-            return None
 
     def over(self, call: Call, error: MmeError | None) -> None:
         """See `Step`. There is nothing more to hear of it."""
@@ -126,11 +108,6 @@ def follow(tracer: Tracing, exchange: Exchange) -> Following | None:
     """Follow a request over HTTP, None if it is not traced."""
     trace = tracer.begin(exchange.headers)
     return None if trace is None else Following(tracer, trace, dict(_origin_attributes(exchange)))
-
-
-def _log_untraceable(response: InferenceResponse, error: Exception) -> None:
-    what = f"{type(error).__name__}: {error}"
-    _log.error("a response of model '%s' can't be traced: %s", response.model_name, what)
 
 
 class Tracing(ABC):
@@ -166,21 +143,14 @@ class Tracing(ABC):
         """What models are told of it, see `ModelRequest`."""
         return ""
 
-    def responded(self, trace: Trace, response: InferenceResponse) -> None:  # noqa: B027 - few look at tensors
-        """There is a response, whose tensors may be gone when the request is over."""
-
-    @property
-    def watches(self) -> bool:
-        """Whether it looks at the requests of an ensemble's steps."""
-        return False
-
-    def seen(self, sent: InferenceRequest, response: InferenceResponse) -> object:  # noqa: ARG002 - few look at tensors
-        """What is kept of a request of a step and its answer until the ensemble's is over."""
-        return None
-
-    @abstractmethod
     def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:
         """A request is over; `came` tells by which way it came."""
+        if self.is_traced(trace):
+            done = _now()
+            self.write(trace, request_span(trace, came, request, done), time.time_ns() - done, error)
+
+    def write(self, trace: Trace, root: Phase, epoch: int, error: MmeError | None) -> None:  # noqa: B027 - `end` may do it
+        """Tell of a request by its span; `epoch` is what its times lack to those of `time.time_ns()`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -232,57 +232,17 @@ def test_workers_that_follow_each_other_write_files_of_their_own(tmp_path, repos
     assert told == [["0"], ["1"]]
 
 
-def test_tensors_are_written_as_text(tmp_path, repository):
-    """What came in and what went out, of HTTP and of each response of a stream; elements as Triton writes them."""
+def test_tensors_are_accepted_as_a_level_without_effect(tmp_path, repository):
+    """Times are traced beside it; the log says what has become of it."""
     path = tmp_path / "traces.json"
-    stream = repository / "stream"
-    (stream / "1").mkdir(parents=True)
-    (stream / "config.pbtxt").write_text(models.REPEAT)
     with serve(tmp_path, repository, [f"triton,file={path}", "level=TENSORS"]) as server:
-        x = {"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP32", "data": [0, 0.1, 1e9, -2]}]}
-        assert server.ask("POST", "/v2/models/plus/infer", x).status == 200
         with tritonclient.http.InferenceServerClient(server.address) as client:
-            client.update_trace_settings("stream", {"trace_level": ["TENSORS"]})
-        assert (
-            server.ask("POST", "/v2/models/stream/generate_stream", {"IN": [7, 8], "DELAY": [0, 0], "WAIT": 0}).status
-            == 200
-        )
-
-    entries = json.loads(path.read_bytes())
-    tensors = [(each["activity"], *each["tensor"].values()) for each in entries if "tensor" in each]
-    assert tensors[:2] == [
-        ("TENSOR_QUEUE_INPUT", "X", "0,0.1,1e+09,-2", "1,4", "FP32"),
-        ("TENSOR_BACKEND_OUTPUT", "Y", "1,1.1,1e+09,-1", "1,4", "FP32"),
-    ]
-    assert [each for each in tensors[2:] if each[1] in {"IN", "OUT"}] == [
-        ("TENSOR_QUEUE_INPUT", "IN", "7,8", "2", "INT32"),
-        ("TENSOR_BACKEND_OUTPUT", "OUT", "7", "1", "INT32"),
-        ("TENSOR_BACKEND_OUTPUT", "OUT", "8", "1", "INT32"),
-    ]
-    assert len([each for each in entries if "timestamps" in each]) == 1, "of the model that is traced without"
-
-
-@pytest.mark.parametrize("levels", [["TENSORS"], ["TIMESTAMPS", "TENSORS"]])
-def test_tensors_of_an_ensembles_steps_are_written_too(tmp_path, repository, levels):
-    """What went from one to the next; with their times or without."""
-    path = tmp_path / "traces.json"
-    first, *others = levels
-    with serve(tmp_path, repository, [f"triton,file={path}", *(f"level={other}" for other in others)], first) as server:
-        assert server.ask("POST", "/v2/models/twice/infer", X).status == 200
-
-    entries = json.loads(path.read_bytes())
-    named = {each["id"]: each["model_name"] for each in entries if "model_name" in each}
-    assert [*named.values()] == ["twice", "plus", "plus"]
-    tensors = [(named[each["id"]], each["activity"], each["tensor"]["data"]) for each in entries if "tensor" in each]
-    assert tensors == [
-        ("twice", "TENSOR_QUEUE_INPUT", "0,0,0,0"),
-        ("twice", "TENSOR_BACKEND_OUTPUT", "2,2,2,2"),
-        ("plus", "TENSOR_QUEUE_INPUT", "0,0,0,0"),
-        ("plus", "TENSOR_BACKEND_OUTPUT", "1,1,1,1"),
-        ("plus", "TENSOR_QUEUE_INPUT", "1,1,1,1"),
-        ("plus", "TENSOR_BACKEND_OUTPUT", "2,2,2,2"),
-    ]
-    assert {each["id"] for each in entries if "timestamps" in each} == ({*named} if others else set())
+            told = client.update_trace_settings("plus", {"trace_level": ["TENSORS"]})
+        assert told["trace_level"] == ["TIMESTAMPS"]
+        assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
+    assert server.log.count("trace_level TENSORS is without effect") == 2
+    assert not any("tensor" in each for each in json.loads(path.read_bytes()))
+    assert len(read(path)[0]) == 1
 
 
 def test_a_file_that_can_not_be_written_is_told(tmp_path, repository):
@@ -290,56 +250,3 @@ def test_a_file_that_can_not_be_written_is_told(tmp_path, repository):
     with serve(tmp_path, repository, [f"triton,file={tmp_path}/none/traces.json"]) as server:
         assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
     assert "none/traces.json: No such file or directory" in server.log
-
-
-# A handler in the serving process whose elements are no text.
-CARELESS = """
-import numpy as np
-
-from model_handlers.base import Handler
-from model_handlers.config.validate import normalise
-
-
-class Careless(Handler):
-    backend = "careless"
-    default_filename = "handler.py"
-
-    @classmethod
-    def autocomplete(cls, config, model_file):
-        return normalise(config)
-
-    @classmethod
-    def load(cls, config, model_file, device, lane):
-        return cls(config)
-
-    def execute(self, inputs, outputs):
-        return [np.array([5, None], object)]
-
-    def close(self):
-        pass
-"""
-CARELESS_CONFIG = """
-backend: "careless"
-parameters { key: "MME_PLACEMENT" value { string_value: "inline" } }
-input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "TEXT" data_type: TYPE_STRING dims: [ 2 ] }
-"""
-
-
-def test_what_can_not_be_traced_is_answered(tmp_path, repository):
-    """All the same; the log says why, and the traces of others are written."""
-    path = tmp_path / "traces.json"
-    careless = repository / "careless"
-    (careless / "1").mkdir(parents=True)
-    (careless / "config.pbtxt").write_text(CARELESS_CONFIG)
-    (careless / "1" / "handler.py").write_text(CARELESS)
-    one = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [0]}]}
-    with serve(tmp_path, repository, [f"triton,file={path}", "level=TENSORS"]) as server:
-        answer = server.ask("POST", "/v2/models/careless/infer", one)
-        assert server.ask("POST", "/v2/models/plus/infer", X).status == 200
-
-    assert answer.status == 200
-    assert answer.json["outputs"][0]["data"] == ["5", "None"]
-    assert "a response of model 'careless' can't be traced: TypeError" in server.log
-    names = [each["model_name"] for each in json.loads(path.read_bytes()) if "model_name" in each]
-    assert "plus" in names

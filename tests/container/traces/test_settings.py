@@ -69,16 +69,19 @@ def test_traces_in_files_are_written_as_often_as_clients_want():
         first.changed({"trace_mode": "opentelemetry"}, first)
 
 
-@pytest.mark.parametrize("levels", [["TIMESTAMPS"], ["TENSORS"], ["TIMESTAMPS", "TENSORS"], ["OFF"]])
-def test_traces_in_files_tell_of_times_and_tensors(levels):
-    """Of either or both, of the server or a model alone; null gives back what there was at first."""
-    control = TraceControl(TraceSettings(on=True, mode="triton", file="/t.json", tensors=True), sends=True)
+@pytest.mark.parametrize(
+    ("levels", "told"),
+    [(["TIMESTAMPS"], "TIMESTAMPS"), (["TENSORS"], "OFF"), (["TIMESTAMPS", "TENSORS"], "TIMESTAMPS"), (["OFF"], "OFF")],
+)
+def test_the_level_of_tensors_is_without_effect(levels, told, caplog):
+    """Of the server or a model alone, where traces go to a file; the log says so, and null gives back what there was."""
+    control = TraceControl(TraceSettings(on=False, mode="triton", file="/t.json"), sends=True)
     for model in ("m", ""):
         control.change(model, {"trace_level": levels})
-        assert control.of(model).as_document()["trace_level"] == levels
-        assert control.of("other").tensors is (model == "m" or "TENSORS" in levels)
+        assert control.of(model).as_document()["trace_level"] == [told]
         control.change(model, {"trace_level": None})
-        assert control.of(model).as_document()["trace_level"] == ["TIMESTAMPS", "TENSORS"]
+        assert control.of(model).as_document()["trace_level"] == ["OFF"]
+    assert caplog.text.count("TENSORS is without effect") == 2 * ("TENSORS" in levels)
     assert not control.by_model
 
 
