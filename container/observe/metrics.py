@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from heapq import nlargest
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from container.observe.exposition import Exposition, labels_of
 from model_handlers.base import total
@@ -23,54 +23,27 @@ from model_handlers.system.devices import gpu_uuids, readings
 from serve.statistics import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from container.process.service import Service
     from model_handlers.base import Footprint
-    from model_handlers.metrics import Family, Reading
-    from serve.control import Latencies
     from serve.engine import Engine
     from serve.loading.loader import Target
     from serve.statistics import ModelStats, Summary, TargetStats
 
+    Samples = Iterable[tuple[str, float]]
+    _Samples = Callable[["_Scope"], Samples]
 
-_TOTAL = "_total"
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_DURATIONS = {
-    "nv_inference_request_duration_us": ("success", "Microseconds of successful requests, end to end, summed up"),
-    "nv_inference_queue_duration_us": ("queue", "Microseconds that requests waited for an instance, summed up"),
-    "nv_inference_compute_input_duration_us": ("compute_input", "Microseconds of putting batches together, summed up"),
-    "nv_inference_compute_infer_duration_us": ("compute_infer", "Microseconds of executing the model, summed up"),
-    "nv_inference_compute_output_duration_us": ("compute_output", "Microseconds of handing outputs out, summed up"),
-}
-_SUMMARIES = {
-    "nv_inference_request_summary_us": "request",
-    "nv_inference_queue_summary_us": "queue",
-    "nv_inference_compute_input_summary_us": "compute_input",
-    "nv_inference_compute_infer_summary_us": "compute_infer",
-    "nv_inference_compute_output_summary_us": "compute_output",
-}
-_CACHE_SUMMARIES = {"nv_cache_hit_summary_per_model": "cache_hit", "nv_cache_miss_summary_per_model": "cache_miss"}
-_TARGET_COUNTS = {
-    "mme_model_cache_hits_total": ("hits", "Requests that found their model in memory"),
-    "mme_model_cache_misses_total": ("misses", "Requests that did not find their model in memory"),
-    "mme_model_loads_total": ("loads", "Loads that succeeded"),
-    "mme_model_load_failures_total": ("load_failures", "Loads that failed"),
-    "mme_model_refused_requests_total": ("refused", "Requests that failed because their model could not be loaded"),
-}
-_TARGET_SECONDS = {
-    "mme_model_wait_seconds_total": ("wait", "Seconds that requests waited for the model to be loaded, summed up"),
-    "mme_model_download_seconds_total": ("download", "Seconds of fetching and unpacking, summed up"),
-    "mme_model_load_seconds_total": ("load", "Seconds of loading, without the download, summed up"),
-    "mme_model_unload_seconds_total": ("unload", "Seconds of unloading, summed up"),
-}
-_TIMES = {
-    "wait": "Seconds that a request waited for its model (ModelLoadingWaitTime)",
-    "download": "Seconds of fetching and unpacking an archive (ModelDownloadingTime)",
-    "load": "Seconds of loading a model, without the download (ModelLoadingTime)",
-    "unload": "Seconds of unloading a model, requests under way included (ModelUnloadingTime)",
-}
-_GUESSED = "1 for what is known of a batch dimension that no configuration names: named, proven, unproven, refuted, "
+_OF_A_MINUTE = "Microseconds, of the last minute"
+_GUESSED = (
+    "1 for what is known of a batch dimension that no configuration names: named, proven, unproven, refuted, other or "
+    "off"
+)
+_REFUSED = "Requests that failed because their model could not be loaded"
+_LOADED = "Bytes of those used that models took when they were loaded"
+_RESERVED = "Bytes of those used that are promised to loads"
+_IN_FLIGHT = "Bytes of requests and responses on the way, which no budget for models counts"
 
 
 class Scrape:
@@ -82,10 +55,20 @@ class Scrape:
 
     def text(self) -> list[bytes]:
         """Return the text, in pieces. Asks drivers, which takes milliseconds."""
-        out, settings, logs = Exposition(), self._service.settings, self._service.logs
-        _Families(out, self._now, settings.latencies, settings.metrics_models).write()
-        out.one("mme_log_lines_dropped_total", "Lines of the log that nothing read", "counter", logs.dropped)
-        write_machine(out)
+        out, scope = Exposition(), _Scope(self._now, self._service)
+        for row in FAMILIES:
+            _write(out, row, scope)
+        for family, found in METRICS.read():  # what the code of models counts
+            kind = family.kind.value
+            out.family(family.name, family.description or f"A {kind} of a model", kind)
+            for each in found:
+                labels = labels_of(each.labels)
+                if family.kind is MetricKind.HISTOGRAM:
+                    out.histogram(family.name, labels, each.buckets, each.counts, each.value)
+                else:
+                    out.sample(family.name, labels, each.value)
+        for row in OF_THE_PROCESS:
+            _write(out, row, scope)
         return out.text()
 
 
@@ -131,193 +114,318 @@ class _Now:
         )
 
 
-class _Families:
-    """Writes every family, on a thread."""
+class _Scope:
+    """What rows are asked for, prepared once a scrape.
 
-    def __init__(self, out: Exposition, now: _Now, latencies: Latencies, most: int) -> None:
-        self._out = out
-        self._now = now
-        self._latencies = latencies
-        self._stats = sorted(nlargest(most, now.stats, lambda each: _requests(each[1])), key=itemgetter(0))
+    Attributes:
+        models, targets: labels and counters of those with series of their own.
+        named: the same models by name and version.
+        shown: names of targets among these.
+        queued: requests that wait, by the statistics that count them, which several models may share.
+        grown: bytes that executions took since loads.
+        The others are values of single samples.
+    """
+
+    def __init__(self, now: _Now, service: Service) -> None:
+        most = service.settings.metrics_models
+        self.now = now
+        self.latencies = service.settings.latencies
+        self.dropped = service.logs.dropped
+        self.named = sorted(nlargest(most, now.stats, lambda each: _requests(each[1])), key=itemgetter(0))
         # The labels that a model's configuration adds begin with `_`.
-        self._models = [(_labels(name, version, stats), stats) for (name, version), stats in self._stats]
+        self.models = [(_labels(name, version, stats), stats) for (name, version), stats in self.named]
         targets = sorted(nlargest(most, now.targets, lambda each: each[1].hits + each[1].misses), key=itemgetter(0))
-        self._targets = [(labels_of({"model": name}), stats) for name, stats in targets]
-        self._shown = {name for name, _ in targets}
-
-    def write(self) -> None:
-        """Do it."""
-        self._inference()
-        self._models_now()
-        if self._latencies.summaries:
-            self._summaries()
-        self._batch_sizes()
-        self._first_responses()
-        self._responses()
-        self._cache()
-        self._cache_times()
-        self._memory()
-        self._of_models()
-
-    def _family(self, name: str, text: str, samples: Iterable[tuple[str, float]], kind: str = "counter") -> None:
-        self._out.family(name, text, kind)
-        for labels, value in samples:
-            self._out.sample(name, labels, value)
-
-    def _inference(self) -> None:
-        """Triton's counters."""
-        models = self._models
-        succeeded = ((labels, stats.success.count) for labels, stats in models)
-        failures = (
-            (f'{labels},reason="{why}"', stats.failures[why]) for labels, stats in models for why in FAILURE_REASONS
-        )
-        counts = ((labels, stats.inference_count) for labels, stats in models)
-        executions = ((labels, stats.execution_count) for labels, stats in models)
-        self._family("nv_inference_request_success", "Successful requests", succeeded)
-        self._family("nv_inference_request_failure", "Failed requests to a loaded model, by reason", failures)
-        self._family("nv_inference_count", "Inferences: batch elements", counts)
-        self._family("nv_inference_exec_count", "Executions: batches", executions)
-        for name, (field, text) in _DURATIONS.items() if self._latencies.counters else ():
-            self._family(name, text, ((labels, getattr(stats, field).ns / 1000) for labels, stats in models))
-
-    def _models_now(self) -> None:
-        """Triton's gauges."""
-        waiting: Counter[int] = Counter()  # by the statistics that count them, which several models may share
-        for _, _, target in self._now.residents:
+        self.targets = [(labels_of({"model": name}), stats) for name, stats in targets]
+        self.shown = {name for name, _ in targets}
+        self.uuids = gpu_uuids()
+        self.gpus = readings()
+        self.grown = total((each.growth() for each in [*(row[2] for row in now.residents), *now.retiring]), now.grown)
+        self.taken_by_loads = now.used - self.grown - now.reserved
+        self.loaded, self.left_out = len(now.residents), len(now.targets) - len(targets)
+        self.budget, self.responses = now.engine.cache.room.budget, now.engine.responses
+        self.disk, self.in_flight = now.engine.origins.room, now.engine.on_the_way()
+        self.pinned, self.processors = 0, memory.processor_share()
+        self.machine_total, self.machine_used = memory.machine_memory()
+        self.queued: Counter[int] = Counter()
+        for _, _, target in now.residents:
             for model in target.models():
-                waiting[id(model.stats)] += model.queued
-        models = self._models
-        pending = ((labels, waiting[id(stats)]) for labels, stats in models if id(stats) in waiting)
-        self._family("nv_inference_pending_request_count", "Requests that wait for an instance", pending, "gauge")
-        loads = ((labels, stats.load_ns / 1e9) for labels, stats in models if stats.load_ns)
-        self._family("nv_model_load_duration_secs", "Seconds that the model's last load took", loads, "gauge")
-        guessed = ((f'{labels},state="{stats.batching}"', 1.0) for labels, stats in models if stats.batching)
-        self._family("mme_guessed_batching", f"{_GUESSED}other or off", guessed, "gauge")
+                self.queued[id(model.stats)] += model.queued
 
-    def _summaries(self) -> None:
-        """Quantiles, in microseconds."""
-        now, quantiles = time.monotonic(), self._latencies.quantiles
-        for name, field in (*_SUMMARIES.items(), *_CACHE_SUMMARIES.items()):
-            self._out.family(name, "Microseconds, of the last minute", "summary")
-            for labels, stats in self._models:
-                if stats.summaries is None or (name in _CACHE_SUMMARIES and not stats.cached):
-                    continue
-                summary: Summary = getattr(stats.summaries, field)
-                for quantile, ns in zip(quantiles, summary.quantiles(quantiles, now), strict=True):
-                    self._out.sample(name, f'{labels},quantile="{quantile:g}"', ns / 1000)
-                self._out.sample(f"{name}_count", labels, summary.count)
-                self._out.sample(f"{name}_sum", labels, summary.ns / 1000)
 
-    def _responses(self) -> None:
-        """Of models whose responses are cached, under Triton's names; and what all of it takes."""
-        for what, plural in (("hit", "hits"), ("miss", "misses")):
-            cached = [(labels, getattr(stats, f"cache_{what}")) for labels, stats in self._models if stats.cached]
-            counts = ((labels, each.count) for labels, each in cached)
-            took = ((labels, each.ns / 1000) for labels, each in cached)
-            self._family(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", counts)
-            self._family(f"nv_cache_{what}_duration_per_model", f"Microseconds of cache {plural}", took)
-        cache, gauge = self._now.engine.responses, "gauge"
-        self._out.one("mme_response_cache_budget_bytes", "Bytes that cached responses may take", gauge, cache.maxsize)
-        self._out.one("mme_response_cache_used_bytes", "Bytes that cached responses take", gauge, cache.currsize)
+class Family(NamedTuple):
+    """One row: name, type, help, and what gives its samples.
 
-    def _first_responses(self) -> None:
-        """Of models whose configuration sets its buckets, which are milliseconds."""
-        self._out.family(FIRST_RESPONSES, "Milliseconds from a request to its first response", "histogram")
-        for labels, stats in self._models:
-            kept = stats.first_response
-            if kept is not None:
-                bounds = [bound * 1000 for bound in kept.bounds]
-                self._out.histogram(FIRST_RESPONSES, labels, bounds, list(kept.counts), kept.total.ns / 1e6)
+    A sample is labels and a value; of a histogram labels, bounds, counts and total, of a summary labels, value by
+    quantile, count and sum.
 
-    def _batch_sizes(self) -> None:
-        name = "mme_batch_size"
-        self._out.family(name, "Batch elements of each execution", "histogram")
-        for (model, version), stats in self._stats:
-            counts, inferences = [0] * (len(_BATCH_SIZES) + 1), 0
-            for size, batch in list(stats.batches.items()):
-                counts[bisect_left(_BATCH_SIZES, size)] += batch.compute_infer.count
-                inferences += size * batch.compute_infer.count
-            labels = labels_of({"model": model, "version": str(version)})
-            self._out.histogram(name, labels, _BATCH_SIZES, counts, inferences)
+    Attributes:
+        wanted: whether there is such a family at all, None for always.
+    """
 
-    def _cache(self) -> None:
-        targets = self._targets
-        for name, (field, text) in _TARGET_COUNTS.items():
-            self._family(name, text, ((labels, getattr(stats, field)) for labels, stats in targets))
-        evictions = (
-            (f'{labels},reason="{why}"', stats.evictions[why]) for labels, stats in targets for why in EVICTION_REASONS
+    name: str
+    kind: str
+    help: str
+    samples: Callable[[_Scope], Iterable[Any]]
+    wanted: Callable[[_Scope], Any] | None = None
+
+
+def _write(out: Exposition, row: Family, scope: _Scope) -> None:
+    if row.wanted is not None and not row.wanted(scope):
+        return
+    out.family(row.name, row.help, row.kind)
+    if row.kind == "histogram":
+        for labels, bounds, counts, sum_ in row.samples(scope):
+            out.histogram(row.name, labels, bounds, counts, sum_)
+    elif row.kind == "summary":
+        for labels, quantiles, count, sum_ in row.samples(scope):
+            for quantile, value in quantiles:
+                out.sample(row.name, f'{labels},quantile="{quantile:g}"', value)
+            out.sample(f"{row.name}_count", labels, count)
+            out.sample(f"{row.name}_sum", labels, sum_)
+    else:
+        for labels, value in row.samples(scope):
+            out.sample(row.name, labels, value)
+
+
+def _any(_stats: ModelStats) -> bool:
+    return True
+
+
+def _one(path: str) -> _Samples:
+    """One sample without labels: an attribute of the scope."""
+    value = attrgetter(path)
+    return lambda scope: (("", value(scope)),)
+
+
+def _models(path: str, wanted: Callable[[ModelStats], Any] = _any, divisor: float = 1) -> _Samples:
+    """A sample of each model that is wanted."""
+    value = attrgetter(path)
+    if divisor == 1:
+        return lambda scope: ((labels, value(stats)) for labels, stats in scope.models if wanted(stats))
+    return lambda scope: ((labels, value(stats) / divisor) for labels, stats in scope.models if wanted(stats))
+
+
+def _targets(path: str, divisor: float = 0) -> _Samples:
+    """A sample of each target."""
+    value = attrgetter(path)
+    if not divisor:
+        return lambda scope: ((labels, value(stats)) for labels, stats in scope.targets)
+    return lambda scope: ((labels, value(stats) / divisor) for labels, stats in scope.targets)
+
+
+def _cached(stats: ModelStats) -> bool:
+    return stats.cached
+
+
+def _failures(scope: _Scope) -> Samples:
+    for labels, stats in scope.models:
+        for why in FAILURE_REASONS:
+            yield f'{labels},reason="{why}"', stats.failures[why]
+
+
+def _pending(scope: _Scope) -> Samples:
+    queued = scope.queued
+    return ((labels, queued[id(stats)]) for labels, stats in scope.models if id(stats) in queued)
+
+
+def _loads(scope: _Scope) -> Samples:
+    return ((labels, stats.load_ns / 1e9) for labels, stats in scope.models if stats.load_ns)
+
+
+def _guessed(scope: _Scope) -> Samples:
+    return ((f'{labels},state="{stats.batching}"', 1.0) for labels, stats in scope.models if stats.batching)
+
+
+def _summary(field: str, wanted: Callable[[ModelStats], Any] = _any) -> Callable[[_Scope], Iterable[Any]]:
+    def samples(scope: _Scope) -> Iterable[Any]:
+        quantiles, now = scope.latencies.quantiles, time.monotonic()
+        for labels, stats in scope.models:
+            if stats.summaries is not None and wanted(stats):
+                found: Summary = getattr(stats.summaries, field)
+                told = zip(quantiles, (ns / 1000 for ns in found.quantiles(quantiles, now)), strict=True)
+                yield labels, told, found.count, found.ns / 1000
+
+    return samples
+
+
+def _batch_sizes(scope: _Scope) -> Iterable[Any]:
+    for (model, version), stats in scope.named:
+        counts, inferences = [0] * (len(_BATCH_SIZES) + 1), 0
+        for size, batch in list(stats.batches.items()):
+            counts[bisect_left(_BATCH_SIZES, size)] += batch.compute_infer.count
+            inferences += size * batch.compute_infer.count
+        yield labels_of({"model": model, "version": str(version)}), _BATCH_SIZES, counts, inferences
+
+
+def _first_responses(scope: _Scope) -> Iterable[Any]:
+    """Of models whose configuration sets its buckets, which are milliseconds."""
+    for labels, stats in scope.models:
+        kept = stats.first_response
+        if kept is not None:
+            yield labels, [bound * 1000 for bound in kept.bounds], list(kept.counts), kept.total.ns / 1e6
+
+
+def _evictions(scope: _Scope) -> Samples:
+    for labels, stats in scope.targets:
+        for why in EVICTION_REASONS:
+            yield f'{labels},reason="{why}"', stats.evictions[why]
+
+
+def _evicted(scope: _Scope) -> Samples:
+    for labels, stats in scope.targets:
+        for kind, size in (("host", stats.evicted.host), ("device", stats.evicted.device)):
+            yield f'kind="{kind}",{labels}', size
+
+
+def _cache_times(what: str) -> Callable[[_Scope], Iterable[Any]]:
+    """Of all models together: a histogram for each of hundreds would be thousands of time series."""
+
+    def samples(scope: _Scope) -> Iterable[Any]:
+        times = getattr(scope.now.engine.times, what)
+        return (("", times.bounds, list(times.counts), times.total.ns / 1e9),)
+
+    return samples
+
+
+def _model_memory(scope: _Scope) -> Samples:
+    for model, footprint, _ in scope.now.residents:
+        if model in scope.shown:
+            on = {number: uuid for number, uuid in scope.uuids.items() if footprint.on({number}).devices}
+            yield from _bytes(footprint, on, model=model)
+
+
+def _footprint(path: str) -> _Samples:
+    value = attrgetter(path)
+    return lambda scope: _bytes(value(scope), scope.uuids)
+
+
+def _bytes(footprint: Footprint, uuids: Mapping[int, str], **labels: str) -> Samples:
+    """A sample for the host, and one for each of these GPUs."""
+    yield labels_of({**labels, "kind": "host"}), footprint.host
+    sizes = dict(enumerate(footprint.devices))
+    for number, uuid in uuids.items():
+        yield labels_of({**labels, "kind": "device", "gpu_uuid": uuid}), sizes.get(number, 0)
+
+
+def _gpus(field: str) -> _Samples:
+    def samples(scope: _Scope) -> Samples:
+        found = ((gpu.uuid, getattr(gpu, field)) for gpu in scope.gpus)
+        return ((labels_of({"gpu_uuid": uuid}), value) for uuid, value in found if value is not None)
+
+    return samples
+
+
+def _any_gpu(field: str) -> Callable[[_Scope], bool]:
+    return lambda scope: any(getattr(gpu, field) is not None for gpu in scope.gpus)
+
+
+_COUNTS, _SUMMARISES, _DISK = attrgetter("latencies.counters"), attrgetter("latencies.summaries"), attrgetter("disk")
+_ROWS: tuple[tuple[Any, ...], ...] = (
+    ("nv_inference_request_success", "counter", "Successful requests", _models("success.count")),
+    ("nv_inference_request_failure", "counter", "Failed requests to a loaded model, by reason", _failures),
+    ("nv_inference_count", "counter", "Inferences: batch elements", _models("inference_count")),
+    ("nv_inference_exec_count", "counter", "Executions: batches", _models("execution_count")),
+    *(
+        (f"nv_inference_{name}_duration_us", "counter", text, _models(f"{field}.ns", divisor=1000), _COUNTS)
+        for name, field, text in (
+            ("request", "success", "Microseconds of successful requests, end to end, summed up"),
+            ("queue", "queue", "Microseconds that requests waited for an instance, summed up"),
+            ("compute_input", "compute_input", "Microseconds of putting batches together, summed up"),
+            ("compute_infer", "compute_infer", "Microseconds of executing the model, summed up"),
+            ("compute_output", "compute_output", "Microseconds of handing outputs out, summed up"),
         )
-        self._family("mme_model_evictions_total", "Times the model left memory for another, by reason", evictions)
-        freed = (
-            (f'kind="{kind}",{labels}', size)
-            for labels, stats in targets
-            for kind, size in (("host", stats.evicted.host), ("device", stats.evicted.device))
+    ),
+    ("nv_inference_pending_request_count", "gauge", "Requests that wait for an instance", _pending),
+    ("nv_model_load_duration_secs", "gauge", "Seconds that the model's last load took", _loads),
+    ("mme_guessed_batching", "gauge", _GUESSED, _guessed),
+    *(
+        (f"nv_inference_{what}_summary_us", "summary", _OF_A_MINUTE, _summary(what), _SUMMARISES)
+        for what in ("request", "queue", "compute_input", "compute_infer", "compute_output")
+    ),
+    ("nv_cache_hit_summary_per_model", "summary", _OF_A_MINUTE, _summary("cache_hit", _cached), _SUMMARISES),
+    ("nv_cache_miss_summary_per_model", "summary", _OF_A_MINUTE, _summary("cache_miss", _cached), _SUMMARISES),
+    ("mme_batch_size", "histogram", "Batch elements of each execution", _batch_sizes),
+    (FIRST_RESPONSES, "histogram", "Milliseconds from a request to its first response", _first_responses),
+    *(
+        row
+        for what, plural in (("hit", "hits"), ("miss", "misses"))
+        for row in (
+            (f"nv_cache_num_{plural}_per_model", "counter", f"Cache {plural}", _models(f"cache_{what}.count", _cached)),
+            (
+                f"nv_cache_{what}_duration_per_model",
+                "counter",
+                f"Microseconds of cache {plural}",
+                _models(f"cache_{what}.ns", _cached, 1000),
+            ),
         )
-        self._family("mme_model_evicted_bytes_total", "Bytes that its evictions gave back", freed)
-        for name, (field, text) in _TARGET_SECONDS.items():
-            self._family(name, text, ((labels, getattr(stats, field).ns / 1e9) for labels, stats in targets))
-
-    def _cache_times(self) -> None:
-        """Of all models together: a histogram for each of hundreds would be thousands of time series."""
-        for what, text in _TIMES.items():
-            times, name = getattr(self._now.engine.times, what), f"mme_{what}_duration_seconds"
-            self._out.family(name, text, "histogram")
-            self._out.histogram(name, "", times.bounds, list(times.counts), times.total.ns / 1e9)
-
-    def _memory(self) -> None:
-        now, engine, gauge = self._now, self._now.engine, "gauge"
-        residents = now.residents
-        self._out.one("mme_loaded_models", "Models in memory (LoadedModelCount)", gauge, len(residents))
-        left_out = len(now.targets) - len(self._targets)
-        self._out.one("mme_models_left_out", "Models without series of their own (MME_METRICS_MODELS)", gauge, left_out)
-        uuids, name = gpu_uuids(), "mme_model_memory_bytes"
-        self._out.family(name, "Bytes that a model takes, as measured", gauge)
-        for model, footprint, _ in residents:
-            if model not in self._shown:
-                continue
-            on = {number: uuid for number, uuid in uuids.items() if footprint.on({number}).devices}
-            self._bytes(name, footprint, on, model=model)
-        grown = total((target.growth() for target in [*(each[2] for each in residents), *now.retiring]), now.grown)
-        for what, footprint, text in (
-            ("budget", engine.cache.room.budget, "Bytes of memory for models: budget"),
-            ("used", now.used, "Bytes of memory for models: used"),
-            ("loaded", now.used - grown - now.reserved, "Bytes of those used that models took when they were loaded"),
-            ("grown", grown, "Bytes of those used that executions took since"),
-            ("reserved", now.reserved, "Bytes of those used that are promised to loads"),
-        ):
-            self._out.family(f"mme_memory_{what}_bytes", text, gauge)
-            self._bytes(f"mme_memory_{what}_bytes", footprint, uuids)
-        text = "Bytes of requests and responses on the way, which no budget for models counts"
-        self._out.one("mme_memory_in_flight_bytes", text, gauge, engine.on_the_way())
-        disk = engine.origins.room
-        if disk is not None:
-            self._out.one("mme_disk_budget_bytes", "Bytes of disk for archives and weights", gauge, disk.budget)
-            self._out.one("mme_disk_used_bytes", "Bytes of disk that archives and weights take", gauge, disk.used)
-            text = "Archives that left the disk for others"
-            self._out.one("mme_disk_evictions_total", text, "counter", disk.evictions)
-
-    def _bytes(self, name: str, footprint: Footprint, uuids: Mapping[int, str], **labels: str) -> None:
-        """A sample for the host, and one for each of these GPUs."""
-        self._out.sample(name, labels_of({**labels, "kind": "host"}), footprint.host)
-        sizes = dict(enumerate(footprint.devices))
-        for number, uuid in uuids.items():
-            told = labels_of({**labels, "kind": "device", "gpu_uuid": uuid})
-            self._out.sample(name, told, sizes.get(number, 0))
-
-    def _of_models(self) -> None:
-        """What the code of models counts."""
-        for family, found in METRICS.read():
-            text, kind = family.description or f"A {family.kind.value} of a model", family.kind.value
-            self._out.family(family.name, text, kind)
-            for reading in found:
-                self._reading(family, reading)
-
-    def _reading(self, family: Family, reading: Reading) -> None:
-        labels = labels_of(reading.labels)
-        if family.kind is MetricKind.HISTOGRAM:
-            self._out.histogram(family.name, labels, reading.buckets, reading.counts, reading.value)
-        else:
-            self._out.sample(family.name, labels, reading.value)
+    ),
+    ("mme_response_cache_budget_bytes", "gauge", "Bytes that cached responses may take", _one("responses.maxsize")),
+    ("mme_response_cache_used_bytes", "gauge", "Bytes that cached responses take", _one("responses.currsize")),
+    ("mme_model_cache_hits_total", "counter", "Requests that found their model in memory", _targets("hits")),
+    ("mme_model_cache_misses_total", "counter", "Requests that did not find their model in memory", _targets("misses")),
+    ("mme_model_loads_total", "counter", "Loads that succeeded", _targets("loads")),
+    ("mme_model_load_failures_total", "counter", "Loads that failed", _targets("load_failures")),
+    ("mme_model_refused_requests_total", "counter", _REFUSED, _targets("refused")),
+    ("mme_model_evictions_total", "counter", "Times the model left memory for another, by reason", _evictions),
+    ("mme_model_evicted_bytes_total", "counter", "Bytes that its evictions gave back", _evicted),
+    *(
+        (f"mme_model_{what}_seconds_total", "counter", text, _targets(f"{what}.ns", 1e9))
+        for what, text in (
+            ("wait", "Seconds that requests waited for the model to be loaded, summed up"),
+            ("download", "Seconds of fetching and unpacking, summed up"),
+            ("load", "Seconds of loading, without the download, summed up"),
+            ("unload", "Seconds of unloading, summed up"),
+        )
+    ),
+    *(
+        (f"mme_{what}_duration_seconds", "histogram", text, _cache_times(what))
+        for what, text in (
+            ("wait", "Seconds that a request waited for its model (ModelLoadingWaitTime)"),
+            ("download", "Seconds of fetching and unpacking an archive (ModelDownloadingTime)"),
+            ("load", "Seconds of loading a model, without the download (ModelLoadingTime)"),
+            ("unload", "Seconds of unloading a model, requests under way included (ModelUnloadingTime)"),
+        )
+    ),
+    ("mme_loaded_models", "gauge", "Models in memory (LoadedModelCount)", _one("loaded")),
+    ("mme_models_left_out", "gauge", "Models without series of their own (MME_METRICS_MODELS)", _one("left_out")),
+    ("mme_model_memory_bytes", "gauge", "Bytes that a model takes, as measured", _model_memory),
+    ("mme_memory_budget_bytes", "gauge", "Bytes of memory for models: budget", _footprint("budget")),
+    ("mme_memory_used_bytes", "gauge", "Bytes of memory for models: used", _footprint("now.used")),
+    ("mme_memory_loaded_bytes", "gauge", _LOADED, _footprint("taken_by_loads")),
+    ("mme_memory_grown_bytes", "gauge", "Bytes of those used that executions took since", _footprint("grown")),
+    (
+        "mme_memory_reserved_bytes",
+        "gauge",
+        "Bytes of those used that are promised to loads",
+        _footprint("now.reserved"),
+    ),
+    ("mme_memory_in_flight_bytes", "gauge", _IN_FLIGHT, _one("in_flight")),
+    ("mme_disk_budget_bytes", "gauge", "Bytes of disk for archives and weights", _one("disk.budget"), _DISK),
+    ("mme_disk_used_bytes", "gauge", "Bytes of disk that archives and weights take", _one("disk.used"), _DISK),
+    ("mme_disk_evictions_total", "counter", "Archives that left the disk for others", _one("disk.evictions"), _DISK),
+)
+_OF_THE_PROCESS: tuple[tuple[Any, ...], ...] = (
+    ("mme_log_lines_dropped_total", "counter", "Lines of the log that nothing read", _one("dropped")),
+    *(
+        (name, kind, text, _gpus(field), _any_gpu(field))
+        for name, kind, text, field in (
+            ("nv_gpu_utilization", "gauge", "GPU utilization, 0.0 to 1.0", "utilization"),
+            ("nv_gpu_memory_total_bytes", "gauge", "GPU memory, bytes", "total"),
+            ("nv_gpu_memory_used_bytes", "gauge", "GPU memory in use by anybody, bytes", "used"),
+            ("nv_gpu_power_usage", "gauge", "GPU power draw, watts", "power"),
+            ("nv_gpu_power_limit", "gauge", "GPU power limit, watts", "power_limit"),
+            ("nv_energy_consumption", "counter", "GPU energy since the driver was loaded, joules", "energy"),
+        )
+    ),
+    # Triton's pool of pinned memory: there is none here, and who looks for it finds that.
+    ("nv_pinned_memory_pool_total_bytes", "gauge", "Pool of pinned memory, which is not needed", _one("pinned")),
+    ("nv_pinned_memory_pool_used_bytes", "gauge", "Pool of pinned memory in use", _one("pinned")),
+    ("nv_cpu_utilization", "gauge", "CPU utilization, 0.0 to 1.0", _one("processors")),
+    ("nv_cpu_memory_total_bytes", "gauge", "The machine's memory, bytes", _one("machine_total")),
+    ("nv_cpu_memory_used_bytes", "gauge", "The machine's memory in use, bytes", _one("machine_used")),
+)
+FAMILIES = tuple(Family(*row) for row in _ROWS)
+OF_THE_PROCESS = tuple(Family(*row) for row in _OF_THE_PROCESS)
 
 
 def _requests(stats: ModelStats) -> int:
@@ -329,32 +437,3 @@ def _labels(model: str, version: int, stats: ModelStats) -> str:
     gpu = {"gpu_uuid": stats.gpu_uuid} if stats.gpu_uuid else {}
     tags = {f"_{tag}": value for tag, value in stats.tags.items()}
     return labels_of({"model": model, "version": str(version), **gpu, **namespace, **tags})
-
-
-# Name, text, kind, field of a reading.
-_OF_GPUS = (
-    ("nv_gpu_utilization", "GPU utilization, 0.0 to 1.0", "gauge", "utilization"),
-    ("nv_gpu_memory_total_bytes", "GPU memory, bytes", "gauge", "total"),
-    ("nv_gpu_memory_used_bytes", "GPU memory in use by anybody, bytes", "gauge", "used"),
-    ("nv_gpu_power_usage", "GPU power draw, watts", "gauge", "power"),
-    ("nv_gpu_power_limit", "GPU power limit, watts", "gauge", "power_limit"),
-    ("nv_energy_consumption", "GPU energy since the driver was loaded, joules", "counter", "energy"),
-)
-
-
-def write_machine(out: Exposition) -> None:
-    """Write every family that has a value."""
-    found = readings()
-    for name, text, kind, field in _OF_GPUS:
-        values = [(gpu.uuid, value) for gpu in found if (value := getattr(gpu, field)) is not None]
-        if values:
-            out.family(name, text, kind)
-        for uuid, value in values:
-            out.sample(name, labels_of({"gpu_uuid": uuid}), value)
-    total, used = memory.machine_memory()
-    # Triton's pool of pinned memory: there is none here, and who looks for it finds that.
-    out.one("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", "gauge", 0)
-    out.one("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", "gauge", 0)
-    out.one("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "gauge", memory.processor_share())
-    out.one("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "gauge", total)
-    out.one("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "gauge", used)
