@@ -168,10 +168,11 @@ def _last_use(cache: Row, now: datetime) -> str:
 
 
 def _span(since: str, now: datetime) -> str:
-    """How long ago something was."""
-    from container.dashboard.drawing import whole  # noqa: PLC0415 - with it comes the dashboard
-
-    return whole(max((now - datetime.fromisoformat(since)).total_seconds(), 0.0)).replace("\N{NO-BREAK SPACE}", " ")
+    """How long ago something was, in the unit that a person would choose."""
+    seconds = max((now - datetime.fromisoformat(since)).total_seconds(), 0.0)
+    units = (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48))
+    unit, length = next(((unit, length) for unit, length, most in units if seconds < length * most), ("d", 86400))
+    return f"{seconds / length:.0f} {unit}"
 
 
 def _stats_cells(rows: Sequence[Row], refused: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from serve.model.batch_proof import Batching
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from container.dashboard.watcher import Happening, Watcher
+    from container.dashboard.history import Happening, Watcher
     from container.settings import Settings
     from model_handlers.base import Footprint
     from serve.cache.entry import Entry
@@ -81,7 +81,6 @@ class Documents:
             "loading": [_load(entry, now) for entry in loads[:_LOADS]],
             "events": [_told(happening) for happening in self._watcher.happenings],
             "history": self._watcher.history.columns(),
-            "windows": self._watcher.history.windows(),
         }
 
     def _failed_requests(self) -> Counter[str]:
@@ -101,7 +100,7 @@ class Documents:
         return {"budget": room.budget, "used": room.used, "archives": room.archives, "evictions": room.evictions}
 
     def _memory(self, kind: str, budget: int, entries: Iterable[Entry], now: float) -> dict[str, Any]:
-        """One budget and who takes how much of it, the largest first."""
+        """One budget and how much of it each model takes, the largest first."""
         holding = [(size, entry) for entry in entries if (size := _sizes(entry.footprint).get(kind, 0))]
         bars = heapq.nlargest(BARS, holding, key=lambda each: (each[0], each[1].name))
         held = sum(size for size, _ in holding)
@@ -144,14 +143,14 @@ def _matches(entry: Entry, wanted: str) -> bool:
 
 
 def _has_failed(entry: Entry) -> bool:
-    """Whether requests for it are refused until somebody mends it: it did not load, or its process keeps dying."""
+    """Whether requests for it are refused until it is mended: it did not load, or its process keeps dying."""
     if entry.resident is not None:
         return entry.resident.is_down()
     return entry.failure is not None and entry.state is State.UNAVAILABLE
 
 
 def _shown(matching: list[Entry]) -> list[Entry]:
-    """Whoever has a row: of those that have failed the most wanted, by name; then the rest by rank."""
+    """Those with a row: of those that have failed the most wanted, by name; then the rest by rank."""
     failed = heapq.nlargest(_FAILED_ROWS, filter(_has_failed, matching), key=lambda entry: entry.stats.misses)
     failed.sort(key=lambda entry: entry.name)
     first = set(map(id, failed))

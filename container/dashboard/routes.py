@@ -1,23 +1,21 @@
-"""/dashboard: the page, its data as JSON, its two files. A Flask blueprint; views run on the server's threads.
+"""/dashboard: the page, its data as JSON, its files. A Flask blueprint; views run on the server's threads.
 
-GET /dashboard            the page as things stand; ?filter=… shows models with that in their name. Where keys are
-                          needed, without one for `statistics`: a page that asks for it, and keeps it until it is closed
-GET /dashboard/data       the same as JSON
-GET /dashboard/static/…   its style and its script
+GET /dashboard            the frame of the page, which holds no data; its script asks for them, and for a key where
+                          one is needed. ?filter=… shows models with that in their name
+GET /dashboard/data       the data as JSON
+GET /dashboard/static/…   its style and its scripts
 
 Everything comes from this server: the policy in the header forbids the page to load or send anything elsewhere, and to
-run or style anything that is not in those two files. On SageMaker nobody but the container itself reaches these routes.
+run or style anything that is not in those files. On SageMaker nothing but the container itself reaches these routes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 from flask import Blueprint, Response, render_template, request
 
-from container.dashboard import drawing
-from container.dashboard.history import SECONDS
 from container.version import installed_version
 
 if TYPE_CHECKING:
@@ -49,40 +47,18 @@ def blueprint(documents: Documents, on_loop: OnLoop, keys: Keys | None = None) -
         static_url_path="/static",
     )
 
-    kept: tuple[dict[str, Any], str, str] | None = None  # what was rendered last, where it is, and the page
-
     def page() -> Response:
-        nonlocal kept
         here = "" if request.path.endswith("/") else "dashboard/"  # a proxy may put us under another path
-        denial = None if keys is None else keys.denial("statistics", request.headers.get("Authorization"))
-        if denial is not None:
-            text = render_template("key.html", here=here, denial=denial, version=installed_version())
-            return Response(text, 403 if denial.known else 401, _HEADERS, content_type="text/html; charset=utf-8")
-        wanted = _wanted()
-        view = on_loop.call(documents.document, wanted)
-        last = kept
-        if last is None or last[0] is not view or last[1] != here:
-            text = render_template(
-                "dashboard.html",
-                view=view,
-                wanted=wanted,
-                here=here,
-                charts=drawing.CHARTS,
-                seconds=SECONDS,
-                version=installed_version(),
-                draw=drawing,
-            )
-            last = kept = view, here, text
-        return Response(last[2], headers=_HEADERS, content_type="text/html; charset=utf-8")
+        text = render_template("dashboard.html", here=here, version=installed_version())
+        return Response(text, headers=_HEADERS, content_type="text/html; charset=utf-8")
 
     def data() -> Response:
-        document = on_loop.call(documents.document, _wanted())
+        denial = None if keys is None else keys.denial("statistics", request.headers.get("Authorization"))
+        if denial is not None:
+            return Response(status=403 if denial.known else 401, headers=_HEADERS)
+        document = on_loop.call(documents.document, request.args.get("filter", "").strip()[:_LONGEST_FILTER])
         return Response(orjson.dumps(document), headers=_HEADERS, content_type="application/json")
 
     routes.add_url_rule("", "page", page)
     routes.add_url_rule("/data", "data", data)
     return routes
-
-
-def _wanted() -> str:
-    return request.args.get("filter", "").strip()[:_LONGEST_FILTER]

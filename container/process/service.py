@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from container.dashboard.document import Documents
-from container.dashboard.watcher import Watcher
+from container.dashboard.history import Watcher
 from container.inference.http import InferRoutes
 from container.inference.request_limit import RequestLimit
 from container.inference.request_memory import RequestMemory

@@ -108,19 +108,17 @@ class Page:
     def __init__(self, driver):
         self.driver = driver
 
-    def open(self, running, path="/dashboard", *, scripts=True, scheme="light", width=1280):
-        """Load the page; with scripts, wait for its first data."""
+    def open(self, running, path="/dashboard", *, scheme="light", width=1280):
+        """Load the page, and wait for its first data."""
         do = self.driver.execute_cdp_cmd
-        do("Emulation.setScriptExecutionDisabled", {"value": not scripts})
         do("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         do("Emulation.setDeviceMetricsOverride", size)
         self.driver.get(f"http://127.0.0.1:{running.port}{path}")
-        if scripts:
-            eventually(lambda: self.text("#live") == "live", "the first data")
+        eventually(lambda: self.text("#live") == "live", "the first data")
 
     def run(self, script, *arguments):
-        """The value of a script of the test's, which runs though the page's own may not."""
+        """The value of a script of the test's."""
         return self.driver.execute_script(script, *arguments)
 
     def text(self, selector):

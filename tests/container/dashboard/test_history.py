@@ -1,8 +1,6 @@
-"""The ring of the last minutes: what a second is, what is kept of it, and the same as a short table."""
+"""The ring of the last minutes: what a second is, and what is kept of it."""
 
-import pytest
-
-from container.dashboard.history import SECONDS, WINDOW, History, Sample, Totals, difference
+from container.dashboard.history import SECONDS, History, Sample, Totals, difference
 
 MS = 1_000_000
 
@@ -54,31 +52,3 @@ def test_the_oldest_seconds_are_forgotten():
     assert set(columns) == set(Sample.__annotations__)
     assert set(map(len, columns.values())) == {SECONDS}
     assert columns["hits"] == [2 * number + 1 for number in range(4, SECONDS + 4)]
-
-
-def test_windows_sum_what_the_seconds_say():
-    """Newest first, counts add up over all of them, latency is the mean over requests and not over seconds."""
-    history = History()
-    totals = Totals()
-    history.add(totals)
-    for second in range(WINDOW + 10):
-        busy = 9 if second == WINDOW + 9 else 1  # the last second has nine requests of 10 ms, the others one of 1 ms
-        totals = Totals(
-            hits=totals.hits + busy,
-            succeeded=totals.succeeded + busy,
-            failed=totals.failed + 1,
-            total_ns=totals.total_ns + (90 if busy == 9 else 1) * MS,
-            queued=second,
-            cold=1,
-            evictions=totals.evictions + (second == 0),
-        )
-        history.add(totals)
-
-    newest, oldest = history.windows()
-    assert (newest["from"], newest["to"], oldest["from"], oldest["to"]) == (WINDOW, 0, WINDOW + 10, WINDOW)
-    assert (newest["hits"], oldest["hits"]) == (WINDOW - 1 + 9, 10)
-    assert (newest["requests"], newest["failed"]) == (WINDOW - 1 + 9 + WINDOW, WINDOW)
-    assert newest["latency_ms"] == pytest.approx((WINDOW - 1 + 90) / (WINDOW - 1 + 9), abs=0.001)
-    assert (newest["waiting"], oldest["waiting"]) == (WINDOW + 10, 10)
-    assert (newest["evictions"], oldest["evictions"]) == (0, 1)
-    assert History().windows() == []
