@@ -324,7 +324,7 @@ MME_VARIABLES = (
         "MME_TRACE_LEVEL",
         v.trace_levels,
         "What is told of a request that is traced, OFF for nothing until Triton's trace extension asks for something; "
-        "tensors are written to a file alone (the flag may be repeated).",
+        "TENSORS is without effect (the flag may be repeated).",
     ),
     ours("MME_TRACE_COUNT", v.integer(-1, 1_000_000_000), "Trace so many requests, and then no more; -1: all."),
     ours(
