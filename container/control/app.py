@@ -141,6 +141,15 @@ class ControlPlane:
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
+    def handle_metrics(self, exchange: Exchange) -> None:
+        """Answer as the port does that has /metrics alone."""
+        path = exchange.target.partition(b"?")[0]
+        if path == b"/metrics":
+            self.handle(exchange)
+        else:
+            sentence = f"Not Found: {path.decode('latin-1')} is not a route of this port, which has /metrics alone"
+            exchange.respond(404, _JSON, (errors.error_body(sentence),))
+
     async def _answer(self, exchange: Exchange) -> None:
         route, names = self._match(exchange.method, exchange.target)
         environ = make_environ(exchange)

@@ -15,6 +15,7 @@ from container.control.operations import Operations, repository_error
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.messages import parsed, values
+from container.inference.offload import by_thread
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Methods:
         request = parsed(pb.ModelStatisticsRequest, data)
         version = parse_version(request.version)
         rows = await self._operations.model_statistics(request.name, version if request.name else None)
-        return await asyncio.to_thread(_message, {"model_stats": rows}, pb.ModelStatisticsResponse())
+        return await by_thread(_message, {"model_stats": rows}, pb.ModelStatisticsResponse())
 
     # -- the repository --------------------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class Methods:
         request = parsed(pb.RepositoryIndexRequest, data)
         _check_repository(request.repository_name)
         rows = await self._operations.index(ready=request.ready)
-        return await asyncio.to_thread(_message, {"models": rows}, pb.RepositoryIndexResponse())
+        return await by_thread(_message, {"models": rows}, pb.RepositoryIndexResponse())
 
     async def load(self, data: bytes, _context: Any) -> bytes:
         """RepositoryModelLoad."""

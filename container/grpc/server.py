@@ -17,7 +17,7 @@ from container.grpc.traces import headers_of
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from container.inference.errors import Status
-from container.process.sockets import BACKLOG, Tls, listening
+from container.process.sockets import BACKLOG, PORT_SECONDS, Tls, listening
 from container.settings import GrpcCompression
 from container.settings.protocol_values import keepalive_rules
 from container.settings.tls import grpc_certificates
@@ -69,7 +69,8 @@ class GrpcServer:
         certificates = grpc_certificates(settings)
         self.tls = None if certificates is None else Tls("gRPC", certificates, "h2")
         host, port = settings.grpc_address or settings.host, settings.grpc_port or 0
-        self._sockets = listening(host, port, "gRPC", "--grpc-port/MME_GRPC_PORT or --grpc-address/MME_GRPC_ADDRESS")
+        where = "--grpc-port/MME_GRPC_PORT or --grpc-address/MME_GRPC_ADDRESS"
+        self._sockets = listening(host, port, "gRPC", where, seconds=PORT_SECONDS)
         self.port: int = self._sockets[0].getsockname()[1]
         self._draining = asyncio.Event()
         self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")

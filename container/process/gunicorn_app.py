@@ -7,10 +7,8 @@ survive a fork. Each worker has the application, and so the settings, from the m
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import signal
-import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,7 @@ from gunicorn.systemd import listen_fds
 from container.observe.logs import logging_config
 from container.process.resources import keep_all
 from container.process.restarts import LastWords, Restarts
-from container.process.sockets import authority
+from container.process.sockets import PORT_SECONDS, authority, listening
 from serve.sources.override import forget_overrides
 from serve.state_file import life_of
 
@@ -93,7 +91,9 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             return
         for place in server.cfg.address:
             if isinstance(place, tuple):
-                _wait_for_port(*place)
+                (host, port), where = place, "--port/MME_PORT, 0 takes a free one"
+                for each in listening(host, port, "HTTP", where, seconds=PORT_SECONDS):
+                    each.close()
 
     def _pre_fork(self, server: Any, worker: Any) -> None:  # noqa: ARG002 - gunicorn's interface
         """All that a worker needs is imported: it and we share those pages."""
@@ -115,28 +115,6 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     def _on_exit(self, server: Any) -> None:  # noqa: ARG002 - gunicorn's interface
         """The files that models were loaded with are for the next worker, and none comes any more."""
         forget_overrides(self.settings.cache_dir, life_of(os.getpid()))
-
-
-def _wait_for_port(host: str, port: int) -> None:
-    """Return when it can be listened to: a server that had it may be about to end.
-
-    Raises:
-        RuntimeError: gunicorn ends with its sentence.
-    """
-    for last in (False, False, False, False, True):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as place:
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                place.bind((host, port))
-            except OSError as error:
-                if last or error.errno != errno.EADDRINUSE:
-                    raise RuntimeError(
-                        f"the server cannot listen to HTTP requests at {host}:{port}: {error.strerror}; "
-                        "choose another --port/MME_PORT, 0 takes a free one"
-                    ) from error
-            else:
-                return
-        time.sleep(1)
 
 
 def _post_fork(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn's interface

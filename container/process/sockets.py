@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 BACKLOG = 1024
+PORT_SECONDS = 4.0  # that a port may need to be left
+_AGAIN_SECONDS = 0.1
 _LACKING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
@@ -28,15 +30,31 @@ def authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def listening(host: str, port: int, protocol: str, setting: str) -> list[socket.socket]:
+def listening(host: str, port: int, protocol: str, setting: str, *, seconds: float = 0.0) -> list[socket.socket]:
     """Sockets that listen at all addresses of a host; port 0 is a free one, the same at all of them.
 
     A name may have addresses that this machine lacks, as `localhost` has where IPv6 is off: one that listens suffices.
-    `protocol` and `setting` are for the error: what is to be listened to, and what says where.
+    A port that is taken may be about to be left, by the worker before this one or another server: it is tried again
+    for some seconds, in which the thread waits. `protocol` and `setting` are for the error: what is to be listened to,
+    and what says where.
 
     Raises:
         MmeError: INVALID_ARGUMENT when one of them can't, or none is this machine's.
     """
+    ends = time.monotonic() + seconds
+    while True:
+        try:
+            return _all_listening(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= ends:
+                raise invalid_argument(
+                    f"the server cannot listen to {protocol} requests at {authority(host, port)}: {error.strerror}; "
+                    f"choose another {setting}"
+                ) from error
+        time.sleep(_AGAIN_SECONDS)
+
+
+def _all_listening(host: str, port: int) -> list[socket.socket]:
     found: list[socket.socket] = []
     lacking: OSError | None = None
     try:
@@ -52,13 +70,10 @@ def listening(host: str, port: int, protocol: str, setting: str) -> list[socket.
                 lacking = error
         if lacking is not None and not found:
             raise lacking
-    except OSError as error:
+    except OSError:
         for each in found:
             each.close()
-        raise invalid_argument(
-            f"the server cannot listen to {protocol} requests at {authority(host, port)}: {error.strerror}; choose "
-            f"another {setting}"
-        ) from error
+        raise
     return found
 
 

@@ -8,8 +8,6 @@ and SIGQUIT end at once.
 from __future__ import annotations
 
 import asyncio
-import errno
-import functools
 import logging
 import os
 import signal
@@ -23,19 +21,19 @@ from gunicorn.workers.base import Worker
 from container.control.app import ControlPlane
 from container.http1 import Http1Server, Limits
 from container.inference.errors import too_large
+from container.inference.offload import by_thread
 from container.inference.turn_budget import Turns
-from container.observe.metrics_port import MetricsPort
 from container.process.resources import ConnectionCap, OpenFiles, QuietCollector, most_connections, raise_limit
 from container.process.restarts import LostGpus
 from container.process.service import Service
-from container.process.sockets import Tls
+from container.process.sockets import PORT_SECONDS, Tls, listening
 from container.settings.tls import http_certificates
 from model_handlers.errors import MmeError
 from model_handlers.system.memory import return_large_blocks
 from serve.state_file import is_followed, life_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from container.grpc.server import GrpcServer
     from container.process.resources import Followed
@@ -51,7 +49,6 @@ _QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any
 _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
 _TELLING_SECONDS = 1.0  # for clients to hear it that wait for a load which does not end in time
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
-_PORT_TRIES, _PORT_SECONDS = 40, 0.1  # as long as for HTTP's port, see `gunicorn_app`
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -97,20 +94,25 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             _give_up(error)
         turns = Turns(loop.call_soon)
         cap = ConnectionCap(settings.max_connections or most_connections())
-        grpc = await _grpc_server(service, turns, cap)
         tls = _tls(settings)
         options = {} if tls is None else tls.options
-        metrics = await _metrics_port(service, front, loop, options)
+        listeners: list[asyncio.Server] = []
+        try:
+            grpc = _grpc_server(service, turns, cap)
+            metrics = await _metrics_server(service, front, options, listeners)
+        except MmeError as error:
+            await service.close()
+            _give_up(error)
         gate = front.gate([each.sock for each in self.sockets])
         limits = http_limits(settings)
         http = Http1Server(front.handle, limits, loop, too_large, gate, turns, service.memory, cap)
-        listeners = [
+        listeners += [
             await loop.create_server(http.protocol_factory, sock=each.sock, **options) for each in self.sockets
         ]
         service.unsent += [lambda: http.unsent, *([] if grpc is None else [lambda: grpc.unsent])]
         service.start()
         files = (service.keys, tls, None if grpc is None else grpc.tls)
-        forget: list[Callable[[], None]] = [http.forget_heads, *(port.forget_heads for port in metrics)]
+        forget: list[Callable[[], None]] = [each.forget_heads for each in (http, metrics) if each is not None]
         if grpc is not None:
             forget.append(grpc.check_again)
         following = loop.create_task(_follow([each for each in files if each is not None], forget))
@@ -119,12 +121,25 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         collector = QuietCollector()
         await self._beat_until(stop, collector, service, LostGpus(settings.cache_dir, life_of(self.ppid)))
         following.cancel()
+        await self._end(service, front, http, grpc, listeners, metrics)
+
+    async def _end(
+        self,
+        service: Service,
+        front: ControlPlane,
+        http: Http1Server,
+        grpc: GrpcServer | None,
+        listeners: Sequence[asyncio.Server],
+        metrics: Http1Server | None,
+    ) -> None:
+        """Take no more, answer what was taken, and close."""
+        settings, loop = service.settings, asyncio.get_running_loop()
         # Who looks after us by a connection that it keeps would take the server for lost, whose next worker is there.
         service.routes.draining = not (self._graceful and is_followed(self.ppid))
         for listener in listeners:
             listener.close()
-        for port in metrics:
-            port.close()
+        if metrics is not None:
+            metrics.abort()
         seconds = max(settings.drain_seconds, _TELLING_SECONDS) if self._graceful else 0.0
         http.drain(min(settings.drain_seconds / 2, _PARTING_SECONDS) if self._graceful else 0.0)
         ends = loop.time() + seconds
@@ -189,43 +204,25 @@ async def _follow(files: Sequence[Followed], forget: Sequence[Callable[[], None]
     """Look at files now and then, for ever; when one says something else, forget whom what it said let in."""
     while files:
         await asyncio.sleep(_FOLLOW_SECONDS)
-        if any([await asyncio.to_thread(each.look) for each in files]):
+        if any([await by_thread(each.look) for each in files]):
             for each in forget:
                 each()
 
 
-async def _metrics_port(
-    service: Service, front: ControlPlane, loop: asyncio.AbstractEventLoop, tls: Mapping[str, Any]
-) -> tuple[MetricsPort, ...]:
-    """The port for metrics alone, () where there is to be none."""
-    settings = service.settings
+async def _metrics_server(
+    service: Service, front: ControlPlane, tls: Mapping[str, Any], listeners: list[asyncio.Server]
+) -> Http1Server | None:
+    """The server of the port for metrics alone, as Triton has one; None where there is to be none."""
+    settings, loop = service.settings, asyncio.get_running_loop()
     if settings.metrics_port is None:
-        return ()
-    port = MetricsPort(front.handle, loop)
-    try:
-        host = settings.metrics_address or settings.host
-        await _patiently(functools.partial(port.open, host, settings.metrics_port, front.gate, tls))
-    except MmeError as error:
-        await service.close()
-        _give_up(error)
-    return (port,)
-
-
-async def _patiently(listen: Callable[[], Awaitable[T]]) -> T:
-    """What listens at a port that the worker before this one, or another server, may be about to leave.
-
-    Raises:
-        MmeError: it is still taken after a while, or can't be listened to.
-    """
-    for _ in range(_PORT_TRIES):
-        try:
-            return await listen()
-        except MmeError as error:
-            cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
-                raise
-        await asyncio.sleep(_PORT_SECONDS)
-    return await listen()
+        return None
+    http = Http1Server(front.handle_metrics, Limits(), loop)
+    host, where = settings.metrics_address or settings.host, "MME_METRICS_PORT or MME_METRICS_ADDRESS"
+    sockets = listening(host, settings.metrics_port, "metrics", where, seconds=PORT_SECONDS)
+    http.gate = front.gate(sockets)
+    listeners += [await loop.create_server(http.protocol_factory, sock=each, **tls) for each in sockets]
+    logging.getLogger("mme.metrics").info("metrics listening at port %d", sockets[0].getsockname()[1])
+    return http
 
 
 def _give_up(error: MmeError) -> NoReturn:
@@ -234,20 +231,13 @@ def _give_up(error: MmeError) -> NoReturn:
     raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
 
 
-async def _grpc_server(service: Service, turns: Turns, cap: ConnectionCap) -> GrpcServer | None:
+def _grpc_server(service: Service, turns: Turns, cap: ConnectionCap) -> GrpcServer | None:
     """The server beside HTTP's, where there is to be one."""
     if service.settings.grpc_port is None:
         return None
     from container.grpc.server import GrpcServer  # noqa: PLC0415 - optional, and 40 ms
 
-    async def made() -> GrpcServer:
-        return GrpcServer(service, turns, cap)
-
-    try:
-        return await _patiently(made)
-    except MmeError as error:
-        await service.close()
-        _give_up(error)
+    return GrpcServer(service, turns, cap)
 
 
 async def _close_in_time(service: Service, seconds: float) -> None:

@@ -1,9 +1,7 @@
 """The metrics as Prometheus reads them, and that the numbers add up."""
 
-import asyncio
 import json
 import math
-import socket
 import sys
 import threading
 
@@ -11,9 +9,7 @@ import psutil
 import pytest
 
 from container.observe.exposition import Exposition
-from container.observe.metrics_port import MetricsPort
 from container.settings import Mode
-from model_handlers.errors import MmeError
 from model_handlers.system import devices
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.metric_text import families_of
@@ -281,23 +277,3 @@ def test_gpus_show_memory_load_and_power(own, monkeypatch):
     assert of(samples, "nv_energy_consumption", gpu_uuid="GPU-1") == 123
     assert [sample.labels for sample in families["nv_gpu_power_usage"].samples] == [{"gpu_uuid": "GPU-1"}]
     assert len(families["nv_gpu_memory_used_bytes"].samples) == 2
-
-
-def test_a_port_for_metrics_that_is_taken_is_told():
-    """With the setting that says another."""
-
-    async def open_taken(port):
-        metrics = MetricsPort(lambda _: None, asyncio.get_running_loop())
-        try:
-            await metrics.open("127.0.0.1", port, lambda _: lambda *_: None, {})
-        finally:
-            metrics.close()
-
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(
-            MmeError,
-            match=r"metrics requests at 127\.0\.0\.1:[0-9]+: Address already in use; choose another MME_METRICS_PORT",
-        ),
-    ):
-        asyncio.run(open_taken(taken.getsockname()[1]))

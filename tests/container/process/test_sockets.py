@@ -40,3 +40,13 @@ def test_why_nothing_listens_is_told(resolves):
     resolves(ABSENT)
     with pytest.raises(MmeError, match="at there:80: Cannot assign requested address; choose another port"):
         listening("there", 80, "gRPC", "port")
+
+
+def test_a_port_that_is_about_to_be_left_is_waited_for(monkeypatch):
+    """By the server before this one, or another; not for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("time.sleep", lambda _: taken.close())
+        (only,) = listening("127.0.0.1", port, "metrics", "port", seconds=60)
+    with only:
+        assert only.getsockname()[1] == port
