@@ -100,11 +100,7 @@ class LogControl:
         return self._now.as_document()
 
     def change(self, wanted: Mapping[str, Any]) -> None:
-        """Log something else from now on, or otherwise.
-
-        Raises:
-            MmeError: see `LogSettings.changed`.
-        """
+        """Log something else from now on, or otherwise."""
         self._now = now = self._now.changed(wanted)
         for name in _OURS:
             logging.getLogger(name).setLevel(now.level)
@@ -273,9 +269,6 @@ class LogSettings:
 
         Args:
             wanted: setting → value, or null.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT; UNSUPPORTED for a file, UNAVAILABLE for a format; then nothing is changed.
         """
         new, known = self, self.as_document()
         for given, value in wanted.items():
@@ -369,11 +362,7 @@ class LinePipe:
         return fd
 
     def write(self, line: bytes) -> None:
-        """Write a line, or keep it, or drop it. Waits for nothing.
-
-        Raises:
-            OSError: nothing will ever read it.
-        """
+        """Write a line, or keep it, or drop it. Waits for nothing."""
         with self._changed:
             rest = line if self._thread or self._kept else self._written(line)
             if rest:

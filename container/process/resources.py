@@ -41,11 +41,7 @@ class Followed:
         self._seen = self._signature()
 
     def read(self) -> None:
-        """Read them, and put what they say in force.
-
-        Raises:
-            MmeError: they say nothing that can be; what was in force stays.
-        """
+        """Read them, and put what they say in force."""
         raise NotImplementedError
 
     def look(self) -> bool:

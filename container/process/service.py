@@ -342,11 +342,7 @@ _LEAST_THREADS = 64
 
 
 def memory_budget(settings: Settings) -> Footprint:
-    """Bytes for all models together, on the host and on each GPU by its number.
-
-    Raises:
-        SettingsError: when a reserve leaves nothing.
-    """
+    """Bytes for all models together, on the host and on each GPU by its number."""
     host = _bytes("MME_MEMORY_BUDGET", settings.memory_budget, memory.host_memory(), HOST_SHARE)
     each = {
         gpu.index: _bytes("MME_GPU_MEMORY_BUDGET", settings.gpu_memory_budget, gpu.total, DEVICE_SHARE)
@@ -356,11 +352,7 @@ def memory_budget(settings: Settings) -> Footprint:
 
 
 def request_memory(settings: Settings) -> int:
-    """Bytes for all requests on the way together.
-
-    Raises:
-        SettingsError: when two of the largest bodies do not fit.
-    """
+    """Bytes for all requests on the way together."""
     least = 2 * settings.max_body_bytes
     if settings.request_memory is None:
         return max(memory_budget(settings).host // _REQUESTS_PART, _LEAST_FOR_REQUESTS, least)
@@ -382,11 +374,7 @@ def framework_threads(settings: Settings) -> int:
 
 
 def disk_budget(settings: Settings) -> int | None:
-    """Bytes for all unpacked archives, a share being one of the file system; None where nothing is set.
-
-    Raises:
-        SettingsError: when a reserve leaves nothing.
-    """
+    """Bytes for all unpacked archives, a share being one of the file system; None where nothing is set."""
     if settings.disk_budget is None:
         return None
     there = next(folder for folder in (settings.cache_dir, *settings.cache_dir.parents) if folder.is_dir())

@@ -37,9 +37,6 @@ def listening(host: str, port: int, protocol: str, setting: str, *, seconds: flo
     A port that is taken may be about to be left, by the worker before this one or another server: it is tried again
     for some seconds, in which the thread waits. `protocol` and `setting` are for the error: what is to be listened to,
     and what says where.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when one of them can't, or none is this machine's.
     """
     ends = time.monotonic() + seconds
     while True:
@@ -116,9 +113,6 @@ class Tls(Followed):
 
     Attributes:
         context: for `loop.create_server`.
-
-    Raises:
-        SettingsError: the files can't be used.
     """
 
     def __init__(self, what: str, certificates: Certificates, protocol: str) -> None:

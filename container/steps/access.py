@@ -199,11 +199,7 @@ def digest_of(key: str) -> str:
 
 
 def parse_roles(text: str) -> frozenset[str]:
-    """Categories between commas, or `*`.
-
-    Raises:
-        ValueError: with what they may be.
-    """
+    """Categories between commas, or `*`."""
     roles = frozenset(text.split(","))
     if roles != {ALL} and not roles <= set(CATEGORIES):
         raise ValueError(f"{ALL}, or some of {', '.join(CATEGORIES)} between commas, without spaces")
@@ -211,11 +207,7 @@ def parse_roles(text: str) -> frozenset[str]:
 
 
 def parse_keys(text: str) -> tuple[Entry, ...]:
-    """The keys of a file. What is wrong is named by its line: what stands there may be a key itself.
-
-    Raises:
-        ValueError: a line is no key's.
-    """
+    """The keys of a file. What is wrong is named by its line: what stands there may be a key itself."""
     found: dict[str, Entry] = {}
     for number, whole in enumerate(text.splitlines(), 1):
         line = whole.partition("#")[0].strip()
@@ -241,9 +233,6 @@ class Keys(Followed):
 
     Args:
         path: the file's.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it can't be read, or a line is no key's.
     """
 
     def __init__(self, path: Path) -> None:

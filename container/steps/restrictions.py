@@ -73,9 +73,6 @@ class Restrictions:
         Args:
             category: "" for none.
             headers: the request's, by lower-case name.
-
-        Raises:
-            MmeError: RESTRICTED.
         """
         if category not in self._wanted:
             return
@@ -93,9 +90,6 @@ class Forwarding:
 
     Args:
         pattern: of the names of headers.
-
-    Raises:
-        re.error: it is none.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -103,11 +97,7 @@ class Forwarding:
         self._wanted = re.compile(bare, 0 if bare != pattern else re.IGNORECASE)
 
     def add(self, request: InferenceRequest, headers: Mapping[str, str]) -> None:
-        """Add the parameters to a request that came with such headers.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT for a header that is called as a parameter with a meaning of its own.
-        """
+        """Add the parameters to a request that came with such headers."""
         found = {name: value for name, value in _as_sent(headers) if self._wanted.search(name)}
         for name in found:
             if name.lower() in _NEVER or name.lower().startswith("triton_"):

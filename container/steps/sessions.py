@@ -81,11 +81,7 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, model: str, now: float) -> Session:
-        """A new session, in use.
-
-        Raises:
-            MmeError: UNAVAILABLE when there are too many.
-        """
+        """A new session, in use."""
         if len(self._sessions) >= MOST:
             raise MmeError(Kind.UNAVAILABLE, f"there are {MOST} sessions already; close some, or try again later")
         session = Session(str(self._make_id()), model, now)
@@ -94,11 +90,7 @@ class Sessions:
         return session
 
     def use(self, session_id: str, model: str, now: float) -> Session:
-        """A session of a model, in use until it is left.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when there is no such session.
-        """
+        """A session of a model, in use until it is left."""
         session = self._sessions.get(session_id)
         if session is None or session.model != model:
             raise self.unknown(session_id, model)
@@ -114,11 +106,7 @@ class Sessions:
         )
 
     def check(self, session: Session) -> None:
-        """Its model is there: is it still?
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when it is over.
-        """
+        """Its model is there: is it still?"""
         if session.id not in self._sessions:
             raise self.unknown(session.id, session.model)
 
@@ -195,9 +183,6 @@ class SessionCalls:
             body: the request's.
             reply: whose header lines tell of the session.
             creates: whether a session can be created on this route.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT for a session that is not there or can't be, UNAVAILABLE for too many.
         """
         if not self._enabled:
             raise invalid_argument(
@@ -217,11 +202,7 @@ class SessionCalls:
         return visit
 
     def check(self, session: Session) -> None:
-        """Its model is there: is it still?
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when it is over.
-        """
+        """Its model is there: is it still?"""
         self._sessions.check(session)
 
     def leave(self, session: Session) -> None:
@@ -286,11 +267,7 @@ class Visit(Step):
         self._reply.session = lines
 
     def made(self, call: Call, request: InferenceRequest, config: ModelConfig) -> None:  # noqa: ARG002
-        """Make the request a step of the session's sequence; one that names a sequence itself is left alone.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when the session is over by now.
-        """
+        """Make the request a step of the session's sequence; one that names a sequence itself is left alone."""
         self._calls.check(self.session)
         self._ends = bool(request.flags & FLAG_SEQUENCE_END)
         self._state = config.sequence_batching is not None or bool(config.ensemble)

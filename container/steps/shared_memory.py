@@ -49,11 +49,7 @@ class Region:
         weakref.finalize(self, os.close, descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
-        """So many bytes from there.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when its object ends before; OUT_OF_MEMORY.
-        """
+        """So many bytes from there."""
         start, data = self.offset + offset, b""
         try:
             while len(data) < size:  # more than once only beyond what the system reads at a time: 2 GiB
@@ -66,11 +62,7 @@ class Region:
         return data
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Put bytes there.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when its object ends before; INTERNAL when there is no memory behind it.
-        """
+        """Put bytes there."""
         start, left = self.offset + offset, memoryview(data)
         if os.fstat(self._descriptor).st_size < start + len(left):
             raise self._cut_short()
@@ -122,10 +114,6 @@ class Regions:
         Args:
             name: what they call it.
             wanted: its `key`, `byte_size` and `offset` (0 where there is none), as a client tells them.
-
-        Raises:
-            MmeError: UNSUPPORTED where clients share no memory, CONFLICT, INVALID_ARGUMENT naming the field;
-                INTERNAL when there is no such object.
         """
         _check(name, "system", allowed=self.allowed)
         for field in ("key", "byte_size"):
@@ -138,11 +126,7 @@ class Regions:
         self._regions[name] = _opened(name, key, offset, byte_size)
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region, or with "" all of them; one that is unknown is forgotten already.
-
-        Raises:
-            MmeError: UNSUPPORTED where clients share no memory.
-        """
+        """Forget a region, or with "" all of them; one that is unknown is forgotten already."""
         _check_allowed(allowed=self.allowed)
         if name:
             self._regions.pop(name, None)
@@ -150,11 +134,7 @@ class Regions:
             self._regions.clear()
 
     def rows(self, name: str = "") -> list[dict[str, Any]]:
-        """What is registered: one region, or with "" all of them by name.
-
-        Raises:
-            MmeError: NOT_FOUND.
-        """
+        """What is registered: one region, or with "" all of them by name."""
         if name and name not in self._regions:
             raise _unknown(name, "system ")
         found = [self._regions[name]] if name else [self._regions[each] for each in sorted(self._regions)]
@@ -163,11 +143,7 @@ class Regions:
         ]
 
     def place(self, name: str, offset: int, byte_size: int) -> Place:
-        """Where a tensor lies.
-
-        Raises:
-            MmeError: NOT_FOUND; INVALID_ARGUMENT when it does not lie in the region.
-        """
+        """Where a tensor lies."""
         region = self._regions.get(name)
         if region is None:
             raise _unknown(name, "")
@@ -178,12 +154,7 @@ class Regions:
         return Place(region, offset, byte_size)
 
     def read(self, place: Place) -> bytes:
-        """What lies there.
-
-        Raises:
-            Unread: of what a thread has to read.
-            MmeError: see `Region.read`.
-        """
+        """What lies there."""
         if place.byte_size > AT_ONCE:
             raise Unread
         return place.read()
@@ -216,11 +187,7 @@ class CudaRegions:
         self.allowed = allowed
 
     def register(self, name: str, _wanted: Mapping[str, Any]) -> None:
-        """Refuse one.
-
-        Raises:
-            MmeError: UNSUPPORTED.
-        """
+        """Refuse one."""
         _check(name, "cuda", allowed=self.allowed)
         raise MmeError(
             Kind.UNSUPPORTED,
@@ -228,19 +195,11 @@ class CudaRegions:
         )
 
     def unregister(self, _name: str = "") -> None:
-        """There is nothing to forget.
-
-        Raises:
-            MmeError: UNSUPPORTED where clients share no memory.
-        """
+        """There is nothing to forget."""
         _check_allowed(allowed=self.allowed)
 
     def rows(self, name: str = "") -> list[dict[str, Any]]:
-        """What is registered: nothing.
-
-        Raises:
-            MmeError: NOT_FOUND for one that is asked after by its name.
-        """
+        """What is registered: nothing."""
         if name:
             raise _unknown(name, "cuda ")
         return []
