@@ -178,6 +178,7 @@ def test_code_that_counts_when_it_is_collected_waits_for_nothing():
         def __del__(self):
             counter(metrics, "collected").add(1)
 
+    before = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for number in range(2000):
@@ -185,7 +186,7 @@ def test_code_that_counts_when_it_is_collected_waits_for_nothing():
             counter(metrics, n=str(number % 7)).add(1)
             metrics.changes()
     finally:
-        gc.set_threshold(700)
+        gc.set_threshold(*before)
     gc.collect()
 
     assert standing(metrics)[("collected",)] == 2000
