@@ -72,7 +72,7 @@ def read(environ: dict[str, str], *flags: str) -> list[str]:
         return [f"! {error.strerror}"]
     changed = {
         name: value
-        for name in Settings.__dataclass_fields__
+        for name in sorted(Settings.__dataclass_fields__)
         if name != "notices" and (value := getattr(found, name)) != getattr(_DEFAULT, name)
     }
     return [*found.notices, " ".join(f"{name}={to_text(value)}" for name, value in changed.items())]
