@@ -14,7 +14,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from container.cli.command import Command, add_debug
 
@@ -47,54 +47,44 @@ _log = logging.getLogger("mme.start")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every variable of ours that has one; the text stays text, the settings parse it."""
-    from container.settings import protocol_values as p  # noqa: PLC0415
-    from container.settings import settings_table  # noqa: PLC0415 - what enumerations of the engine come with
-    from container.settings import values as v  # noqa: PLC0415
-    from container.settings.table import MME_VARIABLES  # noqa: PLC0415
+    """Add a flag for every setting that has one; the text stays text, the settings parse it."""
+    from container.settings.parsers import boolean  # noqa: PLC0415 - what enumerations of the engine come with
+    from container.settings.schema import FLAGS  # noqa: PLC0415
 
-    lists: set[Any] = {v.names, v.repositories, v.resource_limits, v.batch_sizes, v.trace_levels}
-    lists |= {p.hosts, p.restrictions, p.keepalive, p.latencies}
-    defaults = {row[0]: row[2] for row in settings_table()}
-    for row in MME_VARIABLES:
-        if not row.flag:
+    for flag, row in FLAGS.items():
+        text = f"{row.help} Default: {row.default} [{row.name}]".replace("%", "%%")
+        if row.parse is boolean:
+            parser.add_argument(flag, dest=row.field, nargs="?", const="true", metavar="true|false", help=text)
             continue
-        text = f"{row.help} Default: {defaults[row.name] or 'none'} [{row.name}]".replace("%", "%%")
-        if row.parse is v.boolean:
-            parser.add_argument(row.flag, dest=row.field, nargs="?", const="true", metavar="true|false", help=text)
-            continue
-        action = "append" if row.parse in lists else "store"
-        metavar = row.flag.rpartition("-")[2].upper()
-        parser.add_argument(row.flag, dest=row.field, action=action, metavar=metavar, help=text)
+        action = "append" if row.many else "store"
+        metavar = flag.rpartition("-")[2].upper()
+        parser.add_argument(flag, dest=row.field, action=action, metavar=metavar, help=text)
     add_debug(parser)
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str], before: Sequence[str] = ()) -> argparse.Namespace:
     """Flags of ours, each under its field; those of tritonserver as words, under `theirs`; all, under `words`."""
-    from container.settings.arguments import tritons_words  # noqa: PLC0415 - as above
-    from container.settings.table import MME_VARIABLES  # noqa: PLC0415
+    from container.settings.triton_flags import split_command  # noqa: PLC0415 - as above
 
-    theirs, ours = tritons_words(words, {row.flag for row in MME_VARIABLES if row.flag})
+    theirs, ours = split_command(words)
     return parser.parse_args([*before, *ours], argparse.Namespace(theirs=theirs, words=words))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the settings and become gunicorn; returns only when that fails."""
     from container.observe.logs import configure  # noqa: PLC0415 - as above
-    from container.settings import Mode, Settings, choose_single_model  # noqa: PLC0415
-    from container.settings.address import listening_address  # noqa: PLC0415
-    from container.settings.table import MME_VARIABLES  # noqa: PLC0415
+    from container.settings import Mode, choose_single_model, read_settings  # noqa: PLC0415
+    from container.settings.places import check_places  # noqa: PLC0415
+    from container.settings.reader import listening_address  # noqa: PLC0415
+    from container.settings.schema import FLAGS  # noqa: PLC0415
 
-    given = {row.name: getattr(arguments, row.field) for row in MME_VARIABLES if row.flag}
+    given = {row.name: getattr(arguments, row.field) for row in FLAGS.values()}
     flags = {name: ",".join(text) if isinstance(text, list) else text for name, text in given.items() if text}
     with _sigterm_kept():
         environ = {**os.environ, **flags}
         address = listening_address(environ, os.path.exists, os.getpid())
-        settings = Settings.from_environ(environ, arguments.theirs, address.host)
-        settings.check_paths()
-        settings.check_tracing()
-        settings.check_grpc()
-        settings.check_access()
+        settings = read_settings(environ, arguments.theirs, address.host)
+        check_places(settings)
         configure(settings.log_level, settings.log_format)
         _log.info("listening on %s: %s", settings.host, address.reason)
         for notice in settings.notices:

@@ -19,8 +19,8 @@ from container.http2.keepalive import Keepalive
 from container.inference.errors import Status
 from container.process.sockets import BACKLOG, PORT_SECONDS, Tls, listening
 from container.settings import GrpcCompression
-from container.settings.protocol_values import keepalive_rules
-from container.settings.tls import grpc_certificates
+from container.settings.parsers import keepalive_rules
+from container.settings.places import grpc_certificates
 from container.steps.access import access_of
 from container.steps.restrictions import GRPC_PREFIX, Restrictions, forwarding
 

@@ -25,7 +25,7 @@ examples:
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    from container.settings.protocol_values import hosts  # noqa: PLC0415 - with it come all settings
+    from container.settings.parsers import hosts  # noqa: PLC0415 - with it come all settings
 
     try:
         return hosts(text)

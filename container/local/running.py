@@ -31,7 +31,7 @@ from container.local.process import OURS, command_words, free_port, started, wai
 from container.local.throttle import Throttle
 from container.local.upstream import Container
 from container.process.sockets import authority
-from container.settings.kinds import ASYNCHRONOUS
+from container.settings.schema import ASYNCHRONOUS
 from container.ship.aws import aws_errors
 from container.ship.client import identity_of
 from container.steps.access import Access, is_local

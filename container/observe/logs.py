@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.settings.kinds import LogFormat
+from container.settings.parsers import LogFormat
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.system.priority import usual_priority
 from model_handlers.system.threads import start_thread

@@ -21,7 +21,7 @@ from container.inference.request_memory import RequestMemory
 from container.observe.emf import EmfReporter
 from container.observe.logs import LogControl
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
-from container.settings.kinds import SettingsError, to_text
+from container.settings.parsers import SettingsError, to_text
 from container.steps.access import Keys
 from container.steps.restrictions import Restrictions, forwarding
 from container.steps.shared_memory import CudaRegions, Regions

@@ -10,13 +10,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from container.process.resources import Followed
-from container.settings.tls import load_certificates
+from container.settings.places import load_certificates
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from container.settings.tls import Certificates
+    from container.settings.places import Certificates
 
 
 BACKLOG = 1024

@@ -27,7 +27,7 @@ from container.process.resources import ConnectionCap, OpenFiles, QuietCollector
 from container.process.restarts import LostGpus
 from container.process.service import Service
 from container.process.sockets import PORT_SECONDS, Tls, listening
-from container.settings.tls import http_certificates
+from container.settings.places import http_certificates
 from model_handlers.errors import MmeError
 from model_handlers.system.memory import return_large_blocks
 from serve.state_file import is_followed, life_of

@@ -130,12 +130,12 @@ def check_environment(environment: Mapping[str, str], *, multi_model: bool) -> N
     Raises:
         MmeError: INVALID_ARGUMENT.
     """
-    given = {**environment, **({"SAGEMAKER_MULTI_MODEL": "true"} if multi_model else {})}
-    from container.settings import Settings  # noqa: PLC0415 - heavy
-    from container.settings.kinds import DEFAULT_PORT, SettingsError  # noqa: PLC0415
+    from container.settings import SettingsError, read_settings  # noqa: PLC0415 - all settings, 100 ms
+    from container.settings.schema import DEFAULT_PORT  # noqa: PLC0415
 
+    given = {**environment, **({"SAGEMAKER_MULTI_MODEL": "true"} if multi_model else {})}
     try:
-        settings = Settings.from_environ(given)
+        settings = read_settings(given)
     except SettingsError as error:
         sentences = "\n".join(f"the container would not start: {each}" for each in error.problems)
         raise invalid_argument(sentences) from error

@@ -226,7 +226,7 @@ def run_update(arguments: argparse.Namespace) -> int:
 
 
 def _asked_for(arguments: argparse.Namespace) -> Deployment:
-    from container.settings.kinds import ASYNCHRONOUS  # noqa: PLC0415 - heavy
+    from container.settings.schema import ASYNCHRONOUS  # noqa: PLC0415 - heavy
 
     multi_model, data = _models(arguments)
     return Deployment(

@@ -17,7 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from container.settings.address import listening_address
+from container.settings.reader import listening_address
 from tests.contract import models
 from tests.contract.server import Connection, Server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from container.settings import Settings
+from container.settings import Settings, read_settings
 from model_handlers.errors import Kind, MmeError
 from serve.engine_options import EngineOptions
 from serve.sources.archive import ExtractLimits, extract
@@ -72,4 +72,4 @@ def test_the_limit_is_a_setting():
     """100,000 files are more than any honest archive has; one that has more than the default says which setting."""
     assert Settings().max_archive_files == EngineOptions(0, Path()).max_archive_files == 20_000
     assert ExtractLimits().max_files == 20_000
-    assert Settings.from_environ({"MME_MAX_ARCHIVE_FILES": "50000"}).max_archive_files == 50_000
+    assert read_settings({"MME_MAX_ARCHIVE_FILES": "50000"}).max_archive_files == 50_000

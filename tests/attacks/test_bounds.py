@@ -13,8 +13,8 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from container.settings import Settings, SettingsError
-from container.settings.table import VARIABLES
+from container.settings import SettingsError, read_settings
+from container.settings.schema import VARIABLES
 from container.traces.settings import TraceSettings
 from model_handlers.base import Handler
 from model_handlers.config.bounds import BOUNDS, MAX_CONFIG_SIZE, MAX_INSTANCES, excesses
@@ -381,7 +381,7 @@ def test_no_setting_takes_a_number_beyond_its_bound(variable):
 def test_a_setting_beyond_its_bound_refuses_to_start_by_its_name():
     """With what it may be."""
     with pytest.raises(SettingsError) as raised:
-        Settings.from_environ({"MME_MAX_BODY": "1000000000000000000", "MME_MEMORY_BUDGET": "2PiB"})
+        read_settings({"MME_MAX_BODY": "1000000000000000000", "MME_MEMORY_BUDGET": "2PiB"})
     budget, body = raised.value.problems
     assert "--memory-budget/MME_MEMORY_BUDGET='2PiB': expected a size" in budget
     assert "at most 1PiB" in budget

@@ -32,9 +32,10 @@ def test_no_parser_takes_the_beginning_of_a_flag(monkeypatch, capsys):
         made.append(parser)
 
     monkeypatch.setattr(argparse.ArgumentParser, "__init__", noted)
-    for run in (main.main, main.serve_command):
+    commands = [[], *([each.name] for each in main.COMMANDS)]  # whose parsers are made when they are asked for
+    for run, words in [(main.serve_command, []), *((main.main, words) for words in commands)]:
         with pytest.raises(SystemExit):
-            run(["--help"])
+            run([*words, "--help"])
     capsys.readouterr()
     assert {"mme", "mme serve", "mme config check", "serve"} <= {parser.prog for parser in made}
     assert [parser.prog for parser in made if parser.allow_abbrev] == []

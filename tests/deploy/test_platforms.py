@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from container.cli import main
-from container.settings import Settings
+from container.settings import read_settings
 from container.ship.endpoint import Deployment, creation, monitoring
 from tests.contract.models import ONE, lay_out, plus, y
 from tests.contract.server import SCRIPTS, Server
@@ -79,7 +79,7 @@ def test_the_containers_of_kserve_start(name, tmp_path):
     flags = {"MME_MODEL_REPOSITORY": arguments.model_repository, "MME_MODEL_STORE": arguments.model_store}
     given = {variable: value[0] if isinstance(value, list) else value for variable, value in flags.items() if value}
     environ = {variable["name"]: variable["value"] for variable in container["env"]}
-    settings = Settings.from_environ({**environ, **given, "MME_PORT": arguments.port})
+    settings = read_settings({**environ, **given, "MME_PORT": arguments.port})
 
     assert settings.host == "0.0.0.0"
     assert [port["containerPort"] for port in container["ports"]] == [settings.port]
@@ -101,7 +101,7 @@ def test_kserves_service_names_the_runtime_beside_it():
 def test_azures_variables_are_the_servers():
     """Those of the deployment, and the environment is the one beside it."""
     deployment, environment = AZUREML["deployment"], AZUREML["environment"]
-    assert Settings.from_environ(deployment["environment_variables"]).host == "0.0.0.0"
+    assert read_settings(deployment["environment_variables"]).host == "0.0.0.0"
     assert deployment["endpoint_name"] == AZUREML["endpoint"]["name"]
     for key in ("name", "version", "image", "inference_config"):
         assert deployment["environment"][key] == environment[key]
@@ -169,7 +169,7 @@ def test_cloudformation_makes_what_deploy_makes():
     container, (variant,) = model["PrimaryContainer"], config["ProductionVariants"]
     assert set(resources["Model"]["PrimaryContainer"]) == set(container)
     assert set(resources["Model"]["PrimaryContainer"]["Environment"]) == set(container["Environment"])
-    Settings.from_environ(resources["Model"]["PrimaryContainer"]["Environment"])
+    read_settings(resources["Model"]["PrimaryContainer"]["Environment"])
     (ours,) = resources["Configuration"]["ProductionVariants"]
     assert set(ours) - {"InitialVariantWeight"} == set(variant)
     target, policy = (call.parameters for call in monitoring(deployment, "us-east-1"))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from container.cli import main
-from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
-from container.settings.table import BY_NAME, TRITON_VARIABLES
+from container.settings.schema import BY_NAME
+from container.settings.triton_flags import TRITON_FLAGS, Ignore, Refuse
 from model_handlers.registry import BACKENDS, served_backends
 from serve.loading.prepare import PARAMETERS
 from tests.contract.models import ONE, lay_out, plus
@@ -147,19 +147,20 @@ def test_what_nobody_says_is_found_out():
 def test_every_variable_of_tritons_is_explained():
     """All of the table; and those without an effect are those that are logged as such."""
     explained = {name: row[1] for row in rows(section(TRITON, "Variables")) for name in marked(row[0])}
-    assert set(explained) == {variable.name for variable in TRITON_VARIABLES}
+    assert set(explained) == {name for name in BY_NAME if name.startswith(("SAGEMAKER_TRITON_", "TRITON_"))}
     for name, text in explained.items():
         assert text.startswith("no effect") == BY_NAME[name].has_notice, name
 
 
 def test_every_flag_of_tritons_is_named():
     """All that are understood, and no other; those without an effect apart."""
-    understood = {*ARGUMENTS, *SEVERAL, *IDLE_ARGUMENTS}
+    understood = {flag for flag, meaning in TRITON_FLAGS.items() if not isinstance(meaning, Refuse)}
+    ignored = {flag for flag in understood if isinstance(TRITON_FLAGS[flag], Ignore)}
     told = {
         row[0]: {word for word in marked(row[1]) if word.startswith("--")} for row in rows(section(TRITON, "Variables"))
     }
     assert set.union(*told.values()) == understood
-    assert told["without an effect, which is logged once"] == set(IDLE_ARGUMENTS)
+    assert told["without an effect, which is logged once"] == ignored
 
 
 def test_every_backend_and_model_file_is_served():

@@ -12,12 +12,11 @@ import re
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from container import settings
 from container.cli import main
-from container.settings import Settings, SettingsError, choose_single_model
-from container.settings.arguments import ARGUMENTS, IDLE_ARGUMENTS, SEVERAL
-from container.settings.kinds import to_text
-from container.settings.table import VARIABLES
+from container.settings import Settings, SettingsError, choose_single_model, places, read_settings
+from container.settings.parsers import to_text
+from container.settings.schema import VARIABLES
+from container.settings.triton_flags import TRITON_FLAGS, Ignore, Use
 from tests.golden.cases_settings import COMMANDS, FLAG_VALUES, FLAGS, FOLDERS, RULES, SINGLE, VALUES
 from tests.golden.commands import run
 from tests.golden.masks import Masks
@@ -28,7 +27,10 @@ if TYPE_CHECKING:
 
 
 _PINNED = {"XDG_CACHE_HOME": "/tmp", "MME_HOST": "0.0.0.0"}  # noqa: S108 - else they depend on who asks, and where
-_DEFAULT = Settings.from_environ(_PINNED)
+_DEFAULT = read_settings(_PINNED)
+_USED = {flag: meaning for flag, meaning in TRITON_FLAGS.items() if isinstance(meaning, Use)}
+_SEVERAL, _ONE = ([flag for flag, meaning in _USED.items() if bool(meaning.read) is reads] for reads in (True, False))
+_IDLE = [flag for flag, meaning in TRITON_FLAGS.items() if isinstance(meaning, Ignore)]
 
 
 def record(folder: Path) -> dict[str, str]:
@@ -42,13 +44,13 @@ def record(folder: Path) -> dict[str, str]:
     masked = Masks({str(folder): "folder", str(above): "above"})
     with contextlib.chdir(folder):
         parts = [
-            *(_met(row.label, lambda text, name=row.name: read({name: text}), masked) for row in VARIABLES),
-            *(_met(flag, lambda text, flag=flag: read({}, f"{flag}={text}"), masked) for flag in SEVERAL),
             *(
-                _met(flag, lambda text, flag=flag: read({}, f"{flag}={text}"), masked, FLAG_VALUES)
-                for flag in ARGUMENTS
+                _met(row.label, lambda text, name=row.name: read({name: text}), masked)
+                for row in sorted(VARIABLES, key=lambda row: row.name)
             ),
-            _listed("flags without an effect", (read({}, flag) for flag in IDLE_ARGUMENTS)),
+            *(_met(flag, lambda text, flag=flag: read({}, f"{flag}={text}"), masked) for flag in _SEVERAL),
+            *(_met(flag, lambda text, flag=flag: read({}, f"{flag}={text}"), masked, FLAG_VALUES) for flag in _ONE),
+            _listed("flags without an effect", (read({}, flag) for flag in _IDLE)),
             *(f"{flags}\n{_indented(read({'MME_HOST': 'h'}, *flags))}" for flags in FLAGS),
             *(f"{_shown(environ)}\n{_indented(read(_placed(environ, folder)))}" for environ in RULES),
             f"where no extra is installed\n{_indented(_bare())}",
@@ -61,11 +63,8 @@ def record(folder: Path) -> dict[str, str]:
 def read(environ: dict[str, str], *flags: str) -> list[str]:
     """The sentences about these settings: `!` before a refusal, else a notice or what is understood."""
     try:
-        found = Settings.from_environ({**_PINNED, **environ}, flags)
-        found.check_paths()
-        found.check_tracing()
-        found.check_grpc()
-        found.check_access()
+        found = read_settings({**_PINNED, **environ}, flags)
+        places.check_places(found)
     except SettingsError as error:
         return [f"! {problem}" for problem in error.problems]
     except OSError as error:  # the command says so
@@ -120,7 +119,7 @@ def _shown(environ: dict[str, str]) -> str:
 
 
 def _bare() -> list[str]:
-    with mock.patch.object(settings, "is_installed", return_value=False):
+    with mock.patch.object(places, "is_installed", return_value=False):
         return [*read({"MME_TRACE_URL": "http://h"}), *read({"MME_GRPC_PORT": "0"})]
 
 

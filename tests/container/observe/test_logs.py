@@ -19,7 +19,7 @@ import pytest
 
 from container.observe.logs import LogControl, configure
 from container.process.gunicorn_app import Server
-from container.settings import LogFormat, Settings
+from container.settings import LogFormat, read_settings
 from model_handlers.errors import MmeError
 
 ROOT = Path(__file__).parents[3]
@@ -262,7 +262,7 @@ def gunicorn(tmp_path, **environ):
     (tmp_path / "plain.py").write_text(
         "import gc, os\n"
         "from container.process.gunicorn_app import Server\n"
-        "from container.settings import Settings\n"
+        "from container.settings import read_settings\n"
         "class Plain(Server):\n"
         "    def load_config(self):\n"
         "        super().load_config()\n"
@@ -272,7 +272,7 @@ def gunicorn(tmp_path, **environ):
         "def app(environ, start):\n"
         "    start('200 OK', [])\n"
         "    return [b'%d' % (gc.isenabled() and gc.get_freeze_count())]\n"
-        "Plain(Settings.from_environ(os.environ), ()).run()\n"
+        "Plain(read_settings(os.environ), ()).run()\n"
     )
     return subprocess.Popen(
         [sys.executable, tmp_path / "plain.py"],
@@ -311,7 +311,7 @@ def test_gunicorn_logs_through_the_same_handler_and_drains_on_sigterm(tmp_path):
 def test_gunicorn_settings_follow_ours():
     """Address, drain and idle time are those of our settings; one worker, no preload, no access log, no control socket."""
     environ = {"MME_HOST": "::", "MME_PORT": "9000", "MME_IDLE_TIMEOUT": "30", "MME_LOG_LEVEL": "debug"}
-    c = Server(Settings.from_environ(environ), ()).cfg
+    c = Server(read_settings(environ), ()).cfg
 
     assert (c.bind, c.graceful_timeout, c.keepalive, c.workers) == (["[::]:9000"], 28, 30, 1)
     assert (c.worker_class_str, c.preload_app) == ("container.process.worker.EngineWorker", False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from container.settings.address import listening_address
+from container.settings.reader import listening_address
 
 DOCKER, PODMAN = "/.dockerenv", "/run/.containerenv"
 

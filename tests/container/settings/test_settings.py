@@ -1,4 +1,4 @@
-"""Settings: what an environment says, what refuses to start, and that it can be written back."""
+"""Settings: what an environment says, and what refuses to start."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from container.settings import (
     Settings,
     SettingsError,
     choose_single_model,
+    read_settings,
     settings_table,
 )
-from container.settings.kinds import to_text
-from container.settings.table import BY_NAME, VARIABLES
-from container.settings.table_containers import CONTAINER_VARIABLES
+from container.settings.parsers import to_text
+from container.settings.places import check_places
+from container.settings.schema import BY_NAME, VARIABLES
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.scripts.default_script import SELECTED
 from serve.control import Control
@@ -40,13 +41,13 @@ MIB = 1024 * 1024
 def problems(**environ):
     """The sentences with which an environment refuses to start."""
     with pytest.raises(SettingsError) as raised:
-        Settings.from_environ(environ)
+        read_settings(environ)
     return raised.value.problems
 
 
 def test_an_empty_environment_serves_one_model_as_sagemaker_does():
     """With nothing set, the server listens where SageMaker calls and serves /opt/ml/model."""
-    settings = Settings.from_environ({})
+    settings = read_settings({})
 
     assert settings.mode is Mode.SINGLE
     assert (settings.host, settings.port, str(settings.model_dir)) == ("127.0.0.1", 8080, "/opt/ml/model")
@@ -67,20 +68,19 @@ def test_an_empty_environment_serves_one_model_as_sagemaker_does():
 )
 def test_mode_follows_from_what_is_given(environ, mode, ping):
     """Each source of models has its mode, and only a single model makes /ping wait for it."""
-    settings = Settings.from_environ(environ)
+    settings = read_settings(environ)
 
     assert (settings.mode, settings.ping_mode) == (mode, ping)
 
 
 @pytest.mark.parametrize("inner", ["", "repository", "registered/repository"])
 def test_azures_model_folder_is_a_repository(tmp_path, inner):
-    """Itself, or the folder in it that was registered; models are waited for, and gunicorn reads the same again."""
+    """Itself, or the folder in it that was registered; and models are waited for."""
     (tmp_path / inner / "bert" / "1").mkdir(parents=True)
-    settings = Settings.from_environ({"AZUREML_MODEL_DIR": str(tmp_path)})
+    settings = read_settings({"AZUREML_MODEL_DIR": str(tmp_path)})
 
     assert (settings.mode, settings.model_repository) == (Mode.REPOSITORY, tmp_path / inner)
     assert settings.ping_mode is PingMode.READY
-    assert Settings.from_environ({"AZUREML_MODEL_DIR": str(tmp_path), **settings.to_environ()}) == settings
 
 
 @pytest.mark.parametrize("inside", [[], ["a", "b"], [".hidden"]])
@@ -88,14 +88,14 @@ def test_azures_model_folder_without_a_model_stays_what_was_named(tmp_path, insi
     """So that what is said about it names the folder that people know."""
     for name in inside:
         (tmp_path / name).mkdir()
-    assert Settings.from_environ({"AZUREML_MODEL_DIR": str(tmp_path)}).model_repository == tmp_path
+    assert read_settings({"AZUREML_MODEL_DIR": str(tmp_path)}).model_repository == tmp_path
 
 
 @pytest.mark.parametrize("name", ["MME_MODEL_STORE", "MME_MODEL_DIR", "MME_MODEL_REPOSITORY"])
 def test_what_is_named_wins_over_azures_model_folder(tmp_path, name):
     """Whoever names a source of models means it."""
     asked = {name: str(tmp_path / "mine")}
-    assert Settings.from_environ({"AZUREML_MODEL_DIR": str(tmp_path), **asked}) == Settings.from_environ(asked)
+    assert read_settings({"AZUREML_MODEL_DIR": str(tmp_path), **asked}) == read_settings(asked)
 
 
 def test_azures_model_folder_that_is_not_there_is_named(tmp_path):
@@ -125,8 +125,8 @@ def test_a_platform_gives_up_after_360_seconds():
     (sentence,) = problems(SAGEMAKER_MULTI_MODEL="true", MME_LOAD_TIMEOUT="360")
     assert "SageMaker gives up" in sentence
 
-    assert Settings.from_environ({"SAGEMAKER_MULTI_MODEL": "true", "MME_LOAD_TIMEOUT": "359"}).load_timeout == 359
-    assert Settings.from_environ({"MME_MODEL_STORE": "s3://bucket/p", "MME_LOAD_TIMEOUT": "3600"}).load_timeout == 3600
+    assert read_settings({"SAGEMAKER_MULTI_MODEL": "true", "MME_LOAD_TIMEOUT": "359"}).load_timeout == 359
+    assert read_settings({"MME_MODEL_STORE": "s3://bucket/p", "MME_LOAD_TIMEOUT": "3600"}).load_timeout == 3600
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_control_mode_that_makes_no_sense_is_refused(environ, words):
 def test_models_may_be_loaded_by_hand_alone_wherever_they_come_from(source):
     """As Triton's container for SageMaker is started; its own flag says so too."""
     environ = {**source, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--model-control-mode explicit"}
-    assert Settings.from_environ(environ).model_control_mode is Control.EXPLICIT
+    assert read_settings(environ).model_control_mode is Control.EXPLICIT
 
 
 @pytest.mark.parametrize("mode", list(Control))
@@ -178,11 +178,10 @@ def test_control_modes_of_a_repository(mode):
         "MME_MODEL_NAMESPACING": "true",
         "MME_MODEL_CONFIG_NAME": "h200",
     }
-    settings = Settings.from_environ(environ)
+    settings = read_settings(environ)
     assert (settings.model_control_mode, settings.poll_seconds) == (mode, 0.5)
     assert (settings.model_repository, settings.more_repositories) == (Path("/r/a"), (Path("/r/b"),))
     assert (settings.model_namespacing, settings.scripts.config_name) == (True, "h200")
-    assert Settings.from_environ(settings.to_environ()) == settings
 
 
 def test_every_problem_is_told_at_once():
@@ -213,7 +212,7 @@ def test_unknown_variable_that_is_like_no_other_is_to_go(name):
 
 def test_unknown_variable_of_the_platform_is_let_through():
     """SageMaker adds variables as it likes; those do not stop the server."""
-    assert Settings.from_environ({"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_NEW_THING": "1"}) == Settings()
+    assert read_settings({"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_NEW_THING": "1"}) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -225,14 +224,14 @@ def test_unknown_variable_of_the_platform_is_let_through():
 )
 def test_a_mistyped_variable_of_the_platform_is_said(name, nearest):
     """It starts, since SageMaker may know more of them, and the log has what was likely meant."""
-    settings = Settings.from_environ({name: "3"})
+    settings = read_settings({name: "3"})
 
     assert settings.notices == (f"{name} means nothing to the server; did you mean {nearest}?",)
 
 
 def test_empty_variable_counts_as_unset():
     """An empty value means the same as no variable, also where a value would be refused."""
-    assert Settings.from_environ({"MME_PORT": "", "SAGEMAKER_PROGRAM": " "}) == Settings()
+    assert read_settings({"MME_PORT": "", "SAGEMAKER_PROGRAM": " "}) == Settings()
 
 
 def test_kubernetes_service_links_are_not_settings():
@@ -248,7 +247,7 @@ def test_kubernetes_service_links_are_not_settings():
         "MME_CANARY_PORT_8080_TCP_ADDR": "10.0.0.2",
     }
 
-    assert Settings.from_environ(links) == Settings()
+    assert read_settings(links) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ def test_kubernetes_service_links_are_not_settings():
 )
 def test_memory_budget_is_bytes_or_a_share(text, value):
     """A budget is a number of bytes with or without a unit, or a share of what there is, less a reserve."""
-    settings = Settings.from_environ({"MME_MEMORY_BUDGET": text, "MME_GPU_MEMORY_BUDGET": text})
+    settings = read_settings({"MME_MEMORY_BUDGET": text, "MME_GPU_MEMORY_BUDGET": text})
 
     assert settings.memory_budget == value
     assert settings.gpu_memory_budget == value
@@ -363,7 +362,7 @@ def test_bad_value_is_refused_by_name(name, text):
 @pytest.mark.parametrize(("name", "text"), [("MME_LOAD_TIMEOUT", "359"), ("MME_PORT", "65535"), ("MME_PORT", "0")])
 def test_limits_are_inclusive(name, text):
     """The largest and smallest allowed values are allowed."""
-    Settings.from_environ({name: text})
+    read_settings({name: text})
 
 
 @pytest.mark.parametrize(
@@ -403,37 +402,37 @@ def test_limits_are_inclusive(name, text):
 )
 def test_scripts_are_told_by_the_variables_of_amazons_containers(environ, scripts):
     """Program, directory, workers and accepted type; what names the place inside of a model names nothing else."""
-    assert Settings.from_environ(environ).scripts == scripts
+    assert read_settings(environ).scripts == scripts
 
 
 def test_a_shared_script_that_is_not_there_refuses_to_start(tmp_path):
     """The folder and the file are named."""
-    settings = Settings.from_environ({"SAGEMAKER_SUBMIT_DIRECTORY": str(tmp_path)})
+    settings = read_settings({"SAGEMAKER_SUBMIT_DIRECTORY": str(tmp_path)})
     with pytest.raises(SettingsError, match=r"SAGEMAKER_SUBMIT_DIRECTORY=.*there is no inference\.py in it"):
-        settings.check_paths()
+        check_places(settings)
 
     (tmp_path / "inference.py").touch()
-    settings.check_paths()
+    check_places(settings)
 
 
 def test_an_archive_of_the_shared_script_that_is_not_there_refuses_to_start(tmp_path):
     """What is in it shows with the first model that needs it."""
     archive = tmp_path / "user_code.tar.gz"
-    settings = Settings.from_environ({"SAGEMAKER_SUBMIT_DIRECTORY": str(archive)})
+    settings = read_settings({"SAGEMAKER_SUBMIT_DIRECTORY": str(archive)})
     with pytest.raises(
         SettingsError, match=r"SAGEMAKER_SUBMIT_DIRECTORY='/.*user_code\.tar\.gz': there is no such archive"
     ):
-        settings.check_paths()
+        check_places(settings)
 
     archive.touch()
-    settings.check_paths()
+    check_places(settings)
 
 
 @pytest.mark.parametrize("inference_type", InferenceType)
 def test_inference_types_are_tritons_three(inference_type):
     """Anything else gets Triton's own words."""
     (garbage,) = problems(SAGEMAKER_TRITON_INFERENCE_TYPE="chat")
-    settings = Settings.from_environ({"SAGEMAKER_TRITON_INFERENCE_TYPE": inference_type.value})
+    settings = read_settings({"SAGEMAKER_TRITON_INFERENCE_TYPE": inference_type.value})
 
     assert "ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE 'chat'" in garbage
     assert "infer, generate, generate_stream" in garbage
@@ -445,9 +444,9 @@ SAFE = {"SAGEMAKER_SAFE_PORT_RANGE": "21000-21999"}
 
 def test_sagemakers_own_port_is_not_held_against_the_safe_range():
     """8080 and SAGEMAKER_BIND_TO_PORT lie outside the range as a rule, and are SageMaker's choice."""
-    assert Settings.from_environ(SAFE).port == 8080
-    assert Settings.from_environ({**SAFE, "MME_PORT": "8080"}).port == 8080
-    assert Settings.from_environ({**SAFE, "SAGEMAKER_BIND_TO_PORT": "9000"}).port == 9000
+    assert read_settings(SAFE).port == 8080
+    assert read_settings({**SAFE, "MME_PORT": "8080"}).port == 8080
+    assert read_settings({**SAFE, "SAGEMAKER_BIND_TO_PORT": "9000"}).port == 9000
 
 
 def test_a_port_of_ones_own_must_lie_in_the_safe_range():
@@ -455,8 +454,8 @@ def test_a_port_of_ones_own_must_lie_in_the_safe_range():
     (sentence,) = problems(**SAFE, MME_PORT="9000")
 
     assert "The server cannot listen to HTTP requests at port 9000, allowed port range is [21000, 21999]" in sentence
-    assert Settings.from_environ({**SAFE, "MME_PORT": "21000"}).port == 21000
-    assert Settings.from_environ({**SAFE, "MME_PORT": "21999"}).port == 21999
+    assert read_settings({**SAFE, "MME_PORT": "21000"}).port == 21000
+    assert read_settings({**SAFE, "MME_PORT": "21999"}).port == 21999
 
 
 @pytest.mark.parametrize(("name", "what"), [("METRICS", "metrics"), ("GRPC", "gRPC")])
@@ -465,7 +464,7 @@ def test_second_ports_must_lie_in_the_safe_range(name, what):
     (sentence,) = problems(**SAFE, **{f"SAGEMAKER_TRITON_{name}_PORT": "8002"})
 
     assert f"The server cannot listen to {what} requests at port 8002" in sentence
-    settings = Settings.from_environ({**SAFE, f"SAGEMAKER_TRITON_{name}_PORT": "21001"})
+    settings = read_settings({**SAFE, f"SAGEMAKER_TRITON_{name}_PORT": "21001"})
     assert any("has no effect" in notice for notice in settings.notices)
     assert settings.grpc_port is None
 
@@ -484,9 +483,8 @@ def test_second_ports_must_lie_in_the_safe_range(name, what):
 )
 def test_who_opens_a_port_for_metrics(environ, port):
     """Ours, or Triton's beside its switch."""
-    settings = Settings.from_environ(environ)
+    settings = read_settings(environ)
     assert settings.metrics_port == port
-    assert Settings.from_environ(settings.to_environ()).metrics_port == port
 
 
 @pytest.mark.parametrize(
@@ -502,9 +500,8 @@ def test_who_opens_a_port_for_metrics(environ, port):
 )
 def test_an_ipv6_address_may_come_in_brackets(text, host):
     """As URLs and gRPC have it."""
-    settings = Settings.from_environ(SAFE | {"MME_HOST": text})
+    settings = read_settings(SAFE | {"MME_HOST": text})
     assert settings.host == host
-    assert Settings.from_environ(settings.to_environ()).host == host
 
 
 @pytest.mark.parametrize("other", [{}, {"MME_PORT": "9001"}, {"MME_GRPC_PORT": "9001"}])
@@ -529,10 +526,9 @@ def test_the_port_for_metrics_is_of_its_own(other):
 )
 def test_who_switches_grpc_on(environ, port):
     """Our port by itself, or Triton's switch, at Triton's port unless there is another; nobody by default."""
-    settings = Settings.from_environ(environ)
+    settings = read_settings(environ)
 
     assert settings.grpc_port == port
-    assert Settings.from_environ(settings.to_environ()).grpc_port == port
 
 
 @pytest.mark.parametrize(
@@ -555,9 +551,9 @@ def test_where_grpc_can_not_listen(environ, sentence):
 def test_grpc_without_the_library_refuses_to_start(monkeypatch, nothing):
     """With what to install; without gRPC nobody misses it."""
     monkeypatch.setattr(importlib.util, "find_spec", nothing)
-    Settings().check_grpc()
+    check_places(Settings())
     with pytest.raises(SettingsError, match=r"MME_GRPC_PORT=8001: .*pip install 'mme\[grpc\]'"):
-        Settings(grpc_port=8001).check_grpc()
+        check_places(Settings(grpc_port=8001))
 
 
 TLS = {"MME_GRPC_PORT": "8001", "MME_GRPC_SERVER_CERT": "/c", "MME_GRPC_SERVER_KEY": "/k"}
@@ -567,14 +563,13 @@ def test_tls_of_grpc_is_tritons_flags():
     """Under their names, by variables, and where tritonserver is given them; who has clients show something has TLS."""
     flags = "--grpc-use-ssl-mutual --grpc-server-cert=/c --grpc-server-key /k --grpc-root-cert=/r"
     flags += " --grpc-infer-response-compression-level=high"
-    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--allow-grpc {flags}"})
+    settings = read_settings({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--allow-grpc {flags}"})
 
     assert (settings.grpc_use_ssl, settings.grpc_use_ssl_mutual) == (True, True)
     files = (settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert)
     assert files == (Path("/c"), Path("/k"), Path("/r"))
     assert settings.grpc_compression is GrpcCompression.HIGH
-    assert Settings.from_environ(settings.to_environ()) == settings
-    by_variable = Settings.from_environ({**TLS, "MME_GRPC_USE_SSL": "true"})
+    by_variable = read_settings({**TLS, "MME_GRPC_USE_SSL": "true"})
     assert (by_variable.grpc_use_ssl, by_variable.grpc_use_ssl_mutual) == (True, False)
 
 
@@ -594,7 +589,7 @@ def test_tls_needs_its_files(environ, missing):
 
 def test_files_of_tls_without_tls_are_told_of():
     """Nobody reads them."""
-    notices = Settings.from_environ(TLS).notices
+    notices = read_settings(TLS).notices
 
     assert len(notices) == 2
     assert all("has no effect: --grpc-use-ssl/MME_GRPC_USE_SSL switches TLS on" in notice for notice in notices)
@@ -613,27 +608,27 @@ def test_certificates_that_are_none_refuse_to_start(tmp_path, cert, key, sentenc
     for name in ("text", "key"):
         (tmp_path / name).write_text("no certificate")
     wrong = {"grpc_use_ssl": True, "grpc_server_cert": tmp_path / cert, "grpc_server_key": tmp_path / key}
-    Settings(**wrong).check_access()
+    check_places(Settings(**wrong))
     with pytest.raises(SettingsError, match=sentence):
-        Settings(grpc_port=8001, **wrong).check_access()
+        check_places(Settings(grpc_port=8001, **wrong))
 
 
 def test_cloudwatch_metrics_are_on_where_sagemaker_runs_the_container():
     """Elsewhere they are off, and MME_EMF decides in either case; without the endpoint's name that is mentioned."""
-    assert not Settings.from_environ({"SAGEMAKER_MULTI_MODEL": "true"}).emf
-    assert Settings.from_environ({"MME_EMF": "true"}).emf
-    assert not Settings.from_environ({**SAFE, "MME_EMF": "false"}).emf
-    assert not Settings.from_environ({**SAFE, "MME_EMF": "false"}).notices
-    settings = Settings.from_environ(SAFE)
+    assert not read_settings({"SAGEMAKER_MULTI_MODEL": "true"}).emf
+    assert read_settings({"MME_EMF": "true"}).emf
+    assert not read_settings({**SAFE, "MME_EMF": "false"}).emf
+    assert not read_settings({**SAFE, "MME_EMF": "false"}).notices
+    settings = read_settings(SAFE)
     assert settings.emf
     assert any("MME_ENDPOINT_NAME" in notice for notice in settings.notices)
-    named = Settings.from_environ({**SAFE, "MME_ENDPOINT_NAME": "ep", "MME_VARIANT_NAME": "blue"})
+    named = read_settings({**SAFE, "MME_ENDPOINT_NAME": "ep", "MME_VARIANT_NAME": "blue"})
     assert (named.endpoint_name, named.variant_name, named.notices) == ("ep", "blue", ())
 
 
 def test_bind_to_port_wins_and_says_so():
     """SageMaker calls the port it named; another one that was asked for is mentioned, not used."""
-    settings = Settings.from_environ({"SAGEMAKER_BIND_TO_PORT": "9000", "MME_PORT": "9001"})
+    settings = read_settings({"SAGEMAKER_BIND_TO_PORT": "9000", "MME_PORT": "9001"})
 
     assert settings.port == 9000
     assert any("MME_PORT=9001 is not used" in notice for notice in settings.notices)
@@ -650,7 +645,7 @@ def test_bind_to_port_wins_and_says_so():
 )
 def test_ping_mode_override_wins(environ, mode):
     """Triton's override beats its ping mode, and both beat the mode's default."""
-    assert Settings.from_environ(environ).ping_mode is mode
+    assert read_settings(environ).ping_mode is mode
 
 
 @pytest.mark.parametrize(
@@ -673,27 +668,27 @@ def test_ping_mode_override_wins(environ, mode):
 )
 def test_log_level_from_three_families(environ, level):
     """Ours beats Triton's switches, which beat SageMaker's number."""
-    assert Settings.from_environ(environ).log_level == level
+    assert read_settings(environ).log_level == level
 
 
 def test_payload_of_a_batch_job_raises_the_body_limit_and_never_lowers_it():
     """SAGEMAKER_MAX_PAYLOAD_IN_MB counts where it is the larger one."""
-    assert Settings.from_environ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "100"}).max_body_bytes == 100 * MIB
-    assert Settings.from_environ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}).max_body_bytes == 64 * MIB
-    small = Settings.from_environ({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "2", "MME_MAX_BODY": "1MiB"})
+    assert read_settings({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "100"}).max_body_bytes == 100 * MIB
+    assert read_settings({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}).max_body_bytes == 64 * MIB
+    small = read_settings({"SAGEMAKER_MAX_PAYLOAD_IN_MB": "2", "MME_MAX_BODY": "1MiB"})
     assert (small.max_body_bytes, small.max_payload_in_mb) == (2 * MIB, 2)
 
 
 def test_a_batch_job_decides_how_long_a_request_may_take():
     """An hour is the most that one can ask for; a time that was set holds there as well."""
-    assert Settings.from_environ({}).request_timeout == 60
-    assert Settings.from_environ({"SAGEMAKER_BATCH": "true"}).request_timeout == 3600
-    assert Settings.from_environ({"SAGEMAKER_BATCH": "true", "MME_REQUEST_TIMEOUT": "90"}).request_timeout == 90
+    assert read_settings({}).request_timeout == 60
+    assert read_settings({"SAGEMAKER_BATCH": "true"}).request_timeout == 3600
+    assert read_settings({"SAGEMAKER_BATCH": "true", "MME_REQUEST_TIMEOUT": "90"}).request_timeout == 90
 
 
 def test_batch_transform_variables_reach_the_settings():
     """What a transform job sets is what /execution-parameters answers."""
-    settings = Settings.from_environ(
+    settings = read_settings(
         {
             "SAGEMAKER_BATCH": "true",
             "SAGEMAKER_BATCH_STRATEGY": "MULTI_RECORD",
@@ -711,23 +706,23 @@ def test_request_timeout_in_seconds_beats_the_older_name():
     """Both of AWS's names mean seconds; the newer wins, ours before both."""
     aws = {"SAGEMAKER_MODEL_SERVER_TIMEOUT": "30", "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "40"}
 
-    assert Settings.from_environ({"SAGEMAKER_MODEL_SERVER_TIMEOUT": "30"}).request_timeout == 30
-    assert Settings.from_environ(aws).request_timeout == 40
-    assert Settings.from_environ({**aws, "MME_REQUEST_TIMEOUT": "50"}).request_timeout == 50
+    assert read_settings({"SAGEMAKER_MODEL_SERVER_TIMEOUT": "30"}).request_timeout == 30
+    assert read_settings(aws).request_timeout == 40
+    assert read_settings({**aws, "MME_REQUEST_TIMEOUT": "50"}).request_timeout == 50
 
 
 def test_gpu_load_limit_is_a_share_of_each_gpu():
     """Triton's limit for loading becomes the budget of the GPU, unless ours is set."""
     limit = {"SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.7"}
 
-    assert Settings.from_environ(limit).gpu_memory_budget == 0.7
-    assert Settings.from_environ({**limit, "MME_GPU_MEMORY_BUDGET": "1GB"}).gpu_memory_budget == 10**9
+    assert read_settings(limit).gpu_memory_budget == 0.7
+    assert read_settings({**limit, "MME_GPU_MEMORY_BUDGET": "1GB"}).gpu_memory_budget == 10**9
 
 
 @pytest.mark.parametrize("name", [row.name for row in VARIABLES if row.has_notice])
 def test_variables_without_effect_are_accepted_and_logged_once(name):
     """A variable that changes nothing starts the server, and one notice names it and the reason."""
-    settings = Settings.from_environ({name: TOLD.get(name, "2")})
+    settings = read_settings({name: TOLD.get(name, "2")})
 
     (notice,) = settings.notices
     assert notice.startswith(f"{name} has no effect: ")
@@ -737,13 +732,13 @@ def test_variables_without_effect_are_accepted_and_logged_once(name):
 def test_resources_are_given_as_tritonserver_is_given_them():
     """By name, count and device, together or one by one; the last word on a resource wins."""
     flags = "--rate-limit=execution_count --rate-limit-resource=R1:10 --rate-limit-resource r2:5:0 --log-info=1"
-    flagged = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
-    own = Settings.from_environ({"MME_RATE_LIMIT": "execution_count", "MME_RATE_LIMIT_RESOURCE": "r1:1,r2:5:0,R1:10"})
+    flagged = read_settings({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
+    own = read_settings({"MME_RATE_LIMIT": "execution_count", "MME_RATE_LIMIT_RESOURCE": "r1:1,r2:5:0,R1:10"})
 
     assert flagged.rate_limit is own.rate_limit is RateLimit.EXECUTION_COUNT
     assert {str(limit) for limit in flagged.rate_limit_resources} == {"R1:10", "r2:5:0"}
     assert flagged.rate_limit_resources == own.rate_limit_resources
-    assert Settings.from_environ({}).rate_limit is RateLimit.OFF
+    assert read_settings({}).rate_limit is RateLimit.OFF
 
 
 @pytest.mark.parametrize(
@@ -753,8 +748,8 @@ def test_resources_are_given_as_tritonserver_is_given_them():
 def test_the_response_cache_has_a_size(text, size):
     """In bytes or as tritonserver's flag says it, given either way."""
     flagged = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--cache-config {text} --log-verbose=1"}
-    assert Settings.from_environ({"MME_RESPONSE_CACHE": text}).response_cache_bytes == size
-    assert Settings.from_environ(flagged).response_cache_bytes == size
+    assert read_settings({"MME_RESPONSE_CACHE": text}).response_cache_bytes == size
+    assert read_settings(flagged).response_cache_bytes == size
 
 
 @pytest.mark.parametrize(
@@ -763,14 +758,14 @@ def test_the_response_cache_has_a_size(text, size):
 )
 def test_clients_share_memory_only_where_it_is_said(flag, allowed):
     """By our variable, or by the flag that Triton's sentence names."""
-    assert not Settings.from_environ({}).allow_client_shm
-    assert Settings.from_environ({"MME_ALLOW_CLIENT_SHM": "true"}).allow_client_shm
-    assert Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flag}).allow_client_shm is allowed
+    assert not read_settings({}).allow_client_shm
+    assert read_settings({"MME_ALLOW_CLIENT_SHM": "true"}).allow_client_shm
+    assert read_settings({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flag}).allow_client_shm is allowed
 
 
 def test_additional_args_translate_the_flags_that_mean_something():
     """Flags of tritonserver set the same fields as our variables, with = or a space between flag and value."""
-    settings = Settings.from_environ(
+    settings = read_settings(
         {
             "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--load-model=encoder --load-model 'my decoder' --log-verbose 1 "
             "--http-max-input-size=1048576 --model-load-thread-count=4 --exit-timeout-secs=20",
@@ -809,12 +804,11 @@ def test_a_repository_is_no_prefix_of_a_store():
     ],
 )
 def test_a_repository_in_s3(text, url, tmp_path):
-    """Its URL stands in place of folders, without needless slashes, and reads back as it was written."""
-    settings = Settings.from_environ({"MME_MODEL_REPOSITORY": text, "MME_CACHE_DIR": str(tmp_path / "cache")})
+    """Its URL stands in place of folders, without needless slashes."""
+    settings = read_settings({"MME_MODEL_REPOSITORY": text, "MME_CACHE_DIR": str(tmp_path / "cache")})
     assert (settings.mode, settings.repositories) == (Mode.REPOSITORY, tuple(url.split(",")))
     assert settings.model_repository is None
-    assert Settings.from_environ(settings.to_environ()) == settings
-    settings.check_paths()
+    check_places(settings)
 
 
 def test_only_folders_are_namespaces():
@@ -829,14 +823,14 @@ def test_a_repository_in_s3_needs_a_folder_to_be_downloaded_to(tmp_path):
     (tmp_path / "file").touch()
     environ = {"MME_MODEL_REPOSITORY": "s3://bucket/a", "MME_CACHE_DIR": str(tmp_path / "file" / "cache")}
     with pytest.raises(SettingsError, match="models are unpacked there, and it can't be written"):
-        Settings.from_environ(environ).check_paths()
+        check_places(read_settings(environ))
 
 
 def test_tritons_way_to_ask_for_traces_is_understood():
     """To OpenTelemetry, so many at a rate; a URL without a scheme, as Triton's is; what is so anyway changes nothing."""
     flags = "mode=opentelemetry level=TIMESTAMPS rate=0 opentelemetry,url=collector:4318/v1/traces count=7"
     arguments = " ".join(f"--trace-config={flag}" for flag in flags.split())
-    settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments})
+    settings = read_settings({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": arguments})
     traces = (settings.trace_url, settings.trace_rate, settings.trace_count)
     assert traces == ("http://collector:4318/v1/traces", 0, 7)
     for flags, url in (
@@ -844,7 +838,7 @@ def test_tritons_way_to_ask_for_traces_is_understood():
         ("--trace-config mode=opentelemetry", ""),
         ("--trace-config=level=TIMESTAMPS", ""),
     ):
-        assert Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags}).trace_url == url
+        assert read_settings({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags}).trace_url == url
 
 
 def test_tritons_own_traces_are_understood():
@@ -853,7 +847,7 @@ def test_tritons_own_traces_are_understood():
     arguments = " ".join(f"--trace-config={flag}" for flag in flags.split())
     older = "--trace-level TIMESTAMPS --trace-rate=1 --trace-file /t/t.json --trace-log-frequency=5 --trace-count=-1"
     for each in (arguments, older):
-        settings = Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": each})
+        settings = read_settings({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": each})
         assert (settings.trace_file, settings.trace_rate, settings.trace_log_frequency) == (Path("/t/t.json"), 1, 5)
         assert (settings.trace_count, settings.trace_level) == (-1, ("TIMESTAMPS",))
     (sentence,) = problems(MME_TRACE_FILE="/t", MME_TRACE_URL="http://localhost:4318")
@@ -866,9 +860,8 @@ def test_tensors_are_traced_where_somebody_asks_for_them():
         ("--trace-config level=TIMESTAMPS --trace-config level=TENSORS", ("TIMESTAMPS", "TENSORS")),
         ("--trace-level TENSORS", ("TENSORS",)),
     ):
-        settings = Settings.from_environ({"MME_TRACE_FILE": "/t", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
+        settings = read_settings({"MME_TRACE_FILE": "/t", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
         assert settings.trace_level == levels
-        assert Settings.from_environ(settings.to_environ()) == settings
     (sentence,) = problems(MME_TRACE_LEVEL="tensors", MME_TRACE_URL="http://localhost:4318")
     assert "tensors are written to a file alone" in sentence
     (sentence,) = problems(MME_TRACE_LEVEL="MAX")
@@ -887,7 +880,7 @@ def test_tritons_flags_trace_nothing_without_a_level():
         ("--trace-config rate=1", {"MME_TRACE_FILE": "/t"}, timestamps),
         ("", {"MME_TRACE_FILE": "/t"}, timestamps),
     ):
-        settings = Settings.from_environ({**own, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
+        settings = read_settings({**own, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
         assert (settings.trace_level, settings.trace_file) == (levels, Path("/t"))
 
 
@@ -900,7 +893,7 @@ def test_other_ways_to_trace_are_refused(flag):
 
 def test_additional_args_yield_to_our_variables_and_beat_tritons():
     """A flag loses against MME_, wins over the SAGEMAKER_TRITON_ variable it overrides, and model lists add up."""
-    settings = Settings.from_environ(
+    settings = read_settings(
         {
             "MME_LOAD_THREADS": "3",
             "MME_LOAD_MODEL": "a,b",
@@ -929,7 +922,7 @@ def test_additional_args_refuse_other_flags_and_bad_values_by_name():
 
 def test_flags_behind_a_log_variable_are_understood():
     """The known trick of loading a second model through a log variable works as on Triton."""
-    settings = Settings.from_environ({"SAGEMAKER_TRITON_LOG_INFO": "false --load-model=encoder"})
+    settings = read_settings({"SAGEMAKER_TRITON_LOG_INFO": "false --load-model=encoder"})
 
     assert settings.log_level == "warning"
     assert settings.load_models == ("encoder",)
@@ -945,118 +938,44 @@ def test_flags_behind_a_log_variable_are_understood():
 )
 def test_traces_go_where_collectors_take_them(text, url):
     """To the protocol's own path, unless another is named."""
-    assert Settings.from_environ({"MME_TRACE_URL": text}).trace_url == url
+    assert read_settings({"MME_TRACE_URL": text}).trace_url == url
 
 
 @pytest.mark.parametrize("nothing", [lambda _: None, lambda name: importlib.import_module(f"{name}.gone")])
 def test_traces_without_the_library_refuse_to_start(monkeypatch, nothing):
     """With what to install; without traces nobody misses it."""
     monkeypatch.setattr(importlib.util, "find_spec", nothing)
-    Settings().check_tracing()
+    check_places(Settings())
     with pytest.raises(SettingsError, match=r"MME_TRACE_URL='http://c/v1/traces': .*pip install 'mme\[otel\]'"):
-        Settings.from_environ({"MME_TRACE_URL": "http://c"}).check_tracing()
+        check_places(read_settings({"MME_TRACE_URL": "http://c"}))
 
 
 def test_relative_paths_are_made_absolute(tmp_path, monkeypatch):
     """The server runs in another working directory, so that folders are resolved when they are read."""
     monkeypatch.chdir(tmp_path)
 
-    assert Settings.from_environ({"MME_MODEL_STORE": "archives"}).model_store == str(tmp_path / "archives")
-    assert Settings.from_environ({"MME_MODEL_STORE": f"file://{tmp_path}/a"}).model_store == f"{tmp_path}/a"
-    assert Settings.from_environ({"MME_MODEL_DIR": "m"}).model_dir == tmp_path / "m"
+    assert read_settings({"MME_MODEL_STORE": "archives"}).model_store == str(tmp_path / "archives")
+    assert read_settings({"MME_MODEL_STORE": f"file://{tmp_path}/a"}).model_store == f"{tmp_path}/a"
+    assert read_settings({"MME_MODEL_DIR": "m"}).model_dir == tmp_path / "m"
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a/b/", "s3://bucket/a/b", "s3://bucket//a/b"])
 def test_store_prefix_is_written_one_way(url):
     """Slashes around a prefix do not matter."""
-    assert Settings.from_environ({"MME_MODEL_STORE": url}).model_store == "s3://bucket/a/b"
+    assert read_settings({"MME_MODEL_STORE": url}).model_store == "s3://bucket/a/b"
 
 
 def test_cache_directory_is_the_users_own():
     """Without a setting, archives are unpacked below XDG_CACHE_HOME or in a folder named for the user."""
-    assert str(Settings.from_environ({"XDG_CACHE_HOME": "/x"}).cache_dir) == "/x/mme"
-    assert Settings.from_environ({"TMPDIR": "/t"}).cache_dir.parent.as_posix() == "/t"
-    assert str(Settings.from_environ({"MME_CACHE_DIR": "/c", "XDG_CACHE_HOME": "/x"}).cache_dir) == "/c"
+    assert str(read_settings({"XDG_CACHE_HOME": "/x"}).cache_dir) == "/x/mme"
+    assert read_settings({"TMPDIR": "/t"}).cache_dir.parent.as_posix() == "/t"
+    assert str(read_settings({"MME_CACHE_DIR": "/c", "XDG_CACHE_HOME": "/x"}).cache_dir) == "/c"
 
 
 def test_a_long_drain_is_mentioned():
     """A drain longer than SageMaker's patience is allowed elsewhere, and mentioned."""
-    assert Settings.from_environ({}).notices == ()
-    assert any("SageMaker" in n for n in Settings.from_environ({"MME_DRAIN_SECONDS": "60"}).notices)
-
-
-SAMPLES = {
-    "MME_LOAD_MODEL": st.sampled_from(["a", "a,b"]),
-    "MME_PORT": st.integers(0, 65535).map(str),
-    "SAGEMAKER_BIND_TO_PORT": st.integers(1, 65535).map(str),
-    "MME_MEMORY_BUDGET": st.one_of(
-        st.integers(1, 2**50).map(str), st.integers(1, 10000).map(lambda n: f"{n / 100:.2f}%"), st.just("7%")
-    ),
-    "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": st.sampled_from(["0.07", "1", "0.333333333333"]),
-    "MME_REQUIRE_GPU": st.sampled_from(["true", "false"]),
-    "MME_WEIGHTS": st.sampled_from(["auto", "MAPPED", "packed", "plain"]),
-    "MME_EVICTION": st.sampled_from(["lru", "LFU", "gdsf"]),
-    "MME_PIN": st.sampled_from(["bert-*", "a, tenant/b?"]),
-    "MME_DISK_BUDGET": st.sampled_from(["10GB", "50%", "90%-1GiB"]),
-    "MME_MIN_RESIDENCY": st.sampled_from(["0", "1.5", "3600"]),
-    "MME_MAX_BODY": st.sampled_from(["1", "10MB"]),
-    "MME_IDLE_TIMEOUT": st.floats(0.1, 3600).map(lambda value: f"{value:.3f}"),
-    "SAGEMAKER_MAX_PAYLOAD_IN_MB": st.integers(0, 1000).map(str),
-    "SAGEMAKER_TRITON_PING_MODE": st.sampled_from(["live", "ready"]),
-    "SAGEMAKER_TRITON_LOG_INFO": st.sampled_from(["true", "false", "false --load-model=z"]),
-    "SAGEMAKER_CONTAINER_LOG_LEVEL": st.sampled_from(["10", "40"]),
-    "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT": st.sampled_from(["*/*", "application/vnd.sagemaker-triton.binary+json"]),
-    "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": st.just("ensemble"),
-    "SAGEMAKER_BATCH": st.sampled_from(["true", "false"]),
-    "SAGEMAKER_TRITON_ADDITIONAL_ARGS": st.sampled_from(
-        [
-            "--load-model=c",
-            "--model-load-thread-count=9",
-            "--http-restricted-api=statistics:a=b --grpc-keepalive-time=2 --metrics-config=histogram_latencies=true",
-        ]
-    ),
-    "MME_HTTP_RESTRICTED_API": st.sampled_from(["health:a=b", "health,trace:a=b,logging:c=d=e"]),
-    "MME_METRICS_CONFIG": st.sampled_from(["summary_latencies=true", "summary_quantiles=0.25:0.1,1:0"]),
-    "MME_GRPC_KEEPALIVE": st.sampled_from(["time=1", "time=1,permit-without-calls=true"]),
-    "MME_LOG_FORMAT": st.sampled_from(["auto", "text", "json"]),
-    "MME_CACHE_DIR": st.just("/c"),
-    "MME_EMF": st.sampled_from(["true", "false"]),
-    "MME_EMF_TOP_MODELS": st.integers(0, 100).map(str),
-    "MME_ENDPOINT_NAME": st.just("my endpoint"),
-    "SAGEMAKER_SAFE_PORT_RANGE": st.just("0-65535"),
-}
-MODES = st.sampled_from(
-    [
-        {},
-        {"MME_MODEL_DIR": "/m"},
-        {"MME_MODEL_STORE": "s3://bucket/p"},
-        {"MME_MODEL_STORE": "/archives"},
-        {"MME_MODEL_REPOSITORY": "/r"},
-    ]
-)
-
-
-@given(mode=MODES, environ=st.fixed_dictionaries({}, optional=SAMPLES))
-def test_settings_survive_the_environment(mode, environ):
-    """What to_environ writes reads back the same, alone and on top of the environment it came from."""
-    settings = Settings.from_environ({**mode, **environ})
-
-    assert Settings.from_environ(settings.to_environ()) == settings
-    assert Settings.from_environ({**mode, **environ, **settings.to_environ()}) == settings
-
-
-def test_platform_mode_survives_the_environment():
-    """Platform mode is written as SageMaker writes it."""
-    settings = Settings.from_environ({"SAGEMAKER_MULTI_MODEL": "true"})
-
-    assert Settings.from_environ(settings.to_environ()) == settings
-
-
-def test_written_settings_win_over_the_environment_below():
-    """A flag that sets a default back is written, so that the variable it overrides does not come through."""
-    settings = dataclasses.replace(Settings.from_environ({"MME_PORT": "9000"}), port=8080)
-
-    assert Settings.from_environ({"MME_PORT": "9000", **settings.to_environ()}).port == 8080
+    assert read_settings({}).notices == ()
+    assert any("SageMaker" in n for n in read_settings({"MME_DRAIN_SECONDS": "60"}).notices)
 
 
 def test_every_field_has_a_variable_and_every_variable_a_field():
@@ -1090,9 +1009,9 @@ def test_paths_are_checked_by_name(tmp_path):
     """A folder that is not there refuses to start, naming variable and folder."""
     for name in ("MME_MODEL_STORE", "MME_MODEL_REPOSITORY"):
         with pytest.raises(SettingsError, match=rf"{name}='{tmp_path}/none'"):
-            Settings.from_environ({name: f"{tmp_path}/none"}).check_paths()
-        Settings.from_environ({name: str(tmp_path)}).check_paths()
-    Settings.from_environ({"MME_MODEL_STORE": "s3://bucket/p"}).check_paths()
+            check_places(read_settings({name: f"{tmp_path}/none"}))
+        check_places(read_settings({name: str(tmp_path)}))
+    check_places(read_settings({"MME_MODEL_STORE": "s3://bucket/p"}))
 
 
 def test_the_only_directory_is_the_single_model_with_a_warning(tmp_path):
@@ -1205,9 +1124,9 @@ def test_shares_are_written_without_loss(value, reserve):
 
 def test_log_format_is_a_word():
     """The format of the log is read regardless of case."""
-    assert Settings.from_environ({"MME_LOG_FORMAT": "JSON"}).log_format is LogFormat.JSON
+    assert read_settings({"MME_LOG_FORMAT": "JSON"}).log_format is LogFormat.JSON
     for name, said in (("default", LogFormat.TRITON), ("ISO8601", LogFormat.ISO8601)):
-        assert Settings.from_environ({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--log-format={name}"}).log_format is said
+        assert read_settings({"SAGEMAKER_TRITON_ADDITIONAL_ARGS": f"--log-format={name}"}).log_format is said
 
 
 def test_a_machine_that_may_write_nothing_has_settings_all_the_same(monkeypatch):
@@ -1217,8 +1136,8 @@ def test_a_machine_that_may_write_nothing_has_settings_all_the_same(monkeypatch)
         raise FileNotFoundError
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    assert Settings.from_environ({}).cache_dir == Path(f"/tmp/mme-{os.getuid()}")  # noqa: S108
-    assert Settings.from_environ({"MME_CACHE_DIR": "/cache"}).cache_dir == Path("/cache")
+    assert read_settings({}).cache_dir == Path(f"/tmp/mme-{os.getuid()}")  # noqa: S108
+    assert read_settings({"MME_CACHE_DIR": "/cache"}).cache_dir == Path("/cache")
     assert settings_table()
 
 
@@ -1247,9 +1166,9 @@ def closed(tmp_path):
 def test_folders_that_may_not_be_entered_are_named(closed, name, sentence):
     """With the setting that names them, as a container's user finds them that was never thought of."""
     store = {"MME_MODEL_STORE": "s3://bucket/a"} if name == "MME_CACHE_DIR" else {}
-    settings = Settings.from_environ({**store, name: str(closed)})
+    settings = read_settings({**store, name: str(closed)})
     with pytest.raises(SettingsError, match=sentence) as caught:
-        settings.check_paths()
+        check_places(settings)
     assert f"{name}='{closed}'" in str(caught.value)
 
 
@@ -1259,8 +1178,8 @@ def test_archives_that_can_be_unpacked_nowhere_refuse_to_start(tmp_path):
     where = {"MME_MODEL_STORE": str(tmp_path), "MME_CACHE_DIR": str(tmp_path / "file" / "cache")}
 
     with pytest.raises(SettingsError, match=r"MME_CACHE_DIR='.*/file/cache': models are unpacked there, and it can't"):
-        Settings.from_environ(where).check_paths()
-    Settings.from_environ({**where, "MME_CACHE_DIR": str(tmp_path / "cache")}).check_paths()
+        check_places(read_settings(where))
+    check_places(read_settings({**where, "MME_CACHE_DIR": str(tmp_path / "cache")}))
 
 
 # -- variables of Amazon's containers ----------------------------------------------------------------------------------
@@ -1303,39 +1222,39 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", [variable.name for variable in CONTAINER_VARIABLES])
+@pytest.mark.parametrize("name", sorted({*HONOURED, *REFUSED, *(row.name for row in VARIABLES if row.has_notice)}))
 def test_no_variable_of_amazons_containers_is_ignored_in_silence(name):
     """Each is done as there, said to have no effect, or refused."""
     if name in HONOURED:
         text, field, value = HONOURED[name]
-        assert getattr(Settings.from_environ({name: text}), field) == value
+        assert getattr(read_settings({name: text}), field) == value
         assert getattr(Settings(), field) != value
     else:
         assert name in REFUSED or BY_NAME[name].has_notice
     if name in REFUSED:
         text, words = REFUSED[name]
         with pytest.raises(SettingsError, match=re.escape(words)):
-            Settings.from_environ({name: text})
+            read_settings({name: text})
 
 
 def test_our_own_variables_count_before_those_of_amazons_containers():
     """And SageMaker's toolkits' before those of model servers."""
     both = {"MME_REQUEST_TIMEOUT": "5", "SAGEMAKER_TS_RESPONSE_TIMEOUT": "90"}
-    assert Settings.from_environ(both).request_timeout == 5
+    assert read_settings(both).request_timeout == 5
     both = {"SAGEMAKER_MODEL_SERVER_TIMEOUT": "5", "TS_DEFAULT_RESPONSE_TIMEOUT": "90"}
-    assert Settings.from_environ(both).request_timeout == 5
+    assert read_settings(both).request_timeout == 5
 
 
 @pytest.mark.parametrize("name", ["MMS_NUMBER_OF_NETTY_THREADS", "TS_JOB_QUEUE_SIZE", "SAGEMAKER_TFS_NOVELTY"])
 def test_a_setting_of_a_model_server_that_has_no_row_is_told(name):
     """Whatever a model server would make of it."""
-    (notice,) = Settings.from_environ({name: "7"}).notices
+    (notice,) = read_settings({name: "7"}).notices
     assert notice == f"{name} has no effect: it is of a model server of Amazon's containers"
 
 
 def test_what_answers_hold_is_said_to_boosters_without_a_script(tmp_path):
     """By a parameter of the model, and to no other."""
-    scripts = Settings.from_environ({"SAGEMAKER_INFERENCE_OUTPUT": "labels,probability"}).scripts
+    scripts = read_settings({"SAGEMAKER_INFERENCE_OUTPUT": "labels,probability"}).scripts
     (tmp_path / "xgboost-model").touch()
     assert scripts.completed(ModelConfig("m"), tmp_path).parameters[SELECTED] == "labels,probability"
     (tmp_path / "inference.py").touch()

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from container.settings import Settings
+from container.settings import read_settings
 from tests.container.ship.conftest import IMAGE, refusal
 
 CPU = "ml.m5.xlarge"
@@ -76,7 +76,7 @@ def test_a_single_model_is_deployed_on_any_type(account, deploy):
     ((model,), *_) = made(account)
     container = account.client("sagemaker").describe_model(ModelName=model)["PrimaryContainer"]
     assert (container["Mode"], container["ModelDataUrl"]) == ("SingleModel", "s3://models/bert/a.tar.gz")
-    assert Settings.from_environ(container["Environment"]).request_timeout == 3600
+    assert read_settings(container["Environment"]).request_timeout == 3600
 
 
 def test_scaling_alarms_and_dashboard_stand_around_it_and_go_with_it(account, deploy, mme):
