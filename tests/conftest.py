@@ -21,7 +21,6 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from container.cli import main
 from model_handlers.worker.channel import WRITER, Channel
 from model_handlers.worker.fork_client import FORKS
 from serve.threads import ThreadPool
@@ -91,12 +90,8 @@ def private_temporary_folder(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session", autouse=True)
 def read_once():
-    """What AWS's services understand is read once, as clients of one session do: it is half of what a new one takes.
-
-    Also the flags of `mme`, of which one process makes one command elsewhere.
-    """
+    """What AWS's services understand is read once, as clients of one session do: it is half of what a new one takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(main, "make_parser", functools.cache(main.make_parser))
         patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
         yield
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 _PARENTS = ((), ("config",))  # commands that have commands
 _WIDTH = "110"
-_parser = functools.cache(main.make_parser)  # 235 flags, which are the same for each of hundreds of commands
 
 
 def run(*words: str, command=main.main) -> str:
@@ -26,7 +24,6 @@ def run(*words: str, command=main.main) -> str:
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.dict(os.environ, {"COLUMNS": _WIDTH, "LINES": "50"}),
-        mock.patch.object(main, "make_parser", _parser),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
