@@ -28,13 +28,14 @@ from container.codec.encode import Reply
 from container.codec.fields import (
     FORM_OF_INFER,
     RequestFields,
-    as_read,
     boolean_field,
     client_id,
+    goes_beyond,
     json_object,
     parameters_of,
 )
 from container.codec.json_data import array_from_json
+from container.codec.json_numbers import LARGE, NotNumbers, whole, with_numbers
 from container.codec.layouts import Layouts
 from container.codec.shared import REGION, names_region, shared_input, shared_output
 from container.steps.shared_memory import Regions
@@ -43,12 +44,12 @@ from model_handlers.tensor import BYTES, element_count
 from serve.request import InferenceRequest
 
 if TYPE_CHECKING:
-    from container.codec.fields import Read
     from container.steps.shared_memory import Place
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, DataType
     from serve.request import Completion, Layout
 
+    Document = dict[str, Any]
     Description = tuple[str, DataType, tuple[int, ...]]
 
 _MAX_PLANS = 1024  # headers remembered; then all are forgotten, which costs each one parse
@@ -121,7 +122,7 @@ class Decoder:
         model: str,
         on_complete: Completion,
         regions: Regions | None = None,
-        read: Read = None,
+        document: Document | None = None,
     ) -> tuple[InferenceRequest, Reply]:
         """A request from its body.
 
@@ -131,20 +132,20 @@ class Decoder:
             model: for messages.
             on_complete: the request's completion.
             regions: in place of the decoder's.
-            read: see `fields.as_read`.
+            document: what its JSON says, where that was read already.
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `codec.shared`.
             Unread: a tensor is to be read first; then decode it again.
         """
         if header_length is None:
-            plan, request_id = self._plan(body, model, regions, read), ""
+            plan, request_id = self._plan(body, model, regions, document), ""
             header_length = len(body)
         else:
             header = body[:header_length]
             key, request_id = _without_id(header)
-            known = None if read is not None else self._plans.get(key)
-            plan = self._remember(header, key, request_id, model, regions, read) if known is None else known
+            known = None if document is not None else self._plans.get(key)
+            plan = self._remember(header, key, request_id, model, regions, document) if known is None else known
         if header_length + plan.size != len(body):
             raise _size_mismatch(plan, len(body) - header_length, model)
         inputs: list[Array] = [
@@ -152,6 +153,30 @@ class Decoder:
             for tensor in plan.tensors
         ]
         return plan.own.request(plan.layout, inputs, on_complete, request_id), plan.reply
+
+    def decode_long(
+        self, body: bytes, header_length: int | None, model: str, on_complete: Completion, regions: Regions
+    ) -> tuple[InferenceRequest, Reply]:
+        """As `decode`, on a thread for which nobody should wait: large JSON is read slice by slice.
+
+        Raises:
+            MmeError: as there; TOO_LARGE for JSON that can't be read so, and is too much to be read at once.
+        """
+        text = body if header_length is None else body[:header_length]
+        if len(text) <= LARGE:
+            return self.decode(body, header_length, model, on_complete, regions)
+        reason = None
+        for beyond in (False, True):
+            if beyond and not goes_beyond(text):
+                break
+            try:
+                document = with_numbers(text, beyond=beyond)
+                return self.decode(body, header_length, model, on_complete, regions, document)
+            except NotNumbers as none:
+                reason = none.reason
+            except MmeError as error:  # of one input, where another may be no JSON at all
+                reason = error.bare()
+        return self.decode(body, header_length, model, on_complete, regions, whole(text, FORM_OF_INFER, reason))
 
     def decode_raw(self, body: bytes, config: ModelConfig, on_complete: Completion) -> tuple[InferenceRequest, Reply]:
         """A raw binary request: the whole body is the data of the model's only input, its shape is deduced.
@@ -178,9 +203,15 @@ class Decoder:
         return InferenceRequest(layout, [array.reshape(shape)], on_complete), Reply({}, binary=True, remember=False)
 
     def _remember(
-        self, header: bytes, key: bytes, request_id: str, model: str, regions: Regions | None, read: Read
+        self,
+        header: bytes,
+        key: bytes,
+        request_id: str,
+        model: str,
+        regions: Regions | None,
+        document: Document | None,
     ) -> _Plan:
-        plan = self._plan(header, model, regions, read, remember=True)
+        plan = self._plan(header, model, regions, document, remember=True)
         if not plan.lasts:
             return plan
         if key is not header:
@@ -193,9 +224,17 @@ class Decoder:
             self._plans[key] = plan
         return plan
 
-    def _plan(self, header: bytes, model: str, regions: Regions | None, read: Read, *, remember: bool = False) -> _Plan:
+    def _plan(
+        self,
+        header: bytes,
+        model: str,
+        regions: Regions | None,
+        document: Document | None,
+        *,
+        remember: bool = False,
+    ) -> _Plan:
         regions = regions or self._regions
-        document = json_object(header, FORM_OF_INFER) if read is None else as_read(read)
+        document = json_object(header, FORM_OF_INFER) if document is None else document
         own = RequestFields(client_id(document), parameters_of(document, "the request"))
         tensors: list[_Tensor | Array] = []
         descriptions: list[Description] = []

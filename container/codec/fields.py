@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
     from serve.request import Completion, Layout
 
-    Read = dict[str, Any] | MmeError | None
-
 FORM_OF_INFER = "a JSON object with 'inputs'"
 FORM_OF_GENERATE = "a JSON object"
 OF_SEQUENCES = frozenset({"sequence_id", "sequence_start", "sequence_end"})
@@ -102,17 +100,6 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
     return document
 
 
-def as_read(read: dict[str, Any] | MmeError) -> dict[str, Any]:
-    """What somebody has read of a request's JSON before, or what went wrong then.
-
-    Raises:
-        MmeError: that.
-    """
-    if isinstance(read, MmeError):
-        raise read
-    return read
-
-
 def goes_beyond(text: bytes) -> bool:
     """Whether text that is no JSON may be JSON but for NaN, infinities and a byte order mark."""
     return text.startswith(codecs.BOM_UTF8) or any(word in text for word in _NONFINITE)
@@ -127,19 +114,6 @@ def beyond_json(text: bytes) -> Any:
     document = json.loads(text.decode("utf-8-sig"))
     orjson.dumps(document)  # refuses what orjson would not have read: larger numbers, half characters, deep nesting
     return document
-
-
-def not_json(text: bytes) -> MmeError:
-    """Why text is none, which somebody has found already.
-
-    Raises:
-        MmeError: INTERNAL if it is.
-    """
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        return _not_json(error, text)
-    raise MmeError(Kind.INTERNAL, "a part of a request's JSON is no JSON, but the whole of it is")
 
 
 def _not_json(error: orjson.JSONDecodeError, text: bytes) -> MmeError:

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.codec.elements import Elements
 from container.codec.fields import (
     FORM_OF_GENERATE,
     OF_SEQUENCES,
     RequestFields,
-    as_read,
     client_id,
     json_object,
     parameters_of,
@@ -29,6 +27,7 @@ from container.codec.json_data import (
     parameters_to_json,
     with_literals,
 )
+from container.codec.json_numbers import LARGE, whole
 from container.codec.sse import event
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import element_count
@@ -36,16 +35,13 @@ from model_handlers.tensor import element_count
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from container.codec.fields import Read
     from container.codec.layouts import Layouts
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
     from serve.request import Completion, InferenceRequest, InferenceResponse
 
 
-def decode_generate(
-    body: bytes, config: ModelConfig, layouts: Layouts, on_complete: Completion, read: Read = None
-) -> InferenceRequest:
+def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_complete: Completion) -> InferenceRequest:
     """A request from its body, its inputs in the order of the model's.
 
     Args:
@@ -53,12 +49,11 @@ def decode_generate(
         config: the model's, completed.
         layouts: where the request's layout is interned.
         on_complete: the request's completion.
-        read: see `fields.as_read`.
 
     Raises:
         MmeError: INVALID_ARGUMENT naming the key that is wrong. Missing inputs are left to the check of the layout.
     """
-    document = json_object(body, FORM_OF_GENERATE) if read is None else as_read(read)
+    document = whole(body, FORM_OF_GENERATE) if len(body) > LARGE else json_object(body, FORM_OF_GENERATE)
     names = {spec.name for spec in config.inputs}
     values, given = _values(document, names, config)
     own = RequestFields(_id(document, names), given, OF_SEQUENCES)
@@ -129,7 +124,7 @@ def _id(document: dict[str, Any], names: Collection[str]) -> str:
 
 
 def _tensor(value: Any, spec: TensorSpec, config: ModelConfig) -> Array:
-    data = value if isinstance(value, list | Elements) else [value]
+    data = value if isinstance(value, list) else [value]
     array = flat_array_from_json(data, spec.data_type, spec.name)
     expected = spec.shape(config.max_batch_size)
     shape = _filled(expected, array.size)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from container.codec.elements import Elements, turn
+from container.codec.json_numbers import NotNumbers, Numbers, turn
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
 
@@ -37,17 +37,18 @@ _WORDS = {
 
 
 def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name: str) -> Array:
-    """The array of an input's `data`, nested or flat, row-major: a list, or what was read of one in pieces.
+    """The array of an input's `data`, nested or flat, row-major: a list, or numbers that are yet to be read.
 
     Raises:
+        NotNumbers: they can't be, or not all is well with them.
         MmeError: INVALID_ARGUMENT naming the input, when the elements are of another type or number.
     """
     what = f"'data' of input '{name}'"
     _refuse_halves(data_type, name)
     if isinstance(data, list):
         array = _elements(data, _element_types(data, what), data_type, what)
-    elif isinstance(data, Elements):
-        array = _gathered(data, data_type, what, uneven=data.uneven)
+    elif isinstance(data, Numbers):
+        array = _read(data, data_type, what)
     else:
         raise invalid_argument(f"{what} must be an array")
     count = element_count(shape)
@@ -59,7 +60,7 @@ def array_from_json(data: Any, data_type: DataType, shape: tuple[int, ...], name
     return array.reshape(shape)
 
 
-def flat_array_from_json(data: list[Any] | Elements, data_type: DataType, name: str) -> Array:
+def flat_array_from_json(data: list[Any], data_type: DataType, name: str) -> Array:
     """The one-dimensional array of an input whose elements come without a shape, and so must not be nested.
 
     A list of one element is as good as that element: as in Triton, the outer list alone says how many there are.
@@ -68,10 +69,6 @@ def flat_array_from_json(data: list[Any] | Elements, data_type: DataType, name: 
         MmeError: INVALID_ARGUMENT naming the input, when the elements are nested, or of another type or number.
     """
     _refuse_halves(data_type, name)
-    if isinstance(data, Elements):
-        if not data.alone:
-            raise _nested(name)
-        return _gathered(data, data_type, f"input '{name}'", uneven=False)
     types = set(map(type, data))
     if list in types:
         data = [_alone(item) for item in data]
@@ -102,26 +99,19 @@ def _elements(data: list[Any], types: set[type], data_type: DataType, what: str)
     return _strings(data, what) if data_type is BYTES else _numbers(data, data_type, what)
 
 
-def gather(elements: Elements, data_type: DataType) -> None:
-    """Make the array that will be asked for, if there is one: whoever asks then does not wait."""
-    if data_type.json and elements.types <= _ELEMENTS[data_type.dtype.kind]:
-        elements.array(data_type)
-
-
-def _gathered(elements: Elements, data_type: DataType, what: str, *, uneven: bool) -> Array:
-    """As `_elements`, of what was read in pieces."""
-    if not elements.types <= _ELEMENTS[data_type.dtype.kind]:
-        raise _not_elements(data_type, what)
-    if uneven:
-        raise _uneven(what)
-    read_as = elements.read_as
-    if read_as is not None and read_as is not data_type:
-        raise MmeError(
-            Kind.UNAVAILABLE, f"{what} became {data_type.name} while it was read as {read_as.name}: send it again"
-        )
-    array = elements.array(data_type)
-    if array is None:
-        raise _out_of_range(data_type, what)
+def _read(numbers: Numbers, data_type: DataType, what: str) -> Array:
+    """As `_elements`, slice by slice."""
+    array, end = np.empty(numbers.count, data_type.dtype), 0
+    for piece in numbers.slices():
+        start, end = end, end + len(piece)
+        try:
+            array[start:end] = _elements(piece, set(map(type, piece)), data_type, what)
+        except MmeError as error:
+            raise NotNumbers(error.bare()) from None
+        except ValueError:  # there are more than commas
+            raise NotNumbers from None
+    if end != numbers.count:
+        raise NotNumbers
     return array
 
 

@@ -32,7 +32,7 @@ from container.codec.encode import Reply as Wanted
 from container.codec.encode import encode, encode_line
 from container.codec.framing import BINARY_TYPE, accepts_binary, explained, header_length
 from container.codec.generate import decode_generate, encode_generate, error_event
-from container.codec.json_pieces import LARGE, read_generate, read_infer
+from container.codec.json_numbers import LARGE
 from container.codec.sse import event as sse_event
 from container.control.routes import Flavor, InferenceType, Target, parse_target, path_version
 from container.inference import errors
@@ -50,7 +50,6 @@ from model_handlers.scripts.default_script import takes_raw_body
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from container.codec.fields import Read
     from container.inference.exchange import Exchange
     from container.inference.request_limit import RequestLimit
     from container.steps.restrictions import Forwarding, Restrictions
@@ -68,7 +67,7 @@ _LONGEST = 512  # bytes of one that is
 _MEMORY_IN_BODIES = 4  # of the largest size, where no memory of requests is given
 _QUICK_BODY = 1 << 14  # bytes of a compressed body: those of more are inflated by a thread
 _QUICK_ANSWER = 1 << 18  # bytes that take less than a millisecond to be compressed
-_READ_AT_ONCE = 4  # large bodies of JSON: their elements take memory, where others are no more than bodies
+_READ_AT_ONCE = 2  # large bodies of JSON: their elements take memory, where others are no more than bodies
 
 _ACCEPT = "accept"
 _STRINGS = b'"BYTES"'  # in the header of a request that sends some
@@ -423,20 +422,15 @@ class TensorBody(HttpBody):
                 except Unread:
                     by_thread = True
             if by_thread:
+                regions, decode = self._server.regions.held(), self._server.decoder.decode_long
                 async with self._server.reading:
                     if not call.over:
-                        self._decoded = self._taken(call, *await on_thread(self._decode_long, call, body, length))
+                        decoded = await on_thread(decode, body, length, call.name, call.complete, regions)
+                        self._decoded = self._taken(call, *decoded)
         except MmeError as error:
             if self._is_kserve and not (isinstance(error, NoInputsError) and call.is_resident):
                 raise explained(error, self._content_type, body) from None
             self._decoded = explained(error, self._content_type, body).bare()
-
-    def _decode_long(self, call: Call, body: bytes, length: int | None) -> tuple[InferenceRequest, Wanted]:
-        """By a thread."""
-        text = len(body) if length is None else length
-        read = read_infer(body[:text], _never_mind) if text > LARGE else None
-        regions = self._server.regions.held()
-        return self._server.decoder.decode(body, length, call.name, call.complete, regions, read)
 
     def forget(self) -> None:
         """See `Body.forget`."""
@@ -483,36 +477,42 @@ class GenerateBody(HttpBody):
 
     def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, reply: HttpReply) -> None:
         super().__init__(server, exchange, route, reply)
-        self._read: Read = None  # what its JSON says
+        self._decoded: InferenceRequest | MmeError | None = None
+        self._config: ModelConfig | None = None  # for which it was decoded
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
         """See `Body.decode`."""
         request = self._raw(call, config)
         if request is not None:
             return request
-        body = self._inflated()
-        if len(body) > LARGE and self._read is None:
-            raise NeedsThread
-        request = decode_generate(body, config, self._server.decoder.layouts, call.complete, self._read)
-        return self._made(call, request, takes_several=True)
+        found, self._decoded = self._decoded, None
+        if found is None or self._config is not config:
+            body = self._inflated()
+            if len(body) > LARGE:
+                raise NeedsThread
+            found = decode_generate(body, config, self._server.decoder.layouts, call.complete)
+        if isinstance(found, MmeError):
+            raise found
+        return self._made(call, found, takes_several=True)
 
     async def prepare(self, call: Call, *, by_thread: bool) -> None:  # noqa: ARG002 - its size says enough
-        """See `Body.prepare`. An error waits for the model, which may be a script."""
+        """See `Body.prepare`. Nothing else is read before the model is known."""
         await self._inflate()
-        body = self._inflated()
-        if len(body) <= LARGE or self._read is not None:
+        body, layouts = self._inflated(), self._server.decoder.layouts
+        self._config = config = self._server.engine.index.config(call.name, call.version)
+        if config is None or len(body) <= LARGE:
             return
-        config = self._server.engine.index.config(call.name, call.version)
-        types = {} if config is None else {spec.name: spec.data_type for spec in config.inputs}
-        try:
-            async with self._server.reading:
-                self._read = await on_thread(read_generate, types, body, _never_mind)
-        except MmeError as error:
-            self._read = error.bare()
+        async with self._server.reading:
+            if call.over:
+                return
+            try:
+                self._decoded = await on_thread(decode_generate, body, config, layouts, call.complete)
+            except MmeError as error:
+                self._decoded = error.bare()
 
     def forget(self) -> None:
         """See `Body.forget`."""
-        self._read = None
+        self._decoded = None
 
 
 class InferRoutes:
@@ -691,10 +691,6 @@ class InferRoutes:
         if route.model and header and route.flavor is Flavor.SAGEMAKER:
             self.engine.registry.check_alias(name, header)
         return self.engine.registry.canonical(name)
-
-
-def _never_mind() -> None:
-    """Nothing is to be done between pieces."""
 
 
 def _size(response: InferenceResponse) -> int:

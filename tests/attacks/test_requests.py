@@ -11,6 +11,7 @@ import pytest
 from container.codec.classification import classified
 from container.codec.decode import Decoder
 from container.codec.framing import header_length
+from container.codec.json_numbers import MOST_VALUES, MOST_WHOLE
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import Decoder as GrpcDecoder
@@ -196,6 +197,7 @@ def test_the_documentation_says_what_requests_and_archives_may_hold():
     for row in (
         f"| {MAX_ITEMS:,} each |",
         f"| {MAX_DIMS} dimensions, {MAX_ELEMENTS:,} elements |",
+        f"| {MOST_WHOLE:,} bytes and {MOST_VALUES:,} values |",
         f"| {http.request_line:,} bytes; {http.header_count} of {http.headers:,} bytes together |",
         f"| {archive.max_files:,} files and folders (`MME_MAX_ARCHIVE_FILES`), {archive.max_bytes:,} bytes unpacked |",
         f"| {MOST_UNPACKED:,} bytes unpacked, or twice the body where that is more |",

@@ -15,7 +15,8 @@ import zlib
 import numpy as np
 import pytest
 
-from container.codec import json_pieces
+from container.codec import decode as decode_module
+from container.codec import json_numbers
 from container.codec.decode import Decoder
 from container.codec.framing import BINARY_TYPE
 from container.control.routes import Flavor, InferenceType, Target, only_reads, parse_target, parse_version
@@ -571,17 +572,19 @@ def readers(monkeypatch):
     found = []
     told = functools.partial(telling, found)
     monkeypatch.setattr(http, "LARGE", 0)
-    monkeypatch.setattr(http, "read_infer", told(http.read_infer))
-    monkeypatch.setattr(http, "read_generate", told(http.read_generate))
-    monkeypatch.setattr(json_pieces, "_ARRAY", 0)
-    monkeypatch.setattr(json_pieces, "_PIECE", 1)
+    monkeypatch.setattr(decode_module, "LARGE", 0)
+    monkeypatch.setattr(Decoder, "decode_long", told(Decoder.decode_long))
+    monkeypatch.setattr(http, "decode_generate", told(http.decode_generate))
+    monkeypatch.setattr(json_numbers, "_ARRAY", 0)
+    monkeypatch.setattr(json_numbers, "_PIECE", 1)
     return found
 
 
 def test_large_json_is_read_by_a_thread(server, readers, monkeypatch):
     """What is no longer than what the loop reads in a moment, the loop reads."""
     monkeypatch.undo()
-    monkeypatch.setattr(http, "read_infer", lambda *_: readers.append(1) or json_pieces.read_infer(*_))
+    read_long = Decoder.decode_long
+    monkeypatch.setattr(Decoder, "decode_long", lambda *_: readers.append(1) or read_long(*_))
     for count, read in ((1000, []), (100_000, [1])):
         document = {"inputs": [{"name": "IN", "shape": [count], "datatype": "FP32", "data": [0.5] * count}]}
         assert outputs_of(server.infer("echo-FP32", document)) == {"OUT": [0.5] * count}
@@ -618,22 +621,17 @@ def test_what_is_read_ahead_is_answered_as_any_other(path, session, server, sums
     ahead = asked()
     assert set(readers) == {name for name in readers if name.startswith("offload")} != set()
     monkeypatch.undo()
-    count = len(readers)
     assert ahead == asked()
-    assert len(readers) == count
     assert {status for status, _ in ahead} >= {200, 400} - ({400} if "endpoints" in path else set())
 
 
-def test_generate_is_read_for_the_types_of_its_model(start, repository, readers, monkeypatch):
-    """If the model is in memory; else they come when it is."""
+def test_large_generate_is_read_once_its_model_is_in_memory(start, repository, readers):
+    """By a thread; what a version that is not there would make of it nobody reads."""
     running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
-    types = []
-    read = http.read_generate
-    monkeypatch.setattr(http, "read_generate", lambda known, *rest: types.append(known) or read(known, *rest))
     for version in ("", "/versions/1", "/versions/2"):
         reply = running.http("POST", f"/v2/models/twice{version}/generate", {}, b'{"X": [1, 2, 3, 4]}')
         assert reply.status == (404 if version.endswith("2") else 200)
-    assert [{name: data_type.name for name, data_type in known.items()} for known in types] == [{}, {"X": "FP32"}]
+    assert [name == LOOP for name in readers] == [False, False]
 
 
 def test_generate_of_a_model_in_memory_is_no_task(start, repository):
@@ -679,14 +677,15 @@ def test_a_cold_model_is_loaded_for_what_was_read_ahead(start, repository, json_
 def test_a_client_that_leaves_while_its_body_is_read_is_not_served(server, sums, monkeypatch):
     """The model hears nothing of it."""
     reads, left = threading.Event(), threading.Event()
+    read_long = Decoder.decode_long
 
-    def read(text, _pause):
+    def read(*arguments):
         reads.set()
         left.wait(60)
-        return json.loads(text)
+        return read_long(*arguments)
 
     monkeypatch.setattr(http, "LARGE", 0)
-    monkeypatch.setattr(http, "read_infer", read)
+    monkeypatch.setattr(Decoder, "decode_long", read)
     exchange = WaitingExchange("POST", INFER.encode(), {}, json.dumps(sums).encode())
     count = server.http("GET", "/v2/models/arithmetic/stats").body
     assert server.on_loop.call(server.service.routes.dispatch, exchange)

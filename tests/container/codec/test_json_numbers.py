@@ -1,4 +1,4 @@
-"""Large JSON read in pieces: it means what it means as a whole, and is refused in the same words."""
+"""Large JSON read slice by slice: it means what it means as a whole, and is refused in the same words."""
 
 from __future__ import annotations
 
@@ -7,42 +7,35 @@ import json
 import math
 
 import numpy as np
-import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from container.codec import json_pieces
+from container.codec import decode as decode_module
+from container.codec import json_numbers
 from container.codec.decode import Decoder
-from container.codec.elements import DEEPEST, Elements
 from container.codec.generate import decode_generate
-from container.codec.json_pieces import LARGE, read_generate, read_infer
+from container.codec.json_numbers import LARGE, MOST_VALUES, MOST_WHOLE, NotNumbers, Numbers, with_numbers
 from container.codec.layouts import Layouts
+from container.steps.shared_memory import Regions
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME, TensorSpec
 
-MODEL = ModelConfig(
-    "m",
-    inputs=(
-        TensorSpec("X", BY_NAME["FP32"], (-1,)),
-        TensorSpec("Y", BY_NAME["INT8"], (2, -1)),
-        TensorSpec("Z", BY_NAME["BYTES"], (-1,)),
-    ),
-)
-TYPES = {spec.name: spec.data_type for spec in MODEL.inputs}
+MODEL = ModelConfig("m", inputs=(TensorSpec("Z", BY_NAME["BYTES"], (-1,)),))
 
 
 def ignore(*_):
-    """A completion; a pause."""
+    """A completion."""
 
 
 @contextlib.contextmanager
-def pieces_of(size):
-    """Arrays of any length are taken out, and cut at the first comma behind so many bytes."""
+def slices_of(size):
+    """Texts of any length are large, and their arrays are cut at the first comma behind so many bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_pieces, "_ARRAY", 0)
-        patch.setattr(json_pieces, "_PIECE", size)
+        patch.setattr(decode_module, "LARGE", 0)
+        patch.setattr(json_numbers, "_ARRAY", 0)
+        patch.setattr(json_numbers, "_PIECE", size)
         yield
 
 
@@ -67,36 +60,25 @@ def seen(request):
     return request.layout.inputs, request.layout.outputs, arrays, own
 
 
-def decoded(body, length, read=None):
-    """A request of infer, and how its answer is to be."""
-    request, reply = Decoder(1 << 20).decode(body, length, "m", ignore, None, read)
+def decoded(body, length, *, long=False):
+    """A request, and how its answer is to be."""
+    decoder, regions = Decoder(1 << 20), Regions().held()
+    decode = decoder.decode_long if long else decoder.decode
+    request, reply = decode(body, length, "m", ignore, regions)
     return seen(request), reply.binary, reply.outputs, reply.classes
 
 
-def generated(body, read=None):
-    """A request of generate."""
-    return seen(decode_generate(body, MODEL, Layouts(), ignore, read))
-
-
-def ahead(read, *arguments):
-    """What was read ahead, or why it could not be."""
-    try:
-        return read(*arguments, ignore)
-    except MmeError as error:
-        return error
-
-
 def check_same(body, length=None):
-    """The two ways agree on a body, for infer and for generate."""
-    text = body if length is None else body[:length]
-    assert told(decoded, body, length, ahead(read_infer, text)) == told(decoded, body, length)
-    for types in ({}, TYPES):
-        assert told(generated, text, ahead(read_generate, types, text)) == told(generated, text)
+    """The two ways agree on a body."""
+    assert told(lambda: decoded(body, length, long=True)) == told(decoded, body, length)
 
 
-def in_pieces(body):
-    """How many inputs of a body were read in pieces."""
-    return sum(isinstance(item["data"], Elements) for item in read_infer(body, ignore)["inputs"])
+def in_slices(body):
+    """How many inputs of a body are read in slices."""
+    try:
+        return sum(isinstance(item["data"], Numbers) for item in with_numbers(body)["inputs"])
+    except NotNumbers:
+        return 0
 
 
 # -- generated bodies ------------------------------------------------------------------------------------------------
@@ -118,7 +100,6 @@ STRINGS = st.one_of(
     ),
     st.text(max_size=5).map(json.dumps),
 )
-TEXTS = [*['"some text"', '"text"', '","', '""', '", "', '"a,b"'] * 4, "1", '"', "null"]
 OTHERS = st.sampled_from(
     ["null", "{}", '{"data":[1]}', "[]", "[[]]", "NaN", "-Infinity", "Infinity", "01", "+1", "", "1 2"]
 )
@@ -209,19 +190,9 @@ def bodies(draw):
 
 
 @st.composite
-def objects(draw):
-    """The text of a request of generate."""
-    names = st.sampled_from(["X", "Y", "Z", "id", "other", "parameters"])
-    fields = [f"{json.dumps(draw(names))}: {draw(arrays())[0]}" for _ in range(draw(st.integers(1, 3)))]
-    if draw(st.booleans()):
-        fields.append('"parameters":{' + fields.pop() + "}")
-    return ("{" + ",".join(fields) + "}").encode()
-
-
-@st.composite
 def damaged(draw):
     """A request of which a few bytes are others."""
-    body = bytearray(draw(st.one_of(bodies(), objects())))
+    body = bytearray(draw(bodies()))
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(body)))
         new = draw(st.sampled_from([*DAMAGE]))
@@ -244,37 +215,18 @@ def damaged(draw):
 @example(body=b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":[2],"data":[3]}]}', size=1)
 def test_a_request_of_infer_means_the_same(body, size):
     """Whatever it holds: the same tensors bit for bit, or the same sentence of what is wrong."""
-    with pieces_of(size):
-        check_same(body)
-
-
-@given(texts=st.lists(st.one_of(st.sampled_from(TEXTS), STRINGS), min_size=5, max_size=40), size=SIZES)
-def test_strings_mean_the_same(texts, size):
-    """Many of them one behind the other, others among them, or what is no string for want of a quote. They are found."""
-    for behind in ("", ',"x":[1]'):
-        body = infer_body("[" + ",".join(texts) + "]" + behind, "BYTES", (len(texts),))
-        with pieces_of(size):
-            check_same(body)
-            with contextlib.suppress(orjson.JSONDecodeError):
-                orjson.loads(body)
-                assert in_pieces(body) == 1
-
-
-@given(body=objects(), size=SIZES)
-def test_a_request_of_generate_means_the_same(body, size):
-    """As for infer; nested arrays of one element each count as flat ones."""
-    with pieces_of(size):
+    with slices_of(size):
         check_same(body)
 
 
 @given(body=damaged(), size=SIZES)
 def test_what_is_no_request_is_refused_in_the_same_words(body, size):
     """Wherever it is broken."""
-    with pieces_of(size):
+    with slices_of(size):
         check_same(body)
 
 
-# -- what is read in pieces ------------------------------------------------------------------------------------------
+# -- what is read in slices ------------------------------------------------------------------------------------------
 
 
 def infer_body(data, datatype="FP32", shape=(4,)):
@@ -290,20 +242,42 @@ def infer_body(data, datatype="FP32", shape=(4,)):
         ("[1, 2.5, 3, 4e0]", "FP64"),
         ("[[1,2],[3,4]]", "INT8"),
         ("[ [[1] , [2]],\n[[3],[4]] ]", "UINT64"),
-        ("[NaN,Infinity,1,-Infinity]", "FP32"),
         ("[null,2.5,1,null]", "FP32"),
         ("[[null,3],[9007199254740993,4]]", "FP64"),
         ("[true,false,true,true]", "BOOL"),
-        ('["a","],[","\\"","\\\\"]', "BYTES"),
-        ('[["{", "}"], ["data", ":"]]', "BYTES"),
     ],
 )
 def test_arrays_are_found(data, datatype):
-    """Flat and nested, of numbers and of strings whatever is in them."""
-    with pieces_of(1):
+    """Flat and nested, of numbers, booleans and null."""
+    with slices_of(1):
         body = infer_body(data, datatype)
-        assert in_pieces(body) == 1
+        assert in_slices(body) == 1
         check_same(body)
+        check_same(body.replace(b"1", b"NaN"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        '["1",2,3,4]',
+        "[[1,2],[3],[4]]",
+        "[[1,2],3,4]",
+        "[[1,2,3,4],[]]",
+        "[[[1,2]],[[3],[4]]]",
+        "[1,2[],3,4]",
+        "[[1][2],[3][4]]",
+        "[[1,2],[3,4]",
+        "[1,2,3,4]]",
+        "[1,2,3,4,]",
+        "[]",
+    ],
+)
+def test_what_is_no_even_array_of_numbers_is_read_as_a_whole(data):
+    """Which says what is wrong with it, or finds nothing."""
+    for size in (1, 1000):
+        with slices_of(size):
+            check_same(infer_body(data))
+            check_same(infer_body(data, "BYTES"))
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (3,)])
@@ -314,38 +288,28 @@ def test_binary_data_may_lie_behind(sizes):
         {"name": "J", "datatype": "INT64", "shape": [4], "data": [1, 2, 3, 4]},
         {"name": "B", "datatype": "INT32", "shape": [3], "parameters": {"binary_data_size": array.nbytes}},
     ]
-    with pieces_of(1):
-        for fields in ({}, {"id": "r"}, {"id": 'r"'}):
-            header = json.dumps({**fields, "inputs": inputs}).encode()
-            for data in (array.tobytes(), array.tobytes()[1:], array.tobytes() + b"x"):
-                check_same(header + data, len(header))
-        twice = b'{"id":"a",' + header[1:-1] + b',"id":""}'
-        check_same(twice + array.tobytes(), len(twice))
+    for size in sizes:
+        with slices_of(size):
+            for fields in ({}, {"id": "r"}, {"id": 'r"'}):
+                header = json.dumps({**fields, "inputs": inputs}).encode()
+                for data in (array.tobytes(), array.tobytes()[1:], array.tobytes() + b"x"):
+                    check_same(header + data, len(header))
+            twice = b'{"id":"a",' + header[1:-1] + b',"id":""}'
+            check_same(twice + array.tobytes(), len(twice))
 
 
-@pytest.mark.parametrize("depth", [DEEPEST - 1, DEEPEST, DEEPEST + 1, 64, 65, 300])
-def test_what_is_nested_too_deep_is_read_as_a_whole(depth):
+@pytest.mark.parametrize("depth", [63, 64, 65, 300])
+def test_what_is_nested_too_deep_is_refused_in_the_same_words(depth):
     """Wherever it is cut."""
     for size in (1, 1000):
-        with pieces_of(size):
-            body = infer_body("[" * depth + "1,2,3,4" + "]" * depth)
-            assert in_pieces(body) == (depth <= DEEPEST)
-            check_same(body)
+        with slices_of(size):
+            check_same(infer_body("[" * depth + "1,2,3,4" + "]" * depth))
             check_same(infer_body("[[1],[2],[3]," + "[" * depth + "4" + "]" * depth + "]"))
 
 
-def test_a_model_whose_types_are_others_by_then_is_asked_again():
-    """What was read for the types that it had is theirs alone."""
-    with pieces_of(1):
-        read = read_generate({"X": BY_NAME["INT32"]}, b'{"X": [1, 2, 3, 4]}', ignore)
-    with pytest.raises(MmeError, match="input 'X' became FP32 while it was read as INT32: send it again") as told:
-        decode_generate(b"", MODEL, Layouts(), ignore, read)
-    assert told.value.kind is Kind.UNAVAILABLE
-
-
-def test_pieces_are_small(monkeypatch):
-    """Of a body as large as they are: nothing that is read at a time is, and others have their turn between pieces."""
-    sizes, turns = [], []
+def test_slices_are_small(monkeypatch):
+    """Of a body as large as they are: nothing that is read at a time is."""
+    sizes = []
 
     def loads(text):
         sizes.append(len(text))
@@ -354,23 +318,47 @@ def test_pieces_are_small(monkeypatch):
     numbers = np.random.default_rng(0).random(8 * LARGE // 20)
     body = infer_body(json.dumps(numbers.tolist()), "FP64", numbers.shape)
     expected = decoded(body, None)
-    monkeypatch.setattr(json_pieces.orjson, "loads", loads)
-    read = read_infer(body, lambda: turns.append(len(sizes)))
+    monkeypatch.setattr(json_numbers.orjson, "loads", loads)
+    found = decoded(body, None, long=True)
     monkeypatch.undo()
 
     assert len(body) > 4 * LARGE
     assert max(sizes) < LARGE // 2
-    assert len(set(turns)) >= len(sizes) - 1 > 10
-    assert decoded(body, None, read) == expected
+    assert found == expected
 
 
-def test_a_pause_may_end_it():
-    """By an error of its own."""
+def refused(body):
+    """The error of a large body."""
+    kind, message = told(lambda: decoded(body, None, long=True))
+    return kind, message
 
-    def pause():
-        raise MmeError(Kind.CANCELLED, "enough")
 
-    with pieces_of(1), pytest.raises(MmeError, match="enough"):
-        read_infer(infer_body("[1,2,3,4]"), pause)
-    with pytest.raises(MmeError, match="enough"):
-        read_infer(b"{}", pause)
+@pytest.mark.parametrize(
+    ("data", "datatype"),
+    [
+        ("[" + '"a",' * MOST_VALUES + '"a"]', "BYTES"),
+        ('["' + "a" * MOST_WHOLE + '"]', "BYTES"),
+        ("[" + "[1]," * MOST_VALUES + "[1,2]]", "FP32"),
+    ],
+    ids=["many strings", "a long string", "uneven"],
+)
+def test_what_would_keep_others_waiting_is_refused(data, datatype):
+    """Strings of which there are too many or too much, and what is nested unevenly."""
+    kind, message = refused(infer_body(data, datatype))
+    assert (kind, "send tensors as binary data" in message) == (Kind.TOO_LARGE, True)
+
+
+def test_what_is_wrong_with_many_numbers_is_told():
+    """Where they were found, and are not of their type."""
+    kind, message = refused(infer_body("[" + "1," * MOST_VALUES + "2.5]", "INT32", (MOST_VALUES + 1,)))
+    assert (kind, "holds elements that are not INT32" in message) == (Kind.INVALID_ARGUMENT, True)
+
+
+def test_generate_takes_so_much_and_no_more():
+    """Its types are known to the model alone, so that it is read as a whole."""
+    text = '{"Z": [' + '"a",' * (MOST_VALUES // 2) + '"a"]}'
+    request = decode_generate(text.encode(), MODEL, Layouts(), ignore)
+    assert request.inputs[0].size == MOST_VALUES // 2 + 1
+    with pytest.raises(MmeError, match="send tensors as binary data") as raised:
+        decode_generate(text.replace("]", ',"a"' * MOST_VALUES + "]").encode(), MODEL, Layouts(), ignore)
+    assert raised.value.kind is Kind.TOO_LARGE
