@@ -49,11 +49,7 @@ def empty_response() -> Response:
 
 
 def json_body(data: bytes, *, required: bool = False) -> dict[str, Any]:
-    """A body's JSON object; {} for an empty one unless one is required.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """A body's JSON object; {} for an empty one unless one is required."""
     if not data and not required:
         return {}
     try:

@@ -206,9 +206,6 @@ def page(models: list[tuple[str, str]], token: str) -> dict[str, Any]:
     """The models behind those that `token` stands for, "" for none: at most `PAGE`, and a token if there are more.
 
     The token carries the last name shown, so that models which come and go between two pages shift nothing.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for a token that is none.
     """
     after = _token_name(token)
     rest = [(name, url) for name, url in models if name > after]
@@ -254,11 +251,7 @@ def _check_may_name_folders(service: Service) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that leads somewhere else.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """Refuse a name that leads somewhere else."""
     if any(part in {"", ".", ".."} for part in name.split("/")) or "\0" in name:
         raise invalid_argument(f"Model name cannot be empty or a way to another directory, got '{name[:_SHOWN]}'")
 
@@ -274,10 +267,6 @@ def load_override(parameters: Mapping[str, Any], *, allowed: bool) -> Override |
     Args:
         parameters: the request's.
         allowed: whether the server takes configurations and files of clients: they are code that it runs.
-
-    Raises:
-        MmeError: FORBIDDEN for a configuration or a file where these are not allowed; INVALID_ARGUMENT for a parameter
-            that is none, not of its type, or an empty configuration.
     """
     if not allowed and (named := next((key for key in parameters if key == "config" or key.startswith(FILE)), "")):
         raise overrides_forbidden(f"load parameter '{named[:_SHOWN]}'")
@@ -303,11 +292,7 @@ def overrides_forbidden(what: str) -> MmeError:
 
 
 def unload_dependents(parameters: Mapping[str, Any]) -> bool:
-    """Whether an unload request means the models too that the model consists of.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for a parameter that is none, or not of its type.
-    """
+    """Whether an unload request means the models too that the model consists of."""
     for key, value in parameters.items():
         if key != "unload_dependents" or not isinstance(value, bool):
             raise invalid_argument(

@@ -258,11 +258,7 @@ def _decoded(escape: re.Match[bytes]) -> bytes:
 
 
 def parse_version(text: str) -> int | None:
-    """A version by its text, None for the latest.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """A version by its text, None for the latest."""
     if not text:
         return None
     if _NEGATIVE.fullmatch(text):
@@ -278,11 +274,7 @@ def parse_version(text: str) -> int | None:
 
 
 def path_version(text: str) -> int | None:
-    """A version from a path, None for the latest; without digits alone it is no path of Triton's.
-
-    Raises:
-        MmeError: UNKNOWN_VERSION, INVALID_ARGUMENT.
-    """
+    """A version from a path, None for the latest; without digits alone it is no path of Triton's."""
     try:
         return parse_version(text)
     except MmeError as error:

@@ -28,12 +28,12 @@ from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.decode import PLAIN, Decoder, holds_many_strings
 from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream, placed
-from container.grpc.messages import parsed
+from container.grpc.messages import headers_of, parsed
 from container.grpc.rpc import refuse
-from container.grpc.traces import follow, headers_of
 from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
 from container.inference.offload import by_thread as on_thread
 from container.steps.shared_memory import Regions, Unread
+from container.traces.tracing import follow_rpc
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from container.grpc.rpc import Rpc
     from container.inference.request_limit import RequestLimit
     from container.steps.restrictions import Forwarding
-    from container.traces.traced import Tracing
+    from container.traces.tracing import Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.model.warmup import Labels
@@ -282,7 +282,10 @@ class Inference:
         reply = UnaryReply(self._codec, rpc)
         body = MessageBody(self._codec, data, reply, functools.partial(headers_of, rpc))
         call = Call(self._engine, self._limit, body, reply)
-        if self._tracer is not None and (following := follow(self._tracer, headers_of(rpc), "ModelInfer")) is not None:
+        if (
+            self._tracer is not None
+            and (following := follow_rpc(self._tracer, headers_of(rpc), "ModelInfer")) is not None
+        ):
             call.steps = (following,)
         rpc.on_cancel = call.abandon
         try:
@@ -409,7 +412,7 @@ class Streams:
         body = MessageBody(self._codec, data, reply, stream.metadata)
         call = Call(self._engine, self._limit, body, reply)
         if self._tracer is not None:
-            following = follow(self._tracer, stream.headers, "ModelStreamInfer")
+            following = follow_rpc(self._tracer, stream.headers, "ModelStreamInfer")
             call.steps = () if following is None else (following,)
         stream.begin(call, reply)
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from container.inference.headers import text_of
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
@@ -43,3 +44,8 @@ def values(parameters: Mapping[str, InferParameter] | Mapping[str, ModelReposito
             raise invalid_argument(f"parameter '{key}' holds no value")
         found[key] = getattr(parameter, choice)
     return found
+
+
+def headers_of(call: Any) -> dict[str, str]:
+    """The metadata of a call, by name; of keys that end in -bin the text that their bytes are."""
+    return {key: value if isinstance(value, str) else text_of(value) for key, value in call.metadata()}

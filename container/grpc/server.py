@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from container.control.routes import GRPC_ROUTES
 from container.grpc.inference import Codec, Inference, Streams
+from container.grpc.messages import headers_of
 from container.grpc.methods import Methods
 from container.grpc.rpc import Calls, Method
-from container.grpc.traces import headers_of
 from container.http2.connection import Connection
 from container.http2.keepalive import Keepalive
 from container.inference.errors import Status

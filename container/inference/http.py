@@ -43,7 +43,7 @@ from container.inference.offload import by_thread as on_thread
 from container.inference.request_memory import Inflating, RequestMemory, out_of_request_memory
 from container.steps.sessions import SESSION_ID, SessionCalls
 from container.steps.shared_memory import AT_ONCE, Regions, Unread
-from container.traces.traced import follow
+from container.traces.tracing import follow
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.scripts.default_script import takes_raw_body
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from container.inference.request_limit import RequestLimit
     from container.steps.restrictions import Forwarding, Restrictions
     from container.steps.sessions import Visit
-    from container.traces.traced import Tracing
+    from container.traces.tracing import Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse

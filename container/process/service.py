@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from container.process.restarts import LastWords
     from container.settings import SingleModel
-    from container.traces.traced import Tracing
+    from container.traces.tracing import Tracing
     from serve.sizes import MemoryBudget
 
 

@@ -1,8 +1,5 @@
 """Traces in Triton's own format: a file of JSON, `--trace-config triton,file=…`. On the event loop; a thread writes.
 
-    [{"id": 1, "model_name": "plus", "model_version": 1, "request_id": "a"},
-     {"id": 1, "timestamps": [{"name": "HTTP_RECV_START", "ns": …}, …]}, …]
-
 Each step of an ensemble, and each model that another one called, is a trace of its own with a `parent_id`. All are
 written when the server ends; with a frequency so many at a time, into the file with `.0`, `.1`, … behind its name. A
 worker that takes the place of another one goes on behind what that one has written.
@@ -19,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.traces.spans import MODEL, REQUEST_ID, VERSION
-from container.traces.traced import Tracing
+from container.traces.tracing import MODEL, REQUEST_ID, VERSION, Tracing
 from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from container.traces.settings import TraceSettings
-    from container.traces.spans import Phase
-    from container.traces.traced import Trace
+    from container.traces.tracing import Phase, Trace
     from model_handlers.errors import MmeError
     from serve.request import InferenceRequest
 
@@ -63,37 +58,31 @@ class FileTracer(Tracing):
         """The entries of a request to a model, then of those that it has made; of "" for a protocol within another."""
         number, told = next(self._ids), phase.attributes
         request_id = told.get(REQUEST_ID, request_id)
-        about = {"id": number, "model_name": told[MODEL], "model_version": int(told[VERSION])}
-        more = {"request_id": request_id, "parent_id": parent}
-        self._entries.append(about | {name: value for name, value in more.items() if value})
-        parts = {each.name: each for each in phase.below}
-        inside = []
+        about = {"id": number, "model_name": told.get(MODEL, ""), "model_version": int(told.get(VERSION, 0))}
+        self._entries.append(
+            about | ({"request_id": request_id} if request_id else {}) | ({"parent_id": parent} if parent else {})
+        )
+        parts = {each.name: each for each in phase.below if MODEL not in each.attributes}
+        inside: list[tuple[str, int]] = []
         if "batch" in parts:
             batch, compute, scatter = parts["batch"], parts["compute"], parts["scatter"]
             inside = [("COMPUTE_START", batch.begin), ("COMPUTE_INPUT_END", batch.end)]
             inside += [("COMPUTE_OUTPUT_START", compute.end), ("COMPUTE_END", scatter.end)]
         done = inside[-1][1] if inside else phase.end
-        times = [("REQUEST_START", phase.arrival), ("QUEUE_START", phase.arrival), *inside]
+        times = [("REQUEST_START", phase.arrival), ("QUEUE_START", phase.arrival), *inside, ("REQUEST_END", done)]
         if protocol:
+            times[-1:] = [("INFER_RESPONSE_COMPLETE", done), ("REQUEST_END", phase.end)]
             times = [(f"{protocol}_RECV_START", phase.begin), (f"{protocol}_RECV_END", phase.begin), *times]
-            times += [("INFER_RESPONSE_COMPLETE", done), ("REQUEST_END", phase.end)]
             times += [(f"{protocol}_SEND_START", done), (f"{protocol}_SEND_END", phase.end)]
-        else:
-            times.append(("REQUEST_END", done))
         self._entries.append({"id": number, "timestamps": [{"name": name, "ns": epoch + ns} for name, ns in times]})
         for each in (*phase.below, *(parts["compute"].below if inside else ())):
             if VERSION in each.attributes and any(part.name != "load" for part in each.below):
                 self._add(each, epoch, parent=number, request_id=request_id if each in phase.below else "")
 
     def _flush_part(self) -> None:
-        self._flush(self._next())
-
-    def _next(self) -> str:
-        """The next file with a number that no other worker has written."""
-        path = f"{self._path}.{next(self._files)}"
-        while _written_since(self._since, path):
-            path = f"{self._path}.{next(self._files)}"
-        return path
+        """Have a thread write what there is into the next file with a number that no other worker has written."""
+        paths = (f"{self._path}.{number}" for number in self._files)
+        self._flush(next(path for path in paths if not _written_since(self._since, path)))
 
     def _flush(self, path: str) -> None:
         entries, self._entries, self._traces = self._entries, [], 0
@@ -120,7 +109,5 @@ def _written_since(since: float, path: str) -> bool:
 def _write(path: str, entries: list[dict[str, Any]]) -> None:
     try:
         Path(path).write_bytes(orjson.dumps(entries))
-    except OSError as error:
-        _log.error("traces can't be written to %s: %s", path, error.strerror)
-    except Exception:  # noqa: BLE001 - nobody else hears of it
-        _log.exception("traces can't be written to %s", path)
+    except (OSError, TypeError) as error:  # the latter of an id with half a character
+        _log.error("traces can't be written to %s: %s", path, getattr(error, "strerror", None) or error)

@@ -25,14 +25,13 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from container.traces.traced import Tracing
+from container.traces.tracing import Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
     from container.traces.settings import TraceSettings
-    from container.traces.spans import Phase
-    from container.traces.traced import Trace
+    from container.traces.tracing import Phase, Trace
     from model_handlers.errors import MmeError
 
 

@@ -72,9 +72,6 @@ class TraceSettings:
         Args:
             wanted: setting → text, or null.
             first: what null means.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT, UNSUPPORTED; then nothing is changed.
         """
         new, fixed = self, self._fixed()
         for name, value in wanted.items():
@@ -148,11 +145,7 @@ class TraceControl:
         return bool(self._models)
 
     def change(self, model: str, wanted: Mapping[str, Any]) -> None:
-        """Trace something else from now on, of a model or with "" of the server.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT, UNSUPPORTED; then nothing is changed.
-        """
+        """Trace something else from now on, of a model or with "" of the server."""
         first = self.server if model else self._first
         new = self.of(model).changed(wanted, first)
         if new.on and not self._sends:

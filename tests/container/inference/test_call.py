@@ -19,7 +19,7 @@ from container.inference import http
 from container.inference.call import Call
 from container.inference.http import GenerateBody, HttpReply, InferRoutes, TensorBody
 from container.traces.settings import TraceSettings
-from container.traces.traced import Tracing, follow
+from container.traces.tracing import Tracing, follow
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32, UINT8
 from serve.request import InferenceResponse, LoadReport

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.traces.context import Origin, origin
+from container.traces.file import FileTracer
+from container.traces.settings import TraceSettings
+from container.traces.tracing import MODEL, REQUEST_ID, VERSION, Origin, Phase, origin
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 BOTH = Origin(int(TRACE, 16), int(SPAN, 16), sampled=True)
@@ -52,3 +56,22 @@ def test_no_text_is_too_odd(text):
     """Whatever clients send, it is an origin or none, and never an error."""
     found = origin({ATTRIBUTES: text})
     assert found is None or (0 < found.trace_id < 1 << 128 and 0 <= found.span_id < 1 << 64)
+
+
+def test_a_step_may_be_called_as_a_part_of_a_request_is(tmp_path):
+    """In the file it is a trace of its own, with its parts."""
+    tracer = FileTracer(str(tmp_path / "t.json"), TraceSettings(on=True), 0.0)
+    parts = [Phase(name, at, at + 1, {}) for at, name in enumerate(("queue", "batch", "compute", "scatter"), 1)]
+    step = Phase("batch", 1, 5, {MODEL: "batch", VERSION: "1"}, parts, 1)
+    came = {MODEL: "both", VERSION: "1", REQUEST_ID: "a"}
+    tracer.write(None, Phase("infer", 0, 6, came, (Phase("load", 0, 1, {}), step), 1), 10, None)
+    tracer.close()
+
+    entries = json.loads((tmp_path / "t.json").read_bytes())
+    assert [each for each in entries if "model_name" in each] == [
+        {"id": 1, "model_name": "both", "model_version": 1, "request_id": "a"},
+        {"id": 2, "model_name": "batch", "model_version": 1, "request_id": "a", "parent_id": 1},
+    ]
+    names = [[stamp["name"] for stamp in each["timestamps"]] for each in entries if "timestamps" in each]
+    assert names[0][2:5] == ["REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE"]
+    assert names[1][2:] == ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END", "REQUEST_END"]

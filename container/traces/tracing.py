@@ -1,0 +1,339 @@
+"""Traces of requests: to which trace one belongs, which are traced, and the span that tells how one went. On the loop.
+
+The trace that a request belongs to is told by its headers:
+
+    traceparent                            W3C's header, from clients that reach this server themselves
+    X-Amzn-SageMaker-Custom-Attributes     SageMaker hands on no other header of a client's; anywhere in it one of
+                                           00-<trace id>-<span id>-01                       a traceparent
+                                           Root=1-<time>-<id>;Parent=<span id>;Sampled=1    what AWS X-Ray says
+                                           trace_id=<trace id>                              32 hexadecimal digits
+    X-Amzn-Trace-Id                        X-Ray's header, from load balancers
+
+What it went through is one span, with those below it that its way had; times are those of the statistics:
+
+    infer          from its last byte read to its answer's last byte written
+      load           until its model was in memory, where it had to wait for that
+      queue          until an instance took it
+      batch          its batch is put together
+      compute        the model executes
+      scatter        outputs are given to the requests of the batch
+
+Of an ensemble's request each step is a span, called as its model, with the last four of these below it. So is each call
+that a model makes of another one, below its `compute`; where a batch of several requests was executed each of them has
+it. `traces.otel` sends spans, `traces.file` writes them in Triton's own format.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from container.control.routes import shown
+from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
+from container.steps.step import Step
+from container.traces.settings import TraceControl, TraceSettings
+from serve.request import InferenceResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from container.inference.call import Call
+    from container.inference.exchange import Exchange
+    from model_handlers.config.model_config import ModelConfig
+    from model_handlers.errors import MmeError
+    from serve.request import Called, InferenceRequest, LoadReport, Timings
+
+
+_now = time.perf_counter_ns
+
+
+class Trace:
+    """What is remembered of a request until it has been answered.
+
+    Attributes:
+        origin: what the client said of its trace, or None.
+        began: `perf_counter_ns()` when it was read.
+        model: name and version of the one that was asked, ("", 0) where none was found; known once it is over.
+        last: its last response so far.
+        report: what its load cost, if it had to wait for one.
+        timings: of that, or of an ensemble's steps until it failed; known once it is over.
+        responses: how many there were.
+        decided: whether it is traced for certain; else its model decides, once it is known.
+        ids: of the trace and of the request's span in it, where models were told of them; else zeros.
+    """
+
+    def __init__(self, origin: Origin | None, *, decided: bool) -> None:
+        self.origin = origin
+        self.decided = decided
+        self.began = _now()
+        self.model = ("", 0)
+        self.last: InferenceResponse | None = None
+        self.timings: Timings | None = None
+        self.report: LoadReport | None = None
+        self.responses = 0
+        self.ids = (0, 0)
+
+
+class Following(Step):
+    """Follows one traced request, and tells its tracer how it went, once.
+
+    Args:
+        tracer: whom to tell.
+        trace: what it began.
+        came: by which way the request came.
+    """
+
+    def __init__(self, tracer: Tracing, trace: Trace, came: dict[str, Any]) -> None:
+        self._tracer = tracer
+        self._trace: Trace | None = trace
+        self._came = came
+        self._request: InferenceRequest | None = None
+
+    def made(self, call: Call, request: InferenceRequest, config: ModelConfig) -> None:  # noqa: ARG002
+        """See `Step`. The request's model may hand the trace on."""
+        if self._trace is not None:
+            self._request = request
+            request.trace = self._tracer.handed_on(self._trace)
+
+    def responded(self, call: Call, response: InferenceResponse) -> None:  # noqa: ARG002
+        """See `Step`."""
+        if self._trace is not None:
+            self._trace.responses += 1
+            self._trace.last = response
+
+    def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
+        """See `Step`."""
+        if isinstance(result, InferenceResponse):
+            self.responded(call, result)
+
+    def over(self, call: Call, error: MmeError | None) -> None:
+        """See `Step`. There is nothing more to hear of it."""
+        trace, self._trace = self._trace, None
+        request, self._request = self._request, None  # which knows us
+        if trace is None:
+            return
+        if call.report is not None and call.report.load:
+            trace.report = call.report
+        if request is not None and request.asked is not None:
+            trace.model = request.asked.name, request.asked.version
+            trace.timings = request.came_to if trace.last is None else trace.last.timings
+        self._tracer.end(trace, self._came, request, error)
+
+
+def follow(tracer: Tracing, exchange: Exchange) -> Following | None:
+    """Follow a request over HTTP, None if it is not traced."""
+    trace = tracer.begin(exchange.headers)
+    return None if trace is None else Following(tracer, trace, dict(_origin_attributes(exchange)))
+
+
+def follow_rpc(tracer: Tracing, metadata: Mapping[str, str], method: str) -> Following | None:
+    """Follow a request over gRPC, whose metadata are what headers are to HTTP."""
+    trace = tracer.begin(metadata)
+    if trace is None:
+        return None
+    came = {"rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", "rpc.method": method}
+    return Following(tracer, trace, came)
+
+
+class Tracing(ABC):
+    """Decides which requests are traced, and hears how they went.
+
+    Args:
+        first: what is traced at first.
+
+    Attributes:
+        control: what is traced at the moment.
+    """
+
+    def __init__(self, first: TraceSettings) -> None:
+        self.control = TraceControl(first, sends=True)
+
+    def begin(self, headers: Mapping[str, str]) -> Trace | None:
+        """A trace of the request, None where it is not traced: what its client says counts, else the rate."""
+        control = self.control
+        if not control.on:
+            return None
+        found = origin(headers)
+        decided = not control.by_model
+        if decided and not control.traces("", None if found is None else found.sampled):
+            return None
+        return Trace(found, decided=decided)
+
+    def is_traced(self, trace: Trace) -> bool:
+        """Whether it is, now that its model is known."""
+        sampled = None if trace.origin is None else trace.origin.sampled
+        return trace.decided or self.control.traces(trace.model[0], sampled)
+
+    def handed_on(self, trace: Trace) -> str:  # noqa: ARG002 - for those who send spans
+        """What models are told of it, see `ModelRequest`."""
+        return ""
+
+    def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:
+        """A request is over; `came` tells by which way it came."""
+        if self.is_traced(trace):
+            done = _now()
+            self.write(trace, request_span(trace, came, request, done), time.time_ns() - done, error)
+
+    def write(self, trace: Trace, root: Phase, epoch: int, error: MmeError | None) -> None:  # noqa: B027 - `end` may do it
+        """Tell of a request by its span; `epoch` is what its times lack to those of `time.time_ns()`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing more comes. May block: not for the loop."""
+
+
+def _origin_attributes(exchange: Exchange) -> Iterator[tuple[str, Any]]:
+    """By which way a request came over HTTP, under OpenTelemetry's names and SageMaker's."""
+    headers = exchange.headers
+    yield "http.request.method", exchange.method
+    yield "url.path", shown(exchange.target)
+    if TARGET_MODEL in headers:
+        yield "aws.sagemaker.target_model", name_of(headers[TARGET_MODEL])
+    if INFERENCE_ID in headers:
+        yield "aws.sagemaker.inference_id", headers[INFERENCE_ID]
+
+
+_HEADERS = ("traceparent", "x-amzn-sagemaker-custom-attributes", "x-amzn-trace-id")
+_SAMPLED = 1  # the bit of W3C's flags
+
+_W3C = re.compile(r"(?<![0-9a-f-])(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?![0-9a-f])")
+_ROOT = re.compile(r"\bRoot=1-([0-9a-f]{8})-([0-9a-f]{24})\b")
+_PARENT = re.compile(r"\bParent=([0-9a-f]{16})\b")
+_NOT_SAMPLED = re.compile(r"\bSampled=0\b")
+_TRACE_ID = re.compile(r"\btrace[-_]?id\"?\s*[=:]\s*\"?([0-9a-f]{32})\b", re.IGNORECASE)
+
+
+class Origin(NamedTuple):
+    """What a request says of its trace.
+
+    Attributes:
+        trace_id: 128 bits.
+        span_id: 64 bits, of the span that it was made in; 0 where it names none.
+        sampled: whether that trace is recorded.
+    """
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+
+
+def origin(headers: Mapping[str, str]) -> Origin | None:
+    """The trace that a request belongs to, None where no header tells; ids of zeros only are none.
+
+    Args:
+        headers: by lower-case name.
+    """
+    for name in _HEADERS:
+        text = headers.get(name)
+        found = _origin_in(text) if text else None
+        if found is not None and found.trace_id:
+            return found
+    return None
+
+
+def _origin_in(text: str) -> Origin | None:
+    if match := _W3C.search(text):
+        return Origin(int(match[1], 16), int(match[2], 16), bool(int(match[3], 16) & _SAMPLED))
+    if match := _ROOT.search(text):
+        parent = _PARENT.search(text)
+        return Origin(int(match[1] + match[2], 16), int(parent[1], 16) if parent else 0, not _NOT_SAMPLED.search(text))
+    if match := _TRACE_ID.search(text):
+        return Origin(int(match[1], 16), 0, sampled=True)
+    return None
+
+
+MODEL, VERSION, REQUEST_ID = "triton.model_name", "triton.model_version", "triton.request_id"
+
+
+class Phase(NamedTuple):
+    """One span: name, begin and end by `perf_counter_ns()`, attributes, and what is below it.
+
+    Attributes:
+        arrival: of a request to a model, when that accepted it.
+    """
+
+    name: str
+    begin: int
+    end: int
+    attributes: dict[str, Any]
+    below: Sequence[Phase] = ()
+    arrival: int = 0
+
+
+def request_span(trace: Trace, came: dict[str, Any], request: InferenceRequest | None, done: int) -> Phase:
+    """The span of a request that is over; `came` tells by which way it came."""
+    attributes = came | dict(_attributes(trace, request))
+    if request is None:
+        return Phase("infer", trace.began, done, attributes)
+    return Phase("infer", trace.began, done, attributes, tuple(_phases(trace, request, done)), request.arrival_ns)
+
+
+def _attributes(trace: Trace, request: InferenceRequest | None) -> Iterator[tuple[str, Any]]:
+    """What is known of a request, under Triton's names."""
+    name, version = trace.model
+    if name:
+        yield MODEL, name
+        yield VERSION, str(version)
+    if trace.last is not None:
+        yield "mme.responses", trace.responses
+    if request is not None and request.id:
+        yield REQUEST_ID, request.id
+
+
+def _phases(trace: Trace, request: InferenceRequest, done: int) -> Iterator[Phase]:
+    """What a request went through: name, begin and end, attributes."""
+    if trace.report is not None:
+        yield _load(trace.report, trace.began, request.arrival_ns or done)
+    if trace.timings is not None:
+        yield from _execution(request.arrival_ns, trace.timings)
+    elif request.arrival_ns:  # it never got further, or was answered from the cache of responses
+        yield Phase("queue", request.arrival_ns, done, {})
+
+
+def _load(report: LoadReport, began: int, ended: int) -> Phase:
+    cost: dict[str, Any] = {
+        "mme.download_ms": report.download / 1e6,
+        "mme.load_ms": report.load / 1e6,
+        "mme.evicted": list(report.evicted),
+    }
+    return Phase("load", began, ended, cost)
+
+
+def _execution(arrival: int, timings: Timings) -> Iterator[Phase]:
+    """Queue, batch, compute and scatter; of an ensemble each step, and those of it."""
+    for step in timings.steps or ():
+        below = tuple(_execution(step.arrival, step.timings))
+        about: dict[str, Any] = {MODEL: step.model, VERSION: step.version}
+        end = max((phase.end for phase in below), default=step.arrival)
+        yield Phase(step.model, step.arrival, end, about, below, step.arrival)
+    if timings.steps is not None:
+        return
+    yield Phase("queue", arrival, timings.start, {})
+    at = timings.start
+    batch: dict[str, Any] = {"mme.batch_size": timings.size} if timings.size else {}
+    for name, took_ns in (
+        ("batch", timings.compute_input),
+        ("compute", timings.compute_infer),
+        ("scatter", timings.compute_output),
+    ):
+        below = tuple(map(_call, timings.calls or ())) if name == "compute" else ()
+        yield Phase(name, at, at + took_ns, batch, below)
+        at += took_ns
+
+
+def _call(called: Called) -> Phase:
+    """A call of another model, with the load that it waited for, and what became of it then."""
+    attributes: dict[str, Any] = {MODEL: called.model}
+    if called.version:
+        attributes[VERSION] = called.version
+    if called.id:
+        attributes[REQUEST_ID] = called.id
+    if called.error:
+        attributes["error.type"] = called.error
+    arrived = called.arrival or called.ended
+    below = [_load(called.report, called.began, arrived)] if called.report is not None else []
+    if called.timings is not None:
+        below += _execution(arrived, called.timings)
+    return Phase(called.model, called.began, called.ended, attributes, below, called.arrival or called.began)
