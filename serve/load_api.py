@@ -67,8 +67,8 @@ class LoadApi:
         self._loads = loads
         self._unloads = unloads
         self._waits = waits or WaitGraph()
-        self._dependents = Dependents(cache)
-        cache.events.listen(self._dependents.hear)
+        self.dependents = Dependents(cache)
+        cache.events.listen(self.dependents.hear)
         self._reloads: dict[str, _Reload] = {}  # of ensembles that are loaded by name
         self._line = asyncio.Lock()  # of requests whose models did not stay in memory together
         self._by_name: set[str] = set()  # where clients have a say: loaded by name, not with an ensemble
@@ -323,7 +323,7 @@ class LoadApi:
         """Load anew the ensembles of what changed, and those that waited for what is there."""
         while reload.changed or reload.loaded:
             if reload.changed:
-                for whole in self._dependents.wholes_of(reload.changed.pop(0)):
+                for whole in self.dependents.wholes_of(reload.changed.pop(0)):
                     if whole not in reload.names:
                         with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
                             await self._reload_whole(whole, reload)
@@ -427,7 +427,7 @@ class LoadApi:
         entry = self._cache.entries.get(name)
         if entry is None or entry.abandoned:
             raise unknown(name)
-        parts = self._dependents.parts_of(name) if dependents else ()
+        parts = self.dependents.parts_of(name) if dependents else ()
         wholes = self._suspend_wholes(name)
         await self._unload_in_time(entry)
         for whole in wholes:
@@ -435,15 +435,15 @@ class LoadApi:
             if stays_down and whole in self._cache.entries:
                 await self._unload_in_time(self._cache.entries[whole])
         for part in parts:
-            stays = part in self._by_name or self._dependents.wholes_of(part)  # one may have come meanwhile
+            stays = part in self._by_name or self.dependents.wholes_of(part)  # one may have come meanwhile
             if self._is_registered(part) and not stays:
                 await self.unload(part, dependents=True)  # which may be an ensemble itself
 
     def _suspend_wholes(self, part: str) -> list[str]:
         """The models that leave with a part; where requests bring in what they ask for, none do."""
-        wholes = self._dependents.all_wholes_of(part) if self._options.control.limits else []
+        wholes = self.dependents.all_wholes_of(part) if self._options.control.limits else []
         for whole in wholes:
-            self._registry.suspend(whole, self._dependents.parts(whole))
+            self._registry.suspend(whole, self.dependents.parts(whole))
         return wholes
 
     async def _unload_in_time(self, entry: Entry) -> None:

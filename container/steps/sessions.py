@@ -120,10 +120,12 @@ class Sessions:
         """It is over; nothing if it was."""
         self._sessions.pop(session.id, None)
 
-    def end_begun(self, model: str) -> None:
+    def end_begun(self, model: str) -> list[Session]:
         """The model has left memory, and with it what it knew of its sessions; of some it knew nothing yet."""
-        for session in [session for session in self._sessions.values() if session.model == model and session.begun]:
+        over = [session for session in self._sessions.values() if session.model == model and session.begun]
+        for session in over:
             self.end(session)
+        return over
 
     def expire(self, now: float) -> list[Session]:
         """Take out those that were not used for too long. Who waits for an answer uses his."""
@@ -225,7 +227,9 @@ class SessionCalls:
         """A model that was replaced is told to be unloaded when its successor has been serving for a while."""
         gone = event.type is EventType.UNLOADED and not self._engine.index.is_resident(event.name)
         if gone or event.type is EventType.LOADED:
-            self._sessions.end_begun(event.name)
+            for model in (event.name, *self._engine.wholes_of(event.name)):
+                for session in self._sessions.end_begun(model):
+                    self.end(session)  # the other models of an ensemble know of it still
 
     def _set_timer(self) -> None:
         at = self._sessions.next_expiry()

@@ -227,11 +227,13 @@ def test_a_request_that_fails_creates_nothing(invoke):
 
 def test_a_session_ends_with_its_model(invoke, server, repository):
     """What the model knew is gone, and nobody is told that it were not."""
-    session, other = (begun(invoke(model, body(1), "NEW_SESSION")) for model in ("one", "whole"))
     new = begun(invoke("one", NEW, "NEW_SESSION"))
-    assert server.ask("POST", "/v2/repository/models/one/unload").status == 200
-    assert "left memory with its model" in refused(invoke, "one", body(1), session)
-    assert server.ask("POST", "/v2/repository/models/one/load").status == 200
+    for model in ("one", "whole"):  # an ensemble's model is that of its step
+        session = begun(invoke(model, body(1), "NEW_SESSION"))
+        assert server.ask("POST", "/v2/repository/models/one/unload").status == 200
+        assert "left memory with its model" in refused(invoke, model, body(1), session)
+        assert server.ask("POST", "/v2/repository/models/one/load").status == 200
+    other = begun(invoke("whole", body(1), "NEW_SESSION"))
     with (repository / "whole" / "config.pbtxt").open("a") as config:
         config.write("# it is another one\n")
     assert server.ask("POST", "/v2/repository/models/whole/load").status == 200  # in its place
