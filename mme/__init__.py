@@ -8,11 +8,11 @@ From coroutines it is `async with`, and `infer_async`.
 
 import logging
 
-from mme.model import InferenceFuture, Model, Outputs
+from mme.model import Model, Outputs
 from mme.server import Server
 from model_handlers.errors import Kind
 from model_handlers.errors import MmeError as Error
 
-__all__ = ["Error", "InferenceFuture", "Kind", "Model", "Outputs", "Server"]
+__all__ = ["Error", "Kind", "Model", "Outputs", "Server"]
 
 logging.getLogger("mme").addHandler(logging.NullHandler())

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from mme.runner import own
 from mme.tensors import tensors_of
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
@@ -46,21 +47,6 @@ class Outputs(dict[str, "Array"]):
         self.parameters: Mapping[str, Any] = response.parameters or {}
 
 
-class InferenceFuture(Future[Outputs]):
-    """A request under way; `cancel` drops it where it is queued, and asks the model to stop where it executes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cancel_request: Callable[[], None] = _nothing
-
-    def cancel(self) -> bool:
-        """Cancel the request; True unless it has been answered."""
-        cancelled = super().cancel()
-        if cancelled:
-            self.cancel_request()
-        return cancelled
-
-
 class Model:
     """A model by its name, loaded when it is asked for and perhaps not before; `Server.model` makes it.
 
@@ -69,7 +55,7 @@ class Model:
         inputs: name → array of the full shape, batch dimension included. Arrays are not copied: leave them as they are
             until the response is there. Tensors of other libraries on the host come by DLPack; strings as `str` or
             `bytes`.
-        outputs: names of the wanted outputs; all of them by default.
+        outputs: names of the wanted outputs, or the one; all of them by default.
         id: a name for the request, which its response carries.
         parameters: strings, numbers and booleans for the model.
         priority: the level in the model's queue, 1 being served first; 0 for the model's default.
@@ -90,16 +76,21 @@ class Model:
 
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> Outputs:
         """Return the response. From any thread but the one of the server's event loop."""
-        answer = _Answer()
-        request = answer.request(inputs, outputs, **options)
+        answer: SimpleQueue[Result] = SimpleQueue()
+        request = _OneResponse(answer.put).request(inputs, outputs, **options)
         self._runner.submit(self.name, self.version, request)
-        return _outputs(answer.wait(functools.partial(self._runner.cancel, request)))
+        try:
+            result = answer.get()
+        except BaseException:  # an interrupt
+            self._runner.cancel(request)
+            raise
+        return _outputs(result)
 
-    def submit(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> InferenceFuture:
-        """Return the response's future at once. From any thread."""
-        future = InferenceFuture()
+    def submit(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> Future[Outputs]:
+        """Return the response's future at once; its `cancel` cancels the request. From any thread."""
+        future: Future[Outputs] = Future()
         request = _OneResponse(functools.partial(_settle, future)).request(inputs, outputs, **options)
-        future.cancel_request = functools.partial(self._runner.cancel, request)
+        future.add_done_callback(lambda done: self._runner.cancel(request) if done.cancelled() else None)
         self._runner.submit(self.name, self.version, request, waits=False)
         return future
 
@@ -192,29 +183,6 @@ class _OneResponse:
             self._take(_not_one("several"))
 
 
-class _Answer(_OneResponse):
-    """The one response, for a thread that waits for it."""
-
-    def __init__(self) -> None:
-        super().__init__(self._put)
-        self._result: Result = None
-        self._is_there = threading.Lock()
-        self._is_there.acquire()
-
-    def _put(self, result: Result) -> None:
-        self._result = result
-        self._is_there.release()
-
-    def wait(self, cancel: Callable[[], None]) -> Result:
-        """Return it, once it is there."""
-        try:
-            self._is_there.acquire()
-        except BaseException:  # an interrupt
-            cancel()
-            raise
-        return self._result
-
-
 class _Stream:
     """The responses of one request on their way to the caller, which may be slower than the model."""
 
@@ -275,7 +243,7 @@ def _request(
     """See `Model`."""
     if not 0 <= queue_timeout < _LONGEST or priority < 0:
         raise invalid_argument("priority and queue_timeout can't be negative, nor queue_timeout a century")
-    layout, arrays = tensors_of(inputs, tuple(outputs))
+    layout, arrays = tensors_of(inputs, (outputs,) if isinstance(outputs, str) else tuple(outputs))
     request = InferenceRequest(layout, arrays, on_complete, id, parameters, int(queue_timeout * 1e6))
     request.priority = priority
     if sequence:
@@ -286,7 +254,7 @@ def _request(
 
 def _outputs(result: Result) -> Outputs:
     if isinstance(result, MmeError):
-        raise _again(result)
+        raise own(result)
     assert result is not None  # noqa: S101 - what waits for one response is told where there is none
     return Outputs(result)
 
@@ -295,14 +263,7 @@ def _not_one(many: str) -> MmeError:
     return MmeError(Kind.UNSUPPORTED, f"the model sent {many}, not one response: call `stream` or `stream_async`")
 
 
-def _again(error: MmeError) -> MmeError:
-    """The error as one of the caller's own: all requests of a batch that failed share it."""
-    other = MmeError(error.kind, error.message, error.said)
-    other.version, other.parts = error.version, error.parts
-    return other
-
-
-def _settle(future: InferenceFuture, result: Result) -> None:
+def _settle(future: Future[Outputs], result: Result) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -318,7 +279,3 @@ def _set(future: asyncio.Future[Result], result: Result) -> None:
 
 def _bytes_of(response: InferenceResponse) -> int:
     return sum([size_of(array) for _, _, array in response.outputs])
-
-
-def _nothing() -> None:
-    """No request to cancel yet."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import re
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,16 +80,21 @@ class Runner:
         running = self._send(make)
         try:
             return running.result()
+        except MmeError as error:
+            raise own(error) from None
         except BaseException:  # an interrupt
             running.cancel()
             raise
 
     async def call_async(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what a coroutine returns, on any loop."""
-        if asyncio.get_running_loop() is not self.loop:
-            return await asyncio.wrap_future(self._send(make))
-        self._check_open()
-        return await make()
+        try:
+            if asyncio.get_running_loop() is not self.loop:
+                return await asyncio.wrap_future(self._send(make))
+            self._check_open()
+            return await make()
+        except MmeError as error:
+            raise own(error) from None
 
     def submit(self, name: str, version: int | None, request: InferenceRequest, *, waits: bool = True) -> None:
         """Have a request answered; `waits` says that its caller blocks until then."""
@@ -217,10 +224,20 @@ def forked() -> MmeError:
     return MmeError(Kind.UNAVAILABLE, "the server is in the process that this one was forked from: `spawn` this one")
 
 
+def own(error: MmeError) -> MmeError:
+    """The error as one of the caller's own, whose name for a budget is the argument's: all of a batch share it."""
+    message = re.sub(r"\bMME_((?:GPU_)?MEMORY_BUDGET)\b", lambda found: found[1].lower(), error.message)
+    other = MmeError(error.kind, message, error.said)
+    other.version, other.parts = error.version, error.parts
+    return other
+
+
 def _closed() -> MmeError:
     return MmeError(Kind.UNAVAILABLE, "the server is closed")
 
 
 def _fail(request: InferenceRequest, error: Exception) -> None:
-    known = error if isinstance(error, MmeError) else MmeError(Kind.INTERNAL, f"{type(error).__name__}: {error}")
-    request.resolve(known)
+    if not isinstance(error, MmeError):
+        logging.getLogger("mme.runner").error("a request failed", exc_info=error)
+        error = MmeError(Kind.INTERNAL, f"{type(error).__name__}: {error}")
+    request.resolve(error)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import json
 import os
 import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mme.model import Model
 from mme.runner import Runner, forked
@@ -26,9 +27,28 @@ from serve.sizes import DEVICE_SHARE, HOST_SHARE, bytes_of, memory_budget
 from serve.threads import on_daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from serve.engine import Engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _forms(
+    call: Callable[Concatenate[Server, P], Coroutine[Any, Any, T]],
+) -> tuple[Callable[Concatenate[Server, P], T], Callable[Concatenate[Server, P], Coroutine[Any, Any, T]]]:
+    """A call of the server's loop as threads make it, which wait, and as coroutines of any loop do."""
+
+    def wait(self: Server, /, *args: P.args, **options: P.kwargs) -> T:
+        return self._running.call(lambda: call(self, *args, **options))
+
+    async def wait_async(self: Server, /, *args: P.args, **options: P.kwargs) -> T:
+        return await self._running.call_async(lambda: call(self, *args, **options))
+
+    for form, end in ((wait, ""), (wait_async, "_async")):
+        functools.update_wrapper(form, call).__name__ = f"{call.__name__[1:]}{end}"
+    return wait, wait_async
 
 
 class Server:
@@ -43,7 +63,7 @@ class Server:
         memory_budget: bytes for all models on the host: a number, `"4GB"`, `"2GiB"`, or a share such as `0.5`, `"80%"`
             or `"95%-2GiB"`; four fifths of the machine's memory by default.
         gpu_memory_budget: the same of each GPU; nine tenths by default.
-        load_models: names of the models to load at once; what can't be loaded is the error of `with`.
+        load_models: names of the models to load at once, or the one; what can't be loaded is the error of `with`.
         cache_directory: where archives are unpacked, and measurements kept for the next time; by default a temporary
             folder, which goes with the server.
         load_threads: loads at a time.
@@ -58,7 +78,7 @@ class Server:
         *,
         memory_budget: float | str | None = None,
         gpu_memory_budget: float | str | None = None,
-        load_models: Iterable[str] = (),
+        load_models: str | Iterable[str] = (),
         cache_directory: str | os.PathLike[str] = "",
         load_threads: int = 2,
         load_timeout: float = 350.0,
@@ -79,7 +99,7 @@ class Server:
             "response_cache_bytes": _size("response_cache", response_cache, 0, 0) if response_cache else 0,
         }
         self._folder = str(cache_directory)
-        self._load_models = tuple(load_models)
+        self._load_models = (load_models,) if isinstance(load_models, str) else tuple(load_models)
         self._runner: Runner | None = None
         self._forget_folder: weakref.finalize[Any, Server] | None = None
 
@@ -108,7 +128,7 @@ class Server:
     async def __aenter__(self) -> Self:
         self._runner = self._fresh(asyncio.get_running_loop())
         try:
-            await self._begin()
+            await self._runner.call_async(self._begin)
         except BaseException:
             await self.close_async()
             raise
@@ -149,7 +169,7 @@ class Server:
             self._forget_folder = weakref.finalize(self, _remove, folder, os.getpid())
         runner.open(EngineOptions(cache_directory=Path(folder), **self._options))
         for name in self._load_models:
-            await self._reload(name, None)
+            await self._load(name)
 
     @property
     def _running(self) -> Runner:
@@ -167,11 +187,8 @@ class Server:
         """A model by its name, and one of its versions instead of the one that its configuration chooses."""
         return Model(self._running, name, version)
 
-    def load(
-        self,
-        name: str,
-        config: Mapping[str, Any] | None = None,
-        files: Mapping[str, bytes] | None = None,
+    async def _load(
+        self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> None:
         """Load a model as it is now, again if it is in memory.
 
@@ -183,69 +200,39 @@ class Server:
         Raises:
             mme.Error: there is no such model, or it can't be loaded, and why.
         """
-        override = _override(config, files)
-        self._running.call(lambda: self._reload(name, override))
+        await self._engine.reload(self._known(name), _override(config, files))
 
-    async def load_async(
-        self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-    ) -> None:
-        override = _override(config, files)
-        await self._running.call_async(lambda: self._reload(name, override))
-
-    def unload(self, name: str, *, dependents: bool = False) -> None:
+    async def _unload(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model, once its requests are answered; the models of an ensemble's steps, too, with `dependents`."""
-        self._running.call(lambda: self._unload(name, dependents))
+        await self._engine.unload(self._known(name), dependents=dependents)
 
-    async def unload_async(self, name: str, *, dependents: bool = False) -> None:
-        await self._running.call_async(lambda: self._unload(name, dependents))
-
-    def is_ready(self, name: str, version: int | None = None) -> bool:
+    async def _is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether a request would be answered, by a model in memory or one that comes back for it."""
-        return self._running.call(lambda: self._ready(name, version))
-
-    async def is_ready_async(self, name: str, version: int | None = None) -> bool:
-        return await self._running.call_async(lambda: self._ready(name, version))
-
-    def index(self) -> list[dict[str, Any]]:
-        """Every model that there is, its state, and why it is not available, in the form of Triton's index."""
-        return self._running.call(self._index)
-
-    async def index_async(self) -> list[dict[str, Any]]:
-        return await self._running.call_async(self._index)
-
-    def config(self, name: str) -> dict[str, Any]:
-        """A model's configuration with all that was completed, in the form of Triton's; loads the model if need be."""
-        return self._running.call(lambda: self._config(name))
-
-    async def config_async(self, name: str) -> dict[str, Any]:
-        return await self._running.call_async(lambda: self._config(name))
-
-    def statistics(self) -> list[dict[str, Any]]:
-        """What was counted of each version of each model, in the form of Triton's statistics."""
-        return self._running.call(self._statistics)
-
-    async def statistics_async(self) -> list[dict[str, Any]]:
-        return await self._running.call_async(self._statistics)
-
-    async def _reload(self, name: str, override: Override | None) -> None:
-        await self._engine.reload(self._engine.registry.canonical(name), override)
-
-    async def _unload(self, name: str, dependents: bool) -> None:  # noqa: FBT001 - passed on
-        await self._engine.unload(self._engine.registry.canonical(name), dependents=dependents)
-
-    async def _ready(self, name: str, version: int | None) -> bool:
-        return await self._engine.index.says_ready(self._engine.registry.canonical(name), version)
+        return await self._engine.index.says_ready(self._known(name), version)
 
     async def _index(self) -> list[dict[str, Any]]:
+        """Every model that there is, its state, and why it is not available, in the form of Triton's index."""
         return self._engine.index.rows(await on_daemon("index", self._engine.origins.find_all))
 
     async def _config(self, name: str) -> dict[str, Any]:
-        async with self._engine.leased(self._engine.registry.canonical(name)) as model:
+        """A model's configuration with all that was completed, in the form of Triton's; loads the model if need be."""
+        async with self._engine.leased(self._known(name)) as model:
             found: dict[str, Any] = config_json(model.config)
             return found
 
     async def _statistics(self) -> list[dict[str, Any]]:
+        """What was counted of each version of each model, in the form of Triton's statistics."""
         return self._engine.index.statistics()
+
+    load, load_async = _forms(_load)
+    unload, unload_async = _forms(_unload)
+    is_ready, is_ready_async = _forms(_is_ready)
+    index, index_async = _forms(_index)
+    config, config_async = _forms(_config)
+    statistics, statistics_async = _forms(_statistics)
+
+    def _known(self, name: str) -> str:
+        return self._engine.registry.canonical(name)
 
 
 def _remove(folder: str, owner: int) -> None:

@@ -191,6 +191,32 @@ def test_models_are_loaded_with_another_configuration_and_unloaded(repository):
             server.load("doubles", files={"1/model.onnx": b""})
 
 
+def test_one_name_is_not_read_as_letters(repository):
+    """Of models to load, and of outputs that are wanted."""
+    with mme.Server(repository, load_models="doubles") as server:
+        assert server.index()[0]["state"] == "READY"
+        assert list(server.model("doubles").infer({"x": X}, outputs="y")) == ["y"]
+
+
+def test_what_has_no_room_is_told_by_the_arguments_name(repository):
+    """The variable of the container is none of this process."""
+    with mme.Server(repository, memory_budget=1000) as server:
+        for ask in (lambda: server.model("doubles").infer({"x": X}), lambda: server.load("doubles")):
+            with pytest.raises(mme.Error, match=r"\bmemory_budget\b") as caught:
+                ask()
+            assert caught.value.kind is mme.Kind.OUT_OF_MEMORY
+            assert "MME_" not in caught.value.message
+
+
+def test_what_goes_wrong_inside_is_logged_with_its_traceback(repository, caplog):
+    """The caller has its last line."""
+    with mme.Server(repository) as server, pytest.raises(mme.Error, match="AttributeError") as caught:
+        server.model(3).infer({"x": X})
+
+    assert caught.value.kind is mme.Kind.INTERNAL
+    assert [record.exc_info[0] for record in caplog.records if record.name == "mme.runner"] == [AttributeError]
+
+
 def test_archives_of_a_store_leave_when_memory_fills(repository, tmp_path):
     """The one used least recently, and it comes back when it is asked for again."""
     for number in range(4):
