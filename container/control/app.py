@@ -23,7 +23,7 @@ from werkzeug.test import run_wsgi_app
 
 from container.control.http import HttpOperations
 from container.control.routes import HOT, HTTP_ROUTES, Flavor, parse_target, path_of
-from container.dashboard import routes as dashboard
+from container.dashboard.routes import TEMPLATES, Pages
 from container.inference import errors
 from container.steps.access import Doors, access_of
 from container.steps.restrictions import Restrictions
@@ -32,7 +32,7 @@ from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from wsgiref.types import WSGIApplication
 
     from container.control.http import Build, Operation
@@ -67,21 +67,6 @@ class _Names(PathConverter):
         return unquote(value)
 
 
-class OnLoop:
-    """Runs functions on the loop for threads that wait for their results."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """The result of a function that touches the engine's state."""
-
-        async def on_loop() -> T:
-            return function(*args, **kwargs)
-
-        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result()
-
-
 class ControlPlane:
     """Hands each request to the loop's hot routes, or to an operation and then to Flask.
 
@@ -99,13 +84,11 @@ class ControlPlane:
         self._restrictions = Restrictions(service.settings.http_restrictions)
         self._pool = ThreadPool("flask", most=_THREADS, keeps_one=True)
         self._operations: dict[str, Operation] = HttpOperations(service, self._on_thread).by_name()
-        self._app = _make_app()
         if service.dashboard is not None:
-            self._app.register_blueprint(dashboard.blueprint(service.dashboard, OnLoop(loop), service.keys))
-        of_rule = {rule: route for route in HTTP_ROUTES for rule in route.rules}
-        of_endpoint = {_endpoint(route, rule): route for route in HTTP_ROUTES for rule in route.rules}
-        rules = self._app.url_map.iter_rules()
-        self._routes = {each.endpoint: of_endpoint.get(each.endpoint) or of_rule[each.rule] for each in rules}
+            self._operations |= Pages(service.dashboard).by_name()
+        routes = [route for route in HTTP_ROUTES if route in HOT or route.operation in self._operations]
+        self._app = _make_app(routes)
+        self._routes = {endpoint: route for route in routes for _, endpoint, _, _ in _rules(route)}
         self._adapter = self._app.url_map.bind("mme")
         self._waiting: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -151,9 +134,9 @@ class ControlPlane:
             exchange.respond(404, _JSON, (errors.error_body(sentence),))
 
     async def _answer(self, exchange: Exchange) -> None:
-        route, names = self._match(exchange.method, exchange.target)
-        environ = make_environ(exchange)
+        environ, route = make_environ(exchange), None
         try:
+            route, names = self._match(exchange.method, exchange.target)
             environ[_OUTCOME] = await self._outcome(exchange, route, names)
         except MmeError as error:
             flavor = Flavor.SAGEMAKER if route is None or route.flavor is None else route.flavor
@@ -178,12 +161,10 @@ class ControlPlane:
             return None
         if self._restrictions:
             self._restrictions.check(route.category, exchange.headers)
-        operation = self._operations.get(route.operation)
-        if exchange.method == "OPTIONS" or (operation is None and route not in HOT):
+        if exchange.method == "OPTIONS" or (route in HOT and exchange.method not in route.methods):
             return None
-        if operation is None:
-            if exchange.method not in route.methods:
-                return None
+        operation = self._operations.get(route.operation)
+        if operation is None:  # a hot one, in a form that the event loop does not know
             raise MmeError(Kind.UNSUPPORTED, f"{exchange.method} is not a method of this route")
         return await operation(exchange, **names)
 
@@ -196,25 +177,25 @@ class ControlPlane:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _make_app() -> Flask:
-    """The application: the table's routes, all of one view."""
-    app = Flask("mme", static_folder=None)
+def _make_app(routes: Iterable[Route]) -> Flask:
+    """The application: routes of the table, all of one view."""
+    app = Flask("mme", static_folder=None, template_folder=str(TEMPLATES))
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
     app.url_map.converters.update(default=_Name, string=_Name, path=_Names)
-    for route in HTTP_ROUTES:
-        if route.operation.startswith("dashboard"):  # which is a blueprint of its own, where it is shown
-            continue
-        for rule in route.rules:
-            app.add_url_rule(rule, _endpoint(route, rule), _view, methods=route.methods.split())
-            if route in HOT and route.flavor is Flavor.KSERVE:  # or it would be the metadata of a model of that name
-                app.add_url_rule(rule, f"{rule} got", _only_posted)
+    for route in routes:
+        for rule, endpoint, view, methods in _rules(route):
+            app.add_url_rule(rule, endpoint, view, methods=methods)
     app.register_error_handler(HTTPException, _http_error)
     return app
 
 
-def _endpoint(route: Route, rule: str) -> str:
-    return f"{route.methods} {rule}"
+def _rules(route: Route) -> Iterator[tuple[str, str, Callable[..., Response], list[str]]]:
+    """Flask's rules of a route: each with its endpoint, view and methods."""
+    for rule in route.rules:
+        yield rule, f"{route.methods} {rule}", _view, route.methods.split()
+        if route in HOT and route.flavor is Flavor.KSERVE:  # or it would be the metadata of a model of that name
+            yield rule, f"{rule} got", _only_posted, ["GET"]
 
 
 def _view(**_names: str) -> Response:
@@ -239,7 +220,9 @@ def _http_error(error: HTTPException) -> Response:
         sentence = f"{error.name}: {request.method} {request.path} is not a route of this server"
         if request.method == "POST" and request.content_length:  # as other servers are asked
             sentence += "; models are asked by POST at /invocations or /v2/models/NAME/infer"
-    if request.path == "/" and "dashboard" in current_app.blueprints:  # a person, with a browser
+    if request.path == "/" and any(
+        rule.rule == "/dashboard" for rule in current_app.url_map.iter_rules()
+    ):  # a person, with a browser
         sentence += "; /dashboard shows what it does"
     methods = sorted(getattr(error, "valid_methods", None) or ())  # of a 405
     if methods and request.method != "POST":

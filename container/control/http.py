@@ -97,7 +97,7 @@ class HttpOperations:
 
     async def list_models(self, exchange: Exchange) -> Build:
         """GET /models: 100 a page, continued by next_page_token."""
-        return partial(json_response, await self._operations.list_models(_argument(exchange, "next_page_token")))
+        return partial(json_response, await self._operations.list_models(argument(exchange, "next_page_token")))
 
     async def load_model(self, exchange: Exchange) -> Build:
         """POST /models: {"model_name", "url"}; the platform's, and a client's where overrides are allowed."""
@@ -168,7 +168,7 @@ class HttpOperations:
 
     async def index(self, exchange: Exchange) -> Build:
         """The repository index; of ready models alone by `{"ready": true}` in the body, as Triton's, or ?ready=true."""
-        ready = {"true": True, "false": False}.get(_argument(exchange, "ready", "false"))
+        ready = {"true": True, "false": False}.get(argument(exchange, "ready", "false"))
         if exchange.method == "POST":
             ready = json_body(exchange.body).get("ready", ready)
         if not isinstance(ready, bool):
@@ -220,7 +220,8 @@ def _target(exchange: Exchange) -> str:
     return name_of(exchange.headers.get(TARGET_MODEL, ""))
 
 
-def _argument(exchange: Exchange, name: str, default: str = "") -> str:
+def argument(exchange: Exchange, name: str, default: str = "") -> str:
+    """An argument of the query."""
     query = exchange.target.partition(b"?")[2].decode("latin-1")
     return parse_qs(query, keep_blank_values=True).get(name, [default])[0]
 

@@ -1,4 +1,4 @@
-"""/dashboard: the page, its data as JSON, its files. A Flask blueprint; views run on the server's threads.
+"""/dashboard: the page, its data as JSON, its files.
 
 GET /dashboard            the frame of the page, which holds no data; its script asks for them, and for a key where
                           one is needed. ?filter=… shows models with that in their name
@@ -11,17 +11,23 @@ run or style anything that is not in those files. On SageMaker nothing but the c
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
-from flask import Blueprint, Response, render_template, request
+from flask import Response, render_template, request, send_from_directory
 
+from container.control.http import argument
 from container.version import installed_version
 
 if TYPE_CHECKING:
-    from container.control.app import OnLoop
+    from container.control.http import Build, Operation
     from container.dashboard.document import Documents
-    from container.steps.access import Keys
+    from container.inference.exchange import Exchange
+
+_FOLDER = Path(__file__).parent
+TEMPLATES = _FOLDER / "templates"
 
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
@@ -36,29 +42,31 @@ _HEADERS = {
 _LONGEST_FILTER = 200
 
 
-def blueprint(documents: Documents, on_loop: OnLoop, keys: Keys | None = None) -> Blueprint:
-    """The routes over a watched engine; `keys` are those of clients, where they need one."""
-    routes = Blueprint(
-        "dashboard",
-        __name__,
-        url_prefix="/dashboard",
-        template_folder="templates",
-        static_folder="static",
-        static_url_path="/static",
-    )
+class Pages:
+    """The operations of these routes over a watched engine, by the names of the route table; see `control.http`."""
 
-    def page() -> Response:
-        here = "" if request.path.endswith("/") else "dashboard/"  # a proxy may put us under another path
-        text = render_template("dashboard.html", here=here, version=installed_version())
-        return Response(text, headers=_HEADERS, content_type="text/html; charset=utf-8")
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
 
-    def data() -> Response:
-        denial = None if keys is None else keys.denial("statistics", request.headers.get("Authorization"))
-        if denial is not None:
-            return Response(status=403 if denial.known else 401, headers=_HEADERS)
-        document = on_loop.call(documents.document, request.args.get("filter", "").strip()[:_LONGEST_FILTER])
-        return Response(orjson.dumps(document), headers=_HEADERS, content_type="application/json")
+    def by_name(self) -> dict[str, Operation]:
+        """All of them."""
+        return {"dashboard": self.page, "dashboard_data": self.data, "dashboard_static": self.static}
 
-    routes.add_url_rule("", "page", page)
-    routes.add_url_rule("/data", "data", data)
-    return routes
+    async def page(self, _exchange: Exchange) -> Build:
+        """The frame of the page."""
+        return _page
+
+    async def data(self, exchange: Exchange) -> Build:
+        """The data, as JSON."""
+        document = self._documents.document(argument(exchange, "filter").strip()[:_LONGEST_FILTER])
+        return lambda: Response(orjson.dumps(document), headers=_HEADERS, content_type="application/json")
+
+    async def static(self, _exchange: Exchange, filename: str) -> Build:
+        """A file."""
+        return partial(send_from_directory, _FOLDER / "static", filename)
+
+
+def _page() -> Response:
+    here = "" if request.path.endswith("/") else "dashboard/"  # a proxy may put us under another path
+    text = render_template("dashboard.html", here=here, version=installed_version())
+    return Response(text, headers=_HEADERS, content_type="text/html; charset=utf-8")

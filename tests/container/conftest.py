@@ -257,7 +257,10 @@ def start_service(**settings):
 
     async def listen():
         http = Http1Server(control.handle, Limits(body=service.settings.max_body_bytes), own.loop, too_large)
-        return http, await own.loop.create_server(http.protocol_factory, "127.0.0.1", 0)
+        listener = await own.loop.create_server(http.protocol_factory, "127.0.0.1", 0)
+        if service.keys is not None:
+            http.gate = control.gate(listener.sockets)
+        return http, listener
 
     http, listener = on_loop.run(listen())
     loads = on_loop.call(service.start)
