@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import starmap, zip_longest
 from operator import add, sub
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from model_handlers.model_calls import offered
 from model_handlers.system.importing import version_of
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from model_handlers.model_calls import Outside
     from model_handlers.requests import ModelRequest, ModelResponse
     from model_handlers.tensor import Array
-
-    # Looks after descriptors that a handler will hear on. The same tuple, by identity, means the same descriptors.
-    Watch = Callable[[tuple[int, ...]], None]
 
 R = TypeVar("R")
 
@@ -149,8 +146,73 @@ class Placement(Enum):
     PROCESS = "process"
 
 
-class Handler(ABC):
-    """One model, loaded by one framework on one device. `execute` may be called by several threads at once."""
+class LoadedModel(ABC):
+    """A model in memory, on one device, here or in a process of its own; it executes batches until it is closed."""
+
+    # whether a short execution may run on the event loop: it must release the GIL while it computes, never block on
+    # anything but the CPU, and never run code of the model's author
+    inline: ClassVar[bool] = False
+    # whether it may be executed with made-up data before it serves; whatever is inline may
+    warms: ClassVar[bool] = False
+    # whether batches come as lists of requests (`execute_requests`) instead of collated tensors (`execute`): models
+    # that are code of the model's author
+    sees_requests: ClassVar[bool] = False
+    # whether `close` gives back memory and nothing else: it is not called where the process ends
+    memory_only: ClassVar[bool] = False
+    apart: ClassVar[bool] = False  # whether it is in a process of its own, and a `worker.executor.Worker`
+    ahead: ClassVar[bool] = (
+        False  # whether it is a `TensorWorker`, which begins batches before the last one is finished
+    )
+    patience: float = 0.0  # seconds that a batch may take which a `RequestsWorker` was sent by the loop; 0 for others
+    tells_ready: bool = False  # whether its model has a say in whether it is ready: see `ask_ready`
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config  # the configuration, completed from the model file
+        # what its model may ask of the server, None for nothing. Set before it is loaded.
+        self.outside: Outside | None = offered()
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Run one batch.
+
+        `inputs` has one array a declared input, batch dimension first where the model batches; returns one an entry of
+        `outputs`, the names of those that are wanted, in that order.
+        Raises MmeError: EXECUTION_FAILED with the framework's words, OUT_OF_MEMORY when it ran out of room.
+        """
+        raise NotImplementedError
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
+        """Run one batch of requests, where `sees_requests`. Raises MmeError: what befell the whole batch.
+
+        Returns for each its response, or its own error; None where its responder has got its responses, or will;
+        PUT_BACK where it is to be executed once more.
+        """
+        raise NotImplementedError
+
+    def ask_ready(self, done: Callable[[bool], None]) -> None:
+        """Ask the model, where `tells_ready`, whether it is ready for requests. Returns at once.
+
+        `done` is told on any thread, once or, by a model that hangs, never. Until then it is not asked again.
+        """
+        done(True)
+
+    def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - for those that keep anything
+        """Give back memory that executions took and no recent one needed; called now and then, on any thread.
+
+        `idle` says that nothing was executed since the last time; return whether an idle one has given back all that it
+        can.
+        """
+        return True
+
+    def warm(self, *, begins: bool) -> None:  # noqa: B027 - those of this process have no limit
+        """What it executes from now on is part of its load, whose time limit counts then, or no longer."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back everything the model holds. Called once, when nothing executes any more."""
+
+
+class Handler(LoadedModel):
+    """A model of one framework. `execute` may be called by several threads at once."""
 
     backend: ClassVar[str]  # the name that selects the class in config.pbtxt; `platform` the older name, or ""
     platform: ClassVar[str] = ""
@@ -158,15 +220,7 @@ class Handler(ABC):
     packages: ClassVar[tuple[str, ...]] = ()
     default_filename: ClassVar[str]  # the model file in a version directory when the configuration names none
     estimate_factor: ClassVar[float] = 1.5  # bytes in memory per byte on disk, for a model never seen before
-    # whether a short execution may run on the event loop: it must release the GIL while it computes, never block on
-    # anything but the CPU, and never run code of the model's author
-    inline: ClassVar[bool] = False
     custom_operations: ClassVar[bool] = False  # whether it loads the libraries of operations that a configuration names
-    # whether it may be executed with made-up data before it serves; whatever is inline may
-    warms: ClassVar[bool] = False
-    # whether batches come as lists of requests (`execute_requests`) instead of collated tensors (`execute`): models
-    # that are code of the model's author
-    sees_requests: ClassVar[bool] = False
     placement: ClassVar[Placement] = Placement.INLINE  # where instances execute when the configuration does not say
     # `module:function`, called once for all processes that execute such models: it imports the framework
     preload: ClassVar[str] = ""
@@ -176,25 +230,12 @@ class Handler(ABC):
     # whether models of the backend on one GPU share a process, and what the framework keeps there; it has to give back
     # what a model took when that is closed
     shared_on_gpu: ClassVar[bool] = False
-    # whether its model lives outside the serving process: then `memory` tells what that takes
-    apart: ClassVar[bool] = False
-    # whether `close` gives back memory and nothing else: it is not called where the process ends
-    memory_only: ClassVar[bool] = False
-    ahead: ClassVar[bool] = False  # whether `begin` may be called before the batch begun last is finished
-    patience: float = 0.0  # seconds that a batch sent by `send_requests` may take; 0 where batches can't be sent
-    tells_ready: bool = False  # whether its model has a say in whether it is ready: see `ask_ready`
-    warming: bool = False  # whether what it executes is part of its load, whose time limit counts then
 
     def __init_subclass__(cls) -> None:
         """Have a class whose `close` is its own say itself that it gives back memory and nothing else."""
         super().__init_subclass__()
         if "close" in cls.__dict__ and "memory_only" not in cls.__dict__:
             cls.memory_only = False
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config  # the configuration, completed from the model file
-        # what its model may ask of the server, None for nothing. Set before it is loaded.
-        self.outside: Outside | None = offered()
 
     @classmethod
     def gpu_capable(cls) -> bool:
@@ -216,18 +257,18 @@ class Handler(ABC):
         """The environment that the model asks for, for a process of its own; None where it is content with ours."""
         return None
 
-    @classmethod  # noqa: B027 - most have nothing to prepare
+    @classmethod
     def prepare(cls, config: ModelConfig, model_file: Path) -> None:
         """Have what all models share, such as the framework, in the process before what this one takes is measured.
 
         Raises MmeError: UNSUPPORTED where it is not installed.
         """
 
-    @classmethod  # noqa: B027 - most share nothing
+    @classmethod
     def share(cls, host: int) -> None:
         """Have its models in this process take from one place, of `host` bytes at most, what executions take."""
 
-    @classmethod  # noqa: B027 - most share nothing
+    @classmethod
     def trim(cls) -> None:
         """Give back what its models in this process share and no execution uses just now. On any thread."""
 
@@ -263,96 +304,3 @@ class Handler(ABC):
         was found.
         """
         cls.load(config, model_file, CPU, "").close()
-
-    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run one batch.
-
-        `inputs` has one array a declared input, batch dimension first where the model batches; returns one an entry of
-        `outputs`, the names of those that are wanted, in that order.
-        Raises MmeError: EXECUTION_FAILED with the framework's words, OUT_OF_MEMORY when it ran out of room.
-        """
-        raise NotImplementedError
-
-    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
-        """Run one batch of requests, where `sees_requests`. Raises MmeError: what befell the whole batch.
-
-        Returns for each its response, or its own error; None where its responder has got its responses, or will;
-        PUT_BACK where it is to be executed once more.
-        """
-        raise NotImplementedError
-
-    def begin(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Any:
-        """Have a batch executed elsewhere, behind the one begun before; return what `finish` is given. See `ahead`.
-
-        Batches are finished in the order in which they were begun.
-        """
-        raise NotImplementedError
-
-    def finish(self, begun: Any) -> list[Array]:
-        """Wait for a batch that was begun. Returns and raises what `execute` does."""
-        raise NotImplementedError
-
-    def together(self) -> int:
-        """How many requests `send_requests` should be given at once, of those that are executed one by one."""
-        return 1
-
-    def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:  # noqa: ARG002 - its interface
-        """Have a batch begun elsewhere, where that takes microseconds: for the event loop, which can't wait.
-
-        Until its answers are taken nothing else is asked of the handler. `watch` is told the descriptors before
-        anything is sent, and may raise OSError: one of them becomes readable when there are answers or something is
-        wrong. False where nothing was sent: have `execute_requests` do it.
-        """
-        return False
-
-    def take_answers(self) -> list[ModelResponse | MmeError | None] | None:
-        """The answers, as `execute_requests` returns and raises; None where getting them may take a while."""
-        raise NotImplementedError
-
-    def await_answers(self) -> list[ModelResponse | MmeError | None]:
-        """The same once `take_answers` gave None, or `patience` is over; for a thread that can wait. Raises as that."""
-        raise NotImplementedError
-
-    def due(self) -> float:
-        """When it has to have sent another response unasked, by `time.monotonic()`; 0 where it owes none."""
-        return 0.0
-
-    def end_overdue(self) -> None:  # noqa: B027 - most owe nothing
-        """End what executes it, if that is past. On a thread that may wait."""
-
-    def ask_ready(self, done: Callable[[bool], None]) -> None:
-        """Ask the model, where `tells_ready`, whether it is ready for requests. Returns at once.
-
-        `done` is told on any thread, once or, by a model that hangs, never. Until then it is not asked again.
-        """
-        done(True)
-
-    def is_down(self) -> bool:
-        """Return whether it refuses requests for a while, since what executes it ended too often. On any thread."""
-        return False
-
-    def give_back(self, *, idle: bool) -> bool:  # noqa: ARG002 - for those that keep anything
-        """Give back memory that executions took and no recent one needed; called now and then, on any thread.
-
-        `idle` says that nothing was executed since the last time; return whether an idle one has given back all that it
-        can.
-        """
-        return True
-
-    def memory(self) -> Footprint:
-        """What it takes outside the serving process, whose own growth is measured from outside."""
-        return Footprint()
-
-    def growth(self) -> int:
-        """Bytes of the host that its process takes beyond what it took when it had loaded, as last measured."""
-        return 0
-
-    def outgrow(self, budget: str) -> None:  # noqa: B027 - for those in processes
-        """End its process for what that takes; `budget` says what is passed. Its requests are told: OUT_OF_MEMORY.
-
-        The next request starts it again, a few times.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back everything the model holds. Called once, when nothing executes any more."""

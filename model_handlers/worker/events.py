@@ -186,7 +186,7 @@ class Events:
             return self._expected.pop(number, None) is not None
 
     def answer_ready(self, ask: AskReady) -> None:
-        """Let the other side ask from now on whether the model is ready: see `Handler.ask_ready`."""
+        """Let the other side ask from now on whether the model is ready: see `LoadedModel.ask_ready`."""
         self._ask_ready = ask
         self._listen()
 

@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING
 from model_handlers.config.convert import config_fields
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.system.threads import advised
+from model_handlers.worker.executor import RequestsWorker, TensorWorker
 from model_handlers.worker.fork_client import ChildDiedError
-from model_handlers.worker.handler import NONSENSE, IsolatedHandler
+from model_handlers.worker.instance import NONSENSE, InstanceProcess
 from model_handlers.worker.memory import SIZES
 from model_handlers.worker.parameters import PLACEMENT, Deadlines
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.process import Child
-from model_handlers.worker.requests_handler import IsolatedRequestsHandler
 from model_handlers.worker.wire import error_from
 
 if TYPE_CHECKING:
     from model_handlers.base import Device, Handler
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.environment import Environment
+    from model_handlers.worker.instance import Lives
 
 
 _EXEC_CHILD = Path(__file__).with_name("exec_child.py")
@@ -41,7 +42,7 @@ def start_isolated(
     environment: Environment | None = None,
     *,
     shared: bool | None = None,
-) -> IsolatedHandler:
+) -> RequestsWorker | TensorWorker:
     """Load a model by `handler_class` in a process, for that lane, in an environment or in ours.
 
     The process is new unless `shared`, by default where the class wants that on a GPU and the configuration allows it.
@@ -61,7 +62,6 @@ def start_isolated(
     program = None
     if environment is not None:
         program = environment.program("-I", str(_EXEC_CHILD), lane, platform.python_version(), speaks=True)
-    isolated = IsolatedRequestsHandler if handler_class.sees_requests else IsolatedHandler
     on_gpu = device.kind == "gpu"
     preload = "" if program is not None else handler_class.preloads(config, model_file, on_gpu=on_gpu)
     if shared is None:
@@ -72,7 +72,13 @@ def start_isolated(
             and handler_class.shares_gpu_process(config, model_file)
         )
     host = f"{handler_class.backend} on {device}" if shared else ""
-    return isolated(load, config, lane, uses_gpu=on_gpu, program=program, preload=preload, host=host)
+
+    def make(lives: Lives) -> InstanceProcess:
+        return InstanceProcess(load, config, lane, lives, program, preload, host)
+
+    if handler_class.sees_requests:
+        return RequestsWorker(config, make, uses_gpu=on_gpu)
+    return TensorWorker(config, make, uses_gpu=on_gpu)
 
 
 _SECONDS = 60.0  # for any file; the first waits until the fork server has imported the libraries

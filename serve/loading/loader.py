@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from model_handlers.base import CPU, Footprint, Handler, Placement, total
+from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement, total
 from model_handlers.config.model_config import Guess
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import offering
@@ -433,9 +433,9 @@ class ModelLoader:
     def _load_version(self, prepared: PreparedTarget, version: int, token: CancelToken) -> Model:
         directory = prepared.directory
         config = directory.config
-        handlers: list[Handler] = []
-        lanes: list[tuple[str, Handler]] = []
-        shared: dict[Device, Handler] = {}
+        handlers: list[LoadedModel] = []
+        lanes: list[tuple[str, LoadedModel]] = []
+        shared: dict[Device, LoadedModel] = {}
         outside = self._outside(prepared.target) if self._outside is not None else None
         try:
             for lane, device in prepared.lanes:

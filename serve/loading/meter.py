@@ -17,7 +17,7 @@ import functools
 from collections import deque
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, Handler
 from model_handlers.system import devices, memory
 from serve.loading.measuring import taken
 from serve.maintenance import Maintenance
@@ -78,7 +78,7 @@ class _Observed:
         self.models = list(target.models())
         # the handlers that execute it in this process
         here = [model.executors for model in self.models if not model.executors.apart]
-        self.kinds = {type(each) for executors in here for each in executors.handlers}
+        self.kinds = {type(each) for executors in here for each in executors.handlers if isinstance(each, Handler)}
         self.known = target.known()
         self.inputs = 0  # bytes of what it executed since the look before the last one
         self.idle = False  # whether it executed nothing since the last look

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from model_handlers.base import CPU, Footprint, Handler, Placement
+from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement
 from model_handlers.config.model_config import OURS, InstanceGroup, warn_once
 from model_handlers.config.pbtxt import refusal
 from model_handlers.errors import Kind, MmeError, invalid_model
@@ -162,16 +162,16 @@ class PreparedTarget:
         if self.hold is not None:
             self.hold.release()
 
-    def start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
+    def start(self, version: int, config: ModelConfig, device: Device, lane: str) -> LoadedModel:
         """Load one instance where it is to execute, from its form if it has one; warm up what names no samples."""
-        handler = self.forms.start(version) if self.forms is not None else None
+        handler: LoadedModel | None = self.forms.start(version) if self.forms is not None else None
         if handler is None:
             handler = self._start(version, config, device, lane)
             if not config.model_warmup:
                 warm_up(handler)
         return handler
 
-    def _start(self, version: int, config: ModelConfig, device: Device, lane: str) -> Handler:
+    def _start(self, version: int, config: ModelConfig, device: Device, lane: str) -> LoadedModel:
         assert self.handler is not None  # noqa: S101 - ensembles have no instances
         model_file = self.file(version, config, device)
         if self.placement is Placement.PROCESS:

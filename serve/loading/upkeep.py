@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from model_handlers.base import Footprint, Handler
+    from model_handlers.base import Footprint
+    from model_handlers.worker.executor import Worker
     from serve.cache.model_cache import ModelCache
     from serve.loading.loader import Target
 
@@ -71,13 +72,13 @@ class _Watched:
         self.rests, self._trimmed = self._trimmed and self.idle and complete, self.idle
         return footprints
 
-    def grown(self) -> list[tuple[Handler, Target]]:
+    def grown(self) -> list[tuple[Worker, Target]]:
         """Processes that took notably more when they were looked at than when they had loaded, and their targets."""
         processes = [
             (handler, part)
             for part in self.parts
             for model in part.versions.values()
-            for handler in model.executors.handlers
+            for handler in model.executors.workers
         ]
         return [(process, part) for process, part in processes if process.growth() > _NOTABLE]
 

@@ -8,7 +8,7 @@ becomes of a batch of requests that a process answered.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from model_handlers.errors import MmeError, NotBegunError
 from serve.model.batch_proof import PASSING
@@ -18,7 +18,7 @@ from serve.request import InferenceResponse, Timings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from model_handlers.base import Handler
+    from model_handlers.base import LoadedModel
     from model_handlers.requests import ModelRequest, ModelResponse
     from model_handlers.tensor import Array
     from serve.model.batch_proof import BatchProof
@@ -62,7 +62,7 @@ class Execution:
         return [request for request, result in pairs if not isinstance(result, NotBegunError)]
 
 
-def execute_batch(handler: Handler, signature: TensorMap, batch: Batch, post: Post | None = None) -> Execution:
+def execute_batch(handler: LoadedModel, signature: TensorMap, batch: Batch, post: Post | None = None) -> Execution:
     """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
     proof = signature.proof
     if proof is not None and len(batch) > 1 and not proof.joins:
@@ -108,7 +108,7 @@ def _failed(signature: TensorMap, batch: Batch, error: Exception) -> list[Infere
     return [told] * len(batch)
 
 
-def _execute_apart(handler: Handler, signature: TensorMap, batch: Batch, proof: BatchProof) -> Execution:
+def _execute_apart(handler: LoadedModel, signature: TensorMap, batch: Batch, proof: BatchProof) -> Execution:
     """Run requests one by one, and as a batch as well where that may prove that they can share one."""
     start = _now()
     processor = time.thread_time_ns()
@@ -163,22 +163,22 @@ class BegunBatch:
         self.batch = batch
         self.names: tuple[str, ...] = ()  # the outputs that are to come
         self.start = self.collated = _now()
-        self.begun: object = None  # what the handler gave for it, or what went wrong
+        self.begun: Any = None  # what the worker gave for it, or what went wrong
 
 
-def begin_batch(handler: Handler, signature: TensorMap, batch: Batch) -> BegunBatch:
-    """Have a handler that works ahead begin a batch. Never raises: `finish_batch` tells what goes wrong."""
+def begin_batch(worker: Any, signature: TensorMap, batch: Batch) -> BegunBatch:
+    """Have a `TensorWorker` begin a batch. Never raises: `finish_batch` tells what goes wrong."""
     begun = BegunBatch(batch)
     try:
         inputs, begun.names = signature.collate(batch)
         begun.collated = _now()
-        begun.begun = handler.begin(inputs, begun.names)
+        begun.begun = worker.begin(inputs, begun.names)
     except Exception as error:  # noqa: BLE001 - as in `execute_batch`
         begun.begun = error
     return begun
 
 
-def finish_batch(handler: Handler, signature: TensorMap, begun: BegunBatch, ended: int) -> Execution:
+def finish_batch(worker: Any, signature: TensorMap, begun: BegunBatch, ended: int) -> Execution:
     """The execution of a begun batch; the one before it had `ended` then (ns). Never raises."""
     batch = begun.batch
     gathered = begun.collated - begun.start
@@ -188,7 +188,7 @@ def finish_batch(handler: Handler, signature: TensorMap, begun: BegunBatch, ende
     uniform = False
     results: Sequence[InferenceResponse | MmeError | None]
     try:
-        arrays = _finished(handler, begun)
+        arrays = _finished(worker, begun)
         executed = _now()
         results = signature.scatter(batch, begun.names, arrays, size)
         uniform = signature.is_dense(batch)
@@ -199,10 +199,11 @@ def finish_batch(handler: Handler, signature: TensorMap, begun: BegunBatch, ende
     return Execution(batch, results, size, timings, 0, uniform=uniform)
 
 
-def _finished(handler: Handler, begun: BegunBatch) -> list[Array]:
+def _finished(worker: Any, begun: BegunBatch) -> list[Array]:
     if isinstance(begun.begun, Exception):
         raise begun.begun
-    return handler.finish(begun.begun)
+    arrays: list[Array] = worker.finish(begun.begun)
+    return arrays
 
 
 def all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> bool:

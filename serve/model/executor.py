@@ -18,7 +18,7 @@ import os
 import time
 from collections import deque
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from model_handlers.base import Handler
+    from model_handlers.base import LoadedModel
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.requests import ModelRequest, ModelResponse
     from serve.model.dispatch import LoopPoller
@@ -75,7 +75,7 @@ class Executor:
         turn: counts the beginnings and ends of executions, so that it is odd during one.
     """
 
-    def __init__(self, name: str, number: int, handler: Handler, around: Surroundings) -> None:
+    def __init__(self, name: str, number: int, handler: LoadedModel, around: Surroundings) -> None:
         self.name = name
         self.number = number
         self.handler = handler  # may be replaced at any time; an execution under way goes on with the one it began with
@@ -91,6 +91,10 @@ class Executor:
         """Have a batch executed. Return what became of it, if that is known; else `done` is told, on the loop."""
         raise NotImplementedError
 
+    def together(self) -> int:
+        """How many requests that are executed one by one it is submitted at once."""
+        return 1
+
     def stop(self) -> None:
         """Wait until nothing executes. Never on the event loop."""
         raise NotImplementedError
@@ -102,7 +106,7 @@ class Executor:
 class ThreadExecutor(Executor):
     """Executes batches on a thread of a pool, as long as it is given any."""
 
-    def __init__(self, name: str, number: int, handler: Handler, around: Surroundings) -> None:
+    def __init__(self, name: str, number: int, handler: LoadedModel, around: Surroundings) -> None:
         super().__init__(name, number, handler, around)
         self._inbox: deque[tuple[Batch, Done]] = deque()
         # whether a thread looks into the inbox: set on the loop, and taken back by the thread that found nothing more
@@ -161,7 +165,7 @@ class InProcessExecutor(ThreadExecutor):
         self,
         name: str,
         number: int,
-        handler: Handler,
+        handler: LoadedModel,
         around: Surroundings,
         costs: InlinePolicy,
         executed: InputMeter,
@@ -211,8 +215,9 @@ class InProcessExecutor(ThreadExecutor):
 class PipelinedExecutor(ThreadExecutor):
     """Executes batches in a worker process, which has the next one before it has answered the last."""
 
-    def __init__(self, name: str, number: int, handler: Handler, around: Surroundings) -> None:
-        super().__init__(name, number, handler, around)
+    def __init__(self, name: str, number: int, worker: Any, around: Surroundings) -> None:
+        super().__init__(name, number, worker, around)
+        self._worker = worker  # a `TensorWorker`
         self.depth = 3  # one that is executed, one that lies behind it in the process, one to take that one's place
 
     def _execute_all(self) -> None:
@@ -223,23 +228,21 @@ class PipelinedExecutor(ThreadExecutor):
             self._tell(execution, done)
             return
         self.turn += 1
-        handler, ended = self.handler, 0
-        begun = self._begin_next(handler)
+        ended = 0
+        begun = self._begin_next()
         while begun is not None:
-            begun, ended = self._finish_one(handler, *begun, ended)
+            begun, ended = self._finish_one(*begun, ended)
 
-    def _begin_next(self, handler: Handler) -> tuple[BegunBatch, Done] | None:
+    def _begin_next(self) -> tuple[BegunBatch, Done] | None:
         if not (self._inbox and self._joins()):
             return None
         batch, done = self._inbox.popleft()
-        return begin_batch(handler, self._around.signature, batch), done
+        return begin_batch(self._worker, self._around.signature, batch), done
 
-    def _finish_one(
-        self, handler: Handler, begun: BegunBatch, done: Done, ended: int
-    ) -> tuple[tuple[BegunBatch, Done] | None, int]:
+    def _finish_one(self, begun: BegunBatch, done: Done, ended: int) -> tuple[tuple[BegunBatch, Done] | None, int]:
         """Finish a batch, once the one behind it has begun; return that, and when the one was finished (ns)."""
-        behind = self._begin_next(handler)
-        execution = finish_batch(handler, self._around.signature, begun, ended)
+        behind = self._begin_next()
+        execution = finish_batch(self._worker, self._around.signature, begun, ended)
         ended = _now()
         if behind is None:
             self.turn += 1
@@ -259,11 +262,12 @@ class WorkerExecutor(Executor):
     """Executes requests in a worker process, sent and answered on the event loop.
 
     Sockets are watched as copies, which belong to the loop: they stay what they are, whatever becomes of the process
-    and of the handler's own on other threads.
+    and of the worker's own on other threads.
     """
 
-    def __init__(self, name: str, number: int, handler: Handler, around: Surroundings, linger: BatchLinger) -> None:
-        super().__init__(name, number, handler, around)
+    def __init__(self, name: str, number: int, worker: Any, around: Surroundings, linger: BatchLinger) -> None:
+        super().__init__(name, number, worker, around)
+        self._worker = worker  # a `RequestsWorker`
         self._linger = linger
         self._sockets = _WorkerSockets(around.loop, self._readable)
         self._done: Done | None = None
@@ -273,13 +277,13 @@ class WorkerExecutor(Executor):
         self._works = False  # whether a thread executes a batch, or waits for one
 
     def submit(self, batch: Batch, done: Done) -> Execution | None:
-        around, patience = self._around, self.handler.patience
+        around, patience = self._around, self._worker.patience
         if self._timer is None:
             self._timer = around.loop.call_later(patience, self._look)
         self._done = done
         start = _now()
         requests = around.signature.to_model_requests(batch, around.post)
-        if self.handler.send_requests(requests, self._sockets.watch):
+        if self._worker.send_requests(requests, self._sockets.watch):
             self._sent = batch, requests, start, _now()
             self._until = time.monotonic() + patience
             around.poll.arm()
@@ -288,6 +292,9 @@ class WorkerExecutor(Executor):
             self._leave_to_thread(functools.partial(self._execute, batch))
         return None
 
+    def together(self) -> int:
+        return int(self._worker.together())
+
     def _readable(self) -> None:
         if not self._until:  # nothing was sent: this is an end, which the next batch meets
             self._sockets.close()
@@ -295,7 +302,7 @@ class WorkerExecutor(Executor):
         began = _now()
         answers: list[ModelResponse | MmeError | None] | Exception | None
         try:
-            answers = self.handler.take_answers()
+            answers = self._worker.take_answers()
         except Exception as error:  # noqa: BLE001 - as in `execute_batch`
             answers = error
         if answers is None:
@@ -328,17 +335,17 @@ class WorkerExecutor(Executor):
         now = time.monotonic()
         if 0.0 < self._until <= now:
             self._wait()
-        due = self.handler.due()
+        due = self._worker.due()
         if 0.0 < due <= now:
-            self._around.threads.run(self.handler.end_overdue)
-            due = now + self.handler.patience  # or a batch is under way, whose own limit ends it
+            self._around.threads.run(self._worker.end_overdue)
+            due = now + self._worker.patience  # or a batch is under way, whose own limit ends it
         looks_at = [at for at in (self._until, due) if at]
         if looks_at:
             self._timer = self._around.loop.call_later(min(looks_at) - now, self._look)
 
     def stop(self) -> None:
         # Its requests may all be over by now: what a model says unasked, a last response too, overtakes the answers.
-        until = time.monotonic() + self.handler.patience
+        until = time.monotonic() + self._worker.patience
         while self._works or (self._sent[0] and time.monotonic() < until):
             time.sleep(_POLL_SECONDS)
 
@@ -364,11 +371,11 @@ class WorkerExecutor(Executor):
         self._around.loop.call_soon_threadsafe(self._ended, execution)
 
     def _execute(self, batch: Batch) -> Execution:
-        return execute_batch(self.handler, self._around.signature, batch, self._around.post)
+        return execute_batch(self._worker, self._around.signature, batch, self._around.post)
 
     def _await_answers(self) -> Execution:
         try:
-            return self._answered(self.handler.await_answers(), _now())
+            return self._answered(self._worker.await_answers(), _now())
         except Exception as error:  # noqa: BLE001 - as in `execute_batch`
             return self._answered(error, _now())
 
@@ -431,7 +438,7 @@ class Executors:
         """How many of so many requests that are executed one by one an idle executor takes at once."""
         if waiting < 2:
             return 1
-        return min(self.each[number].handler.together(), -(-waiting // len(self.each)))
+        return min(self.each[number].together(), -(-waiting // len(self.each)))
 
     def takes_ahead(self) -> Executor | None:
         """One that takes another batch, while all are busy."""
@@ -442,7 +449,16 @@ class Executors:
 
     def footprint(self) -> Footprint:
         """What processes take together; nothing for handlers in this one."""
-        return sum((handler.memory() for handler in self.handlers), Footprint())
+        return sum((worker.memory() for worker in self.workers), Footprint())
+
+    @property
+    def workers(self) -> list[Any]:
+        """Those of the handlers that are processes: each is a `Worker`."""
+        return [handler for handler in self.handlers if handler.apart]
+
+    def is_down(self) -> bool:
+        """Whether an instance will execute nothing for a while: one that fails at once draws requests to it."""
+        return any(worker.is_down() for worker in self.workers)
 
     @property
     def memory_only(self) -> bool:
@@ -450,11 +466,11 @@ class Executors:
         return all(handler.memory_only for handler in self.handlers)
 
     def trim(self, *, idle: bool) -> bool:
-        """Give back memory that executions took: see `Handler.give_back`."""
+        """Give back memory that executions took: see `LoadedModel.give_back`."""
         given_back = [handler.give_back(idle=idle) for handler in self.handlers]
         return all(given_back)
 
-    def swap(self, handler: Handler) -> RetiredHandlers:
+    def swap(self, handler: LoadedModel) -> RetiredHandlers:
         """Have every instance execute on another handler from its next batch on; return what is to be closed."""
         retired, self.handlers = self.handlers, [handler]
         handler.outside = retired[0].outside
@@ -485,7 +501,7 @@ class Executors:
                 ends.callback(handler.close)
 
 
-def _await_closed(handler: Handler, closed: Future[None]) -> None:
+def _await_closed(handler: LoadedModel, closed: Future[None]) -> None:
     if closed.cancel():  # no thread was free for it
         handler.close()
     else:
@@ -493,7 +509,7 @@ def _await_closed(handler: Handler, closed: Future[None]) -> None:
 
 
 def executors_for(
-    handlers: Sequence[tuple[str, Handler]],
+    handlers: Sequence[tuple[str, LoadedModel]],
     config: ModelConfig,
     around: Surroundings,
     *,
@@ -533,7 +549,7 @@ def _overran(config: ModelConfig, late: Callable[[Batch, MmeError], None], batch
 class RetiredHandlers:
     """Handlers that instances were given others for; the executions that had begun by then still use them."""
 
-    def __init__(self, handlers: Sequence[Handler], executors: Sequence[Executor]) -> None:
+    def __init__(self, handlers: Sequence[LoadedModel], executors: Sequence[Executor]) -> None:
         self._handlers = handlers
         self._turns = [(executor, executor.turn) for executor in executors]
 

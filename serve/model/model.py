@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
-    from model_handlers.base import Handler
+    from model_handlers.base import LoadedModel
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array
     from serve.model.batch_proof import Batching
@@ -57,7 +57,9 @@ class Model:
         self,
         name: str,
         version: int,
-        handlers: list[tuple[str, Handler]],  # (instance name, handler); instances on one device may share a handler
+        handlers: list[
+            tuple[str, LoadedModel]
+        ],  # (instance name, handler); instances on one device may share a handler
         stats: ModelStats,
         loop: asyncio.AbstractEventLoop,
         inline_ns: int = 0,  # executions expected to take at most this long run on the loop; 0 for none

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from model_handlers.base import Handler
+    from model_handlers.base import LoadedModel
     from serve.model.executor import Executors
 
 _log = logging.getLogger("mme.model")
@@ -29,11 +29,10 @@ class Readiness:
         self._name = name
         self._executors = executors
         self._loop = loop
-        self._asked: dict[Handler, asyncio.Future[bool]] = {}
+        self._asked: dict[LoadedModel, asyncio.Future[bool]] = {}
 
     def is_down(self) -> bool:
-        """Whether an instance will execute nothing for a while: one that fails at once draws requests to it."""
-        return any(handler.is_down() for handler in self._executors.handlers)
+        return self._executors.is_down()
 
     async def told(self) -> bool:
         """Whether none is down, and all that have a say say so within five seconds."""
@@ -48,7 +47,7 @@ class Readiness:
             _log.warning(what, extra={"target_model": self._name})
         return not late and all(answer.result() for answer in answers)
 
-    def _answer(self, handler: Handler) -> asyncio.Future[bool]:
+    def _answer(self, handler: LoadedModel) -> asyncio.Future[bool]:
         answer = self._asked.get(handler)
         if answer is None:
             answer = self._loop.create_future()
@@ -57,7 +56,7 @@ class Readiness:
             answer.add_done_callback(lambda _: self._asked.pop(handler))
         return answer
 
-    def _told(self, answer: asyncio.Future[bool], ready: bool) -> None:  # noqa: FBT001 - see Handler.ask_ready
+    def _told(self, answer: asyncio.Future[bool], ready: bool) -> None:  # noqa: FBT001 - see LoadedModel.ask_ready
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(_resolve, answer, ready)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from model_handlers.base import Handler
+    from model_handlers.base import LoadedModel
     from model_handlers.config.model_config import InitialState, ModelConfig, SequenceState, WarmupInput, WarmupSample
     from model_handlers.requests import ModelResponse
     from model_handlers.tensor import Array, DataType, TensorSpec
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 256 << 20  # of zeros: a configuration may declare more than there is memory for
 
 
-def warm_up(handler: Handler) -> bool:
+def warm_up(handler: LoadedModel) -> bool:
     """Execute once with zeros; whether the model took them.
 
     It may refuse them; that is no reason to refuse the model. One that fails in any other way is closed.
@@ -107,15 +107,15 @@ class Warmup:
         self._signature = TensorMap(config.name, 0, config)
         self._samples = [_Sample(sample, config, directory) for sample in config.model_warmup if sample.batch_size]
 
-    def run(self, handler: Handler, instance: str, must_go_on: Callable[[], None] = lambda: None) -> None:
+    def run(self, handler: LoadedModel, instance: str, must_go_on: Callable[[], None] = lambda: None) -> None:
         """Execute all samples on an instance, unless `must_go_on` raises: it is called before each execution."""
-        handler.warming = True
+        handler.warm(begins=True)
         try:
             self._run(handler, instance, must_go_on)
         finally:
-            handler.warming = False
+            handler.warm(begins=False)
 
-    def _run(self, handler: Handler, instance: str, must_go_on: Callable[[], None]) -> None:
+    def _run(self, handler: LoadedModel, instance: str, must_go_on: Callable[[], None]) -> None:
         for sample in self._samples:
             _log.info("model '%s' instance %s is running warmup sample '%s'", self._config.name, instance, sample.name)
             for iteration in range(sample.count):
@@ -127,7 +127,7 @@ class Warmup:
                     except MmeError as error:
                         raise _failed(sample.name, f"model '{self._config.name}' instance {instance}", error) from error
 
-    def _execute(self, handler: Handler, batch: list[InferenceRequest]) -> None:
+    def _execute(self, handler: LoadedModel, batch: list[InferenceRequest]) -> None:
         endings = _Endings()
         execution = execute_batch(handler, self._signature, batch, endings.post)
         for request, result in zip(batch, execution.results, strict=True):

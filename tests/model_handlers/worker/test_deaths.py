@@ -123,7 +123,7 @@ def test_hang_is_ended(start, deed):
     assert error.kind is Kind.TIMED_OUT
     assert "gave no answer within 0.2 s" in error.message
     assert not psutil.pid_exists(first)
-    handler.deadlines = Deadlines()  # what does not hang may take its time on a busy machine
+    handler.process.deadlines = Deadlines()  # what does not hang may take its time on a busy machine
     assert np.array_equal(do(handler, "nothing"), X)
 
 
@@ -286,7 +286,7 @@ def test_restarts_for_the_time_that_batches_took_have_a_budget_of_their_own(star
 def test_a_warm_up_has_the_time_of_a_load(start):
     """What it executes is part of the load, and may take longer than a batch."""
     handler = start(Misbehaves, MME_EXECUTION_TIMEOUT="0.05", MME_LOAD_TIMEOUT="60")
-    handler.warming = True
+    handler.warm(begins=True)
     assert np.array_equal(do(handler, "nap"), X)
 
 
@@ -475,7 +475,7 @@ def test_close_lets_the_model_clean_up(start, tmp_path):
 def test_close_that_goes_wrong(start, handler_class):
     """A model that hangs or raises while it cleans up is gone all the same."""
     handler = start(handler_class)
-    handler.deadlines = Deadlines(close=0.1)
+    handler.process.deadlines = Deadlines(close=0.1)
     child = psutil.Process(handler.child.pid)
     handler.close()
 
@@ -486,7 +486,7 @@ def test_close_with_a_thread_left(start):
     """A thread that a model leaves running does not keep its process from ending."""
     handler = start(Misbehaves)
     do(handler, "thread")
-    handler.deadlines = Deadlines(close=60)
+    handler.process.deadlines = Deadlines(close=60)
     began = time.monotonic()
     handler.close()
 

@@ -14,8 +14,9 @@ from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker import process, start
+from model_handlers.worker.executor import TensorWorker
 from model_handlers.worker.fork_client import FORKS, forks_with
-from model_handlers.worker.handler import IsolatedHandler
+from model_handlers.worker.instance import Lives
 from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.process import OOM_KILLS
 from tests.waiting import eventually
@@ -205,7 +206,7 @@ def test_who_hangs_is_ended_with_the_others_and_all_come_back(guest):
     with pytest.raises(MmeError, match=r"gave no answer within 0\.2 s"):
         do(bad, "spin")
 
-    bad.deadlines = Deadlines()  # what does not hang may take its time on a busy machine
+    bad.process.deadlines = Deadlines()  # what does not hang may take its time on a busy machine
     assert echo(good) == X.tolist()
     assert do(bad, "nothing")[0].tolist() == X.tolist()
     assert pid(good) == pid(bad)
@@ -266,9 +267,13 @@ def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path
     device, parameters, shares, host = WHERE[case]
     told = {}
 
-    class Told(IsolatedHandler):
-        def __init__(self, *_, **options):
-            told.update(options)
+    class Told(TensorWorker):
+        def __init__(self, _config, make, *, uses_gpu):
+            make(Lives())
+            assert uses_gpu is (device.kind == "gpu")
+
+    def told_process(*asked):
+        told["host"] = asked[-1]
 
     class Shares(Echo):
         shared_on_gpu = shares
@@ -277,7 +282,8 @@ def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path
         def shares_gpu_process(cls, config, model_file):
             return super().shares_gpu_process(config, model_file) and "ALONE" not in config.parameters
 
-    monkeypatch.setattr(start, "IsolatedHandler", Told)
+    monkeypatch.setattr(start, "TensorWorker", Told)
+    monkeypatch.setattr(start, "InstanceProcess", told_process)
     start.start_isolated(Shares, ModelConfig("m", parameters=parameters), tmp_path, device, "m_0")
 
     assert told["host"] == host

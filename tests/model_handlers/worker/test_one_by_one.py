@@ -3,7 +3,6 @@
 import inspect
 import time
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -58,7 +57,7 @@ def test_a_death_costs_those_that_were_begun(start):
     """Those behind it were never begun, are told so, and are owed nothing by anybody else; then the model is alone."""
     handler = start(RequestsMisbehave)
     for _ in range(200):
-        handler._pace.learn(1000, 1, 16)
+        handler.opened.pace.learn(1000, 1, 16)
     assert handler.together() == 32
     sent = requests("a", "exit 137", "b", "c")
     answers = handler.execute_requests(sent)
@@ -79,11 +78,6 @@ def test_few_have_company_whose_answers_are_large(start):
     for _ in range(100):
         handler.execute_requests(requests("a"))
     assert handler.together() == 1
-
-
-def handler_folder(handler):
-    """The folder that its model's file lies in."""
-    return Path(handler._load["model_file"]).parent
 
 
 def test_the_last_answer_goes_with_its_batch():
@@ -114,11 +108,11 @@ def test_answers_are_what_they_were_when_the_model_gave_them(start):
     assert [answer.outputs["y"].tolist() for answer in answers] == [(X * count).tolist() for count in (1, 2, 3)]
 
 
-def test_a_copy_that_the_model_made_executes_nobody_else(start):
+def test_a_copy_that_the_model_made_executes_nobody_else(start, tmp_path):
     """It came back from the model's code where that forked, and ends before the next request."""
     handler = start(RequestsMisbehave)
     assert len(handler.execute_requests(requests("note", "fork", "note", "note"))) == 4
-    assert set((handler_folder(handler) / "noted").read_text().split()) == {str(handler.child.pid)}
+    assert set((tmp_path / "noted").read_text().split()) == {str(handler.child.pid)}
 
 
 def test_a_process_may_die_before_it_is_sent_anything(start):
@@ -126,8 +120,8 @@ def test_a_process_may_die_before_it_is_sent_anything(start):
     handler = start(RequestsMisbehave)
     with pytest.raises(ChildDiedError):
         handler.execute_requests(requests("exit 137"))
-    with handler._lock:
-        handler._revive()
+    with handler.process.lock:
+        handler.process.revive()
     psutil.Process(handler.child.pid).kill()
     while handler.child.alive:
         time.sleep(0.01)

@@ -443,7 +443,7 @@ def test_a_batch_buries_a_process_that_said_nonsense(start, monkeypatch):
     """Whoever executes next does not wait for the thread that would."""
     handler = start(Unasked)
     left = threading.Event()
-    monkeypatch.setattr(handler, "_on_death", left.set)
+    monkeypatch.setattr(handler.opened, "_on_death", left.set)
     first = handler.child.pid
     _, [held] = execute(handler, "say {}")
     assert left.wait(PATIENCE)
@@ -459,7 +459,7 @@ def test_nonsense_from_a_process_that_hangs(start, monkeypatch):
     handler = start(Unasked)
     _, [held] = execute(handler, "hold")
     with monkeypatch.context() as patched:
-        patched.setattr(handler, "deadlines", Deadlines(execution=0.3))
+        patched.setattr(handler.process, "deadlines", Deadlines(execution=0.3))
         with pytest.raises(MmeError, match=r"gave no answer within 0\.3 s"):
             execute(handler, "stuck")
 

@@ -26,10 +26,15 @@ class Handler:
         self.asked.append(done)
 
 
+def executors(*handlers):
+    """What executes a model by such handlers."""
+    return SimpleNamespace(handlers=handlers, is_down=lambda: any(handler.is_down() for handler in handlers))
+
+
 async def test_who_has_no_say_is_ready():
     """Nobody is asked, and nothing waited for."""
     silent = Handler(tells_ready=False)
-    assert await Readiness("m", SimpleNamespace(handlers=[silent]), asyncio.get_running_loop()).told()
+    assert await Readiness("m", executors(silent), asyncio.get_running_loop()).told()
     assert silent.asked == []
 
 
@@ -37,7 +42,7 @@ async def test_who_has_no_say_is_ready():
 async def test_all_instances_have_to_say_so(says):
     """All of them are asked before any has answered."""
     handlers = [Handler(), Handler()]
-    asked = asyncio.ensure_future(Readiness("m", SimpleNamespace(handlers=handlers), asyncio.get_running_loop()).told())
+    asked = asyncio.ensure_future(Readiness("m", executors(*handlers), asyncio.get_running_loop()).told())
     await asyncio.sleep(0)
     for handler, ready in zip(handlers, says, strict=True):
         [done] = handler.asked
@@ -49,7 +54,7 @@ async def test_one_that_hangs_is_asked_once_and_is_not_ready_meanwhile(monkeypat
     """Who asks behind it waits for the same answer; once that has come the next one asks again."""
     monkeypatch.setattr(readiness, "_SECONDS", 0.01)
     handler = Handler()
-    asks = Readiness("m", SimpleNamespace(handlers=[handler]), asyncio.get_running_loop())
+    asks = Readiness("m", executors(handler), asyncio.get_running_loop())
     assert [await asks.told(), await asks.told()] == [False, False]
     assert len(handler.asked) == 1
     monkeypatch.setattr(readiness, "_SECONDS", 60.0)
