@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -149,20 +149,34 @@ def error(problem: MmeError, flavor: str) -> tuple[int, bytes, bytes]:
 
 
 def runtime_error(name: str, message: str, original_status: int = 0) -> tuple[int, bytes, bytes]:
-    """An error of the SageMaker Runtime API; boto3 takes its class from the header and the rest from the body."""
-    body: dict[str, str | int] = {"Message": message[:_MAX_MESSAGE]}
+    """An error of the SageMaker Runtime API."""
+    body: dict[str, Any] = {"Message": message[:_MAX_MESSAGE]}
     if name == "ModelError":
-        original = error_body(message[:_MAX_MESSAGE]).decode()
-        body = {
-            "ErrorCode": "INTERNAL_FAILURE_FROM_MODEL" if original_status >= 500 else "CLIENT_ERROR_FROM_MODEL",
-            "Message": f"Received {'server' if original_status >= 500 else 'client'} error ({original_status}) "
-            f'from model with message "{original}".'[:_MAX_MESSAGE],
-            "OriginalMessage": original,
-            "OriginalStatusCode": original_status,
-            "LogStreamArn": "",
-        }
+        body = model_error_body(original_status, error_body(message[:_MAX_MESSAGE]).decode())
+    return runtime_answer(name, body)
+
+
+def model_error_body(status: int, original: str, advice: str = "", logs: str = "") -> dict[str, Any]:
+    """A container's error as SageMaker wraps it: its status, its body, what to read, the ARN of its log."""
+    side = "client" if 400 <= status < 500 else "server"
+    original = original[:_MAX_MESSAGE]
+    sentence = f'Received {side} error ({status}) from model with message "{original}". {advice}'.rstrip()
+    return {
+        "ErrorCode": "CLIENT_ERROR_FROM_MODEL" if side == "client" else "INTERNAL_FAILURE_FROM_MODEL",
+        "Message": sentence[:_MAX_MESSAGE],
+        "OriginalMessage": original,
+        "OriginalStatusCode": status,
+        "LogStreamArn": logs,
+    }
+
+
+def runtime_answer(name: str, body: dict[str, Any]) -> tuple[int, bytes, bytes]:
+    """Status, header lines and body of an error; boto3 takes its class from the header and the rest from the body."""
     headers = b"%sx-amzn-errortype: %s\r\nx-amzn-RequestId: %s\r\n" % (_JSON, name.encode(), _request_id())
-    return RUNTIME_STATUSES[name], headers, orjson.dumps(body)
+    status = RUNTIME_STATUSES.get(
+        name, 400
+    )  # ThrottlingException, of every service of AWS, is no error of this one's model
+    return status, headers, orjson.dumps(body)
 
 
 def runtime_headers(variant: str) -> bytes:

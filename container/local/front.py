@@ -1,14 +1,18 @@
 """The SageMaker Runtime API over an endpoint, as a Flask application: what boto3 calls.
 
-InvokeEndpoint, InvokeEndpointWithResponseStream, InvokeEndpointAsync; `GET /` tells which models are loaded. Headers
-that SageMaker strips are stripped, limits that it has are kept. Views run on a thread for each connection.
+InvokeEndpoint, InvokeEndpointWithResponseStream, InvokeEndpointAsync; `GET /` tells which models are loaded. What
+SageMaker says of a request before the container sees it is said here. Views run on a thread for each connection; all
+that lasts runs on the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_from_bytes
 
@@ -18,19 +22,33 @@ from werkzeug.exceptions import HTTPException
 from container.codec.event_stream import exception, payload_part
 from container.inference.errors import error_body, header_pairs
 from container.inference.headers import TARGET_MODEL, name_of
-from container.local.faults import RuntimeApiError, no_operation, throttled
-from container.local.upstream import SilentError
+from container.local.container import SilentError
+from container.local.errors import (
+    RuntimeApiError,
+    model_error,
+    no_endpoint,
+    no_operation,
+    no_target,
+    target_not_wanted,
+    throttled,
+    timed_out,
+)
+from container.local.platform import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 
     from werkzeug.datastructures import Headers
 
-    from container.local.background import Background
-    from container.local.endpoint import Endpoint
-    from container.local.throttle import Throttle
+    from container.local.async_invocations import AsyncInvocations
+    from container.local.container import Answer, Container
+    from container.local.platform import Platform
     from container.steps.access import Access
 
+    Run = Callable[[Coroutine[Any, Any, Any]], Any]  # a coroutine on the loop, for a thread that waits
+
+ANY_NAME = "local"  # in errors, of an endpoint that answers to any name
+_INVOCATIONS = "/invocations"
 _MAX_BODY = 25_000_000  # bytes of a request in real time
 _MAX_ATTRIBUTES = 1024
 _PREFIX = "X-Amzn-SageMaker-"
@@ -41,8 +59,107 @@ _RESPONSE_HEADERS = (f"{_PREFIX}Custom-Attributes", f"{_PREFIX}New-Session-Id", 
 _EVENT_STREAM = "application/vnd.amazon.eventstream"
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """What boto3 calls: one of many models, with a platform, or of one, whose requests go to its container as they are.
+
+    Attributes:
+        name: the only one that it answers to; "" answers to any.
+        container: that serves it.
+        platform: for many models; None for one.
+        limits: how long each thing may take.
+    """
+
+    name: str
+    container: Container
+    platform: Platform | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def check(self, name: str, target: str) -> None:
+        """Refuse what SageMaker would refuse.
+
+        Raises:
+            RuntimeApiError: it is another endpoint, or a target model is missing, or is not wanted.
+        """
+        if self.name and name != self.name:
+            raise no_endpoint(name)
+        if self.platform and not target:
+            raise no_target(str(uuid.uuid4()))
+        if target and not self.platform:
+            raise target_not_wanted(name)
+
+    async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float = 0.0) -> Answer:
+        """The container's answer of status 200.
+
+        Args:
+            target: the model, "" on an endpoint of one.
+            body: the request's.
+            headers: the request's, those that the platform lets through.
+            patience: seconds, a load included; 0 means SageMaker's own.
+
+        Raises:
+            RuntimeApiError: what SageMaker would say instead.
+        """
+        patience = patience or self.limits.invocation
+        if self.platform:
+            return self._checked(await self.platform.invoke(target, body, headers, patience))
+        return self._checked(await self._asked(body, headers, patience))
+
+    @asynccontextmanager
+    async def stream(
+        self, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+        """The same of one model, read as it comes.
+
+        Raises:
+            RuntimeApiError: what SageMaker would say; `SilentError` where the answer breaks off.
+        """
+        answering = self.container.stream("POST", _INVOCATIONS, body, headers, self.limits.stream)
+        async with answering as (answer, pieces):
+            if answer.status != 200:
+                self._checked(replace(answer, body=b"".join([piece async for piece in pieces])))
+            yield answer, pieces
+
+    async def _asked(self, body: bytes, headers: Mapping[str, str], patience: float) -> Answer:
+        try:
+            return await self.container.ask("POST", _INVOCATIONS, body, headers, patience)
+        except SilentError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                raise timed_out(self.name or ANY_NAME) from error
+            raise model_error(502, str(error), self.name or ANY_NAME) from error
+
+    def _checked(self, answer: Answer) -> Answer:
+        if answer.status == 200:
+            return answer
+        raise model_error(answer.status, answer.body.decode("utf-8", "replace"), self.name or ANY_NAME)
+
+
+class Throttle:
+    """A bucket of tokens. Takes `rate` requests a second on average, and as many at once; a rate of 0 takes all."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._tokens = max(rate, 1.0)
+        self._seen = now
+
+    def admits(self, now: float) -> bool:
+        """Whether a request that comes now is taken; one that is counts."""
+        if not self._rate:
+            return True
+        self._tokens = min(self._tokens + (now - self._seen) * self._rate, max(self._rate, 1.0))
+        self._seen = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
 def make_front(
-    endpoint: Endpoint, throttle: Throttle, background: Background | None, access: Access | None = None
+    endpoint: Endpoint,
+    throttle: Throttle,
+    background: AsyncInvocations | None,
+    loop: asyncio.AbstractEventLoop,
+    access: Access | None = None,
 ) -> Flask:
     """The application.
 
@@ -50,9 +167,14 @@ def make_front(
         endpoint: that it answers for.
         throttle: asked before anything else.
         background: for asynchronous invocations; None refuses them.
+        loop: that endpoint and background run on.
         access: who is let in; None for any client.
     """
     app = Flask(__name__, static_folder=None)
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
     if access is not None:
         _keep_out(app, access)
 
@@ -68,7 +190,7 @@ def make_front(
 
     def invoke(name: str) -> Response:
         target, body = entered(name)
-        answer = endpoint.invoke(target, body, _request_headers(request.headers))
+        answer = run(endpoint.invoke(target, body, _request_headers(request.headers)))
         return Response(answer.body, 200, _response_headers(answer.headers, "Content-Type"))
 
     def stream(name: str) -> Response:
@@ -79,10 +201,10 @@ def make_front(
         if accept := request.headers.get(f"{_PREFIX}Accept"):
             headers["Accept"] = accept
         answering = endpoint.stream(body, headers)
-        answer, pieces = answering.__enter__()
-        response = Response(_frames(pieces), 200, _response_headers(answer.headers, f"{_PREFIX}Content-Type"))
+        answer, pieces = run(answering.__aenter__())
+        response = Response(_frames(run, pieces), 200, _response_headers(answer.headers, f"{_PREFIX}Content-Type"))
         response.content_type = _EVENT_STREAM
-        response.call_on_close(lambda: answering.__exit__(None, None, None))
+        response.call_on_close(lambda: run(answering.__aexit__(None, None, None)))
         return response
 
     def invoke_async(name: str) -> Response:
@@ -91,12 +213,12 @@ def make_front(
             raise RuntimeApiError(
                 "ValidationError", f"Endpoint {name} is not an asynchronous one: start it with --async-output"
             )
-        accepted = background.accept(target, request.headers)
+        accepted = run(background.accept(target, request.headers))
         headers = {f"{_PREFIX}OutputLocation": accepted.output, f"{_PREFIX}FailureLocation": accepted.failure}
         return _json({"InferenceId": accepted.inference_id}, 202, headers)
 
     def show() -> Response:
-        models = endpoint.platform.resident() if endpoint.platform else None
+        models = run(_resident(endpoint.platform)) if endpoint.platform else None
         return _json({"endpoint": endpoint.name, "container": endpoint.container.url, "loaded": models}, 200, {})
 
     app.add_url_rule("/endpoints/<name>/invocations", "invoke", invoke, methods=["POST"])
@@ -115,7 +237,12 @@ def _explained(error: Exception) -> Response:
         error = RuntimeApiError("ServiceUnavailable", str(error))
     if not isinstance(error, RuntimeApiError):
         raise error
-    return Response(error.body(), error.status, error.headers())
+    status, headers, body = error.answer()
+    return Response(body, status, headers)
+
+
+async def _resident(platform: Platform) -> list[str]:
+    return platform.resident()
 
 
 def _check_sizes(body: bytes, attributes: str) -> None:
@@ -143,10 +270,14 @@ def _response_headers(headers: Mapping[str, str], content_type: str) -> dict[str
     }
 
 
-def _frames(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _frames(run: Run, pieces: AsyncIterator[bytes]) -> Iterator[bytes]:
     """An event stream of the pieces, whose last frame says so if they break off."""
+
+    async def following() -> bytes | None:
+        return await anext(pieces, None)
+
     try:
-        for piece in pieces:
+        while (piece := run(following())) is not None:
             yield payload_part(piece)
     except SilentError as error:
         yield exception(f"the container's answer broke off: {error}")

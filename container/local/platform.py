@@ -1,37 +1,35 @@
 """SageMaker's part on an instance of a multi-model endpoint, towards any container that speaks its contract.
 
-A request for a model that is not there has it downloaded, unpacked to a folder such as /opt/ml/models/<hash>/model and
-loaded by `POST /models`, once for all who wait; a request waits a minute and is told then that the model is not ready,
-while the load goes on for up to six. A 507 of the container, at a load or an invocation, unloads the model that was
-used longest ago and tries again, until nobody is left to leave. What was unloaded stays on disk.
-
-Threads of the front come in by `invoke`; loads run on a pool. One lock guards who is here, and nobody holds it while
-he waits.
+A request for a model that is not there has it downloaded, unpacked to a folder such as /opt/ml/models/<hash>/model
+and loaded by `POST /models`, once for all requests that wait; a request waits a minute and is told then that the
+model is not ready, while the load goes on for up to six. A 507 of the container, at a load or an invocation, unloads
+the model that was used longest ago and tries again, until none is left to unload. What was unloaded stays on disk.
+All of it runs on one event loop; downloads on threads.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import shutil
-import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from container.local.faults import RuntimeApiError, model_error, not_ready, timed_out
-from container.local.residency import Resident, State, least_used, may_give_way
-from container.local.upstream import TARGET_MODEL, Answer, SilentError
+from container.local.container import TARGET_MODEL, Answer, SilentError
+from container.local.errors import RuntimeApiError, model_error, not_ready, timed_out
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import extract
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
     from pathlib import Path
 
-    from container.local.upstream import Container
+    from container.local.container import Container
     from serve.sources.store import Store
 
 _LOADS_AT_ONCE = 8
@@ -52,13 +50,50 @@ class Limits:
     stream: float = 480.0
 
 
-@dataclass(eq=False)
-class _Entry:
-    """A model with its load, and what is set when it is no more."""
+class State(Enum):
+    """Where a model is on its way."""
 
-    resident: Resident
-    ready: Future[None] = field(default_factory=Future)
-    gone: threading.Event = field(default_factory=threading.Event)
+    QUEUED = "queued"
+    LOADING = "loading"
+    LOADED = "loaded"
+    LEAVING = "leaving"
+
+
+@dataclass(eq=False, slots=True)
+class Resident:
+    """A model of the instance.
+
+    Attributes:
+        name: that the container knows it by.
+        target: that clients know it by.
+        in_flight: requests that it answers now, or that wait for it.
+        last_used: when it was loaded, or the last request was over, by `time.monotonic()`.
+        wants_room: whether it waits itself for another one to leave.
+        gone: set when it is no more.
+    """
+
+    name: str
+    target: str
+    state: State = State.QUEUED
+    in_flight: int = 0
+    last_used: float = 0.0
+    wants_room: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def least_used(residents: Iterable[Resident], spare: Resident) -> Resident | None:
+    """The model that makes room for `spare`: loaded, without a request, used longest ago. None where there is none."""
+    idle = [each for each in residents if each.state is State.LOADED and not each.in_flight and each is not spare]
+    return min(idle, key=lambda each: each.last_used, default=None)
+
+
+def may_give_way(residents: Iterable[Resident], spare: Resident) -> bool:
+    """Whether it is worth to wait until another model leaves for `spare`: of two that want room, one gives up."""
+    return any(
+        not each.wants_room and each.state is not State.QUEUED  # its load may need the very slot that waits
+        for each in residents
+        if each is not spare
+    )
 
 
 @dataclass
@@ -72,9 +107,9 @@ class Platform:
         mounted: what the container calls that folder.
         container: that serves them.
         limits: how long each thing may take.
-        tell: called with a sentence when a model comes or goes.
+        report: called with a sentence when a model comes or goes.
         keep: whether models stay that were used, as with SageMaker's ModelCacheSetting; else each leaves, from the disk
-            too, when nobody waits for it.
+            too, when no request waits for it.
     """
 
     endpoint: str
@@ -83,25 +118,28 @@ class Platform:
     mounted: str
     container: Container
     limits: Limits = field(default_factory=Limits)
-    tell: Callable[[str], None] = lambda _sentence: None
+    report: Callable[[str], None] = lambda _sentence: None
     keep: bool = True
 
     def __post_init__(self) -> None:
-        self._lock = threading.Condition()  # notified when somebody became idle, came or went
-        self._here: dict[str, _Entry] = {}  # by target
-        self._loads = ThreadPoolExecutor(_LOADS_AT_ONCE, "load")
+        self._here: dict[str, tuple[Resident, asyncio.Task[None]]] = {}  # models and their loads, by target
+        self._slots = asyncio.Semaphore(_LOADS_AT_ONCE)
+        self._moved = asyncio.Event()  # set, and another one made, when a model became idle, came or went
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def close(self) -> None:
-        """Wait for loads that run."""
-        self._loads.shutdown(cancel_futures=True)
+    async def close(self) -> None:
+        """Drop loads that have not begun, and wait for those that run."""
+        for resident, load in list(self._here.values()):
+            if resident.state is State.QUEUED:
+                load.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def resident(self) -> list[str]:
         """The target models that are loaded, the one that was used last first."""
-        with self._lock:
-            loaded = [each for each in self._residents() if each.state is State.LOADED]
+        loaded = [each for each in self._residents() if each.state is State.LOADED]
         return [each.target for each in sorted(loaded, key=lambda each: -each.last_used)]
 
-    def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float) -> Answer:
+    async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float) -> Answer:
         """The container's answer, once the model is there.
 
         Raises:
@@ -111,101 +149,87 @@ class Platform:
         deadline = began + patience
         may_be_lost, waited = True, False
         while True:
-            waited |= not self._is_loaded(target)
-            with self._leased(target, deadline) as resident:
+            waited |= target not in self.resident()
+            async with self._leased(target, deadline) as resident:
                 ready = time.monotonic()
-                answer = self._asked(resident, body, headers, deadline)
-                if answer.status == 507 and self._unload_one(resident, deadline):
+                answer = await self._asked(resident, body, headers, deadline)
+                if answer.status == 507 and await self._unload_one(resident, deadline):
                     continue
-            if not (may_be_lost and answer.status == 404 and self._lost(resident)):
+            if not (may_be_lost and answer.status == 404 and await self._lost(resident)):
                 return _timed(answer, (ready - began) * 1000 if waited else None)
             may_be_lost = False
 
-    def _is_loaded(self, target: str) -> bool:
-        with self._lock:
-            entry = self._here.get(target)
-            return entry is not None and entry.resident.state is State.LOADED
-
-    def _asked(self, resident: Resident, body: bytes, headers: Mapping[str, str], deadline: float) -> Answer:
+    async def _asked(self, resident: Resident, body: bytes, headers: Mapping[str, str], deadline: float) -> Answer:
         path = f"/models/{quote(resident.name)}/invoke"
         try:
             sent = {**headers, TARGET_MODEL: resident.target}
-            return self.container.ask("POST", path, body, sent, deadline - time.monotonic())
+            return await self.container.ask("POST", path, body, sent, deadline - time.monotonic())
         except SilentError as error:
             if isinstance(error.__cause__, TimeoutError):
                 raise timed_out(self.endpoint) from error
             raise model_error(502, str(error), self.endpoint) from error
 
-    @contextmanager
-    def _leased(self, target: str, deadline: float) -> Iterator[Resident]:
+    @asynccontextmanager
+    async def _leased(self, target: str, deadline: float) -> AsyncIterator[Resident]:
         """The model, loaded, which is not unloaded meanwhile."""
         while True:
-            entry = self._begun(target)
-            with self._using(entry) as resident:
-                wait([entry.ready], max(deadline - time.monotonic(), 0.0))
-                if not entry.ready.done():
+            resident, load = self._begun(target)
+            resident.in_flight += 1
+            try:
+                done, _ = await asyncio.wait([load], timeout=max(deadline - time.monotonic(), 0.0))
+                if not done:
                     raise not_ready(target)
-                entry.ready.result()
+                load.result()
                 if resident.state is State.LOADED:  # else the container has lost it since
                     yield resident
                     return
+            finally:
+                self._release(resident)
 
-    @contextmanager
-    def _using(self, entry: _Entry) -> Iterator[Resident]:
-        """End a request's use of a model, which `_begun` has counted, behind what is done with it."""
-        resident = entry.resident
-        try:
-            yield resident
-        finally:
-            with self._lock:
-                resident.in_flight -= 1
-                resident.last_used = time.monotonic()
-                leaves = not self.keep and not resident.in_flight and resident.state is State.LOADED
-                if leaves:
-                    resident.state = State.LEAVING
-                self._lock.notify_all()
-            if leaves:
-                self._loads.submit(self._unload, entry)
+    def _release(self, resident: Resident) -> None:
+        """End a request's use of a model."""
+        resident.in_flight -= 1
+        resident.last_used = time.monotonic()
+        if not self.keep and not resident.in_flight and resident.state is State.LOADED:
+            resident.state = State.LEAVING
+            self._spawn(self._unload(resident))
+        self._notify()
 
-    def _begun(self, target: str) -> _Entry:
-        """The model and its load, which begins now unless it has begun; with one more request that uses it."""
-        with self._lock:
-            known = self._here.get(target)
-            if known is None or known.resident.state is State.LEAVING:
-                entry = _Entry(Resident(hashlib.sha256(target.encode()).hexdigest()[:32], target))
-                entry.ready = self._loads.submit(self._load, entry, known)
-                self._here[target] = known = entry
-            known.resident.in_flight += 1
-            return known
+    def _begun(self, target: str) -> tuple[Resident, asyncio.Task[None]]:
+        """The model and its load, which begins now unless it has begun."""
+        known = self._here.get(target)
+        if known is None or known[0].state is State.LEAVING:
+            resident = Resident(hashlib.sha256(target.encode()).hexdigest()[:32], target)
+            known = self._here[target] = resident, self._spawn(self._load(resident, known and known[0]))
+        return known
 
-    def _residents(self) -> list[Resident]:
-        return [entry.resident for entry in self._here.values()]
-
-    def _load(self, entry: _Entry, before: _Entry | None) -> None:
+    async def _load(self, resident: Resident, before: Resident | None) -> None:
         """Download, unpack, LOAD; behind the UNLOAD of the same model where one runs.
 
         Raises:
             RuntimeApiError: what SageMaker would say.
         """
-        began, resident = time.monotonic(), entry.resident
         try:
-            if before is not None:
-                before.gone.wait(self.limits.unload)
-            self._fetch(resident)
-            fetched = time.monotonic()
-            with self._lock:
+            async with self._slots:
+                began = time.monotonic()
+                if before is not None:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(before.gone.wait(), self.limits.unload)
+                await asyncio.to_thread(self._fetch, resident)
+                fetched = time.monotonic()
                 resident.state = State.LOADING
-            self._load_fetched(resident, began + self.limits.load)
+                self._notify()
+                await self._load_fetched(resident, began + self.limits.load)
         except BaseException:
-            self._drop(entry)
+            self._drop(resident)
             raise
-        with self._lock:
-            resident.state, resident.last_used = State.LOADED, time.monotonic()
-            self._lock.notify_all()
-        took = time.monotonic()
-        self.tell(f"loaded {resident.target}: download {fetched - began:.2f} s, load {took - fetched:.2f} s")
+        resident.state, resident.last_used = State.LOADED, time.monotonic()
+        self._notify()
+        took = time.monotonic() - fetched
+        self.report(f"loaded {resident.target}: download {fetched - began:.2f} s, load {took:.2f} s")
 
     def _fetch(self, resident: Resident) -> None:
+        """Download and unpack, on a thread."""
         directory = self.models / resident.name / "model"
         if directory.exists():
             return
@@ -214,88 +238,104 @@ class Platform:
             extract(self.store.open(self.store.stat(resident.target)), directory, name=resident.target)
         except MmeError as error:
             if error.kind in {Kind.UNKNOWN_MODEL, Kind.UNAVAILABLE, Kind.INVALID_ARGUMENT}:
-                why = (
-                    f"Failed to download model data ({self.store.uri}, {resident.target}): {error.message}. {_WHY_NOT}"
-                )
+                place = f"{self.store.uri}, {resident.target}"
+                why = f"Failed to download model data ({place}): {error.message}. {_WHY_NOT}"
                 raise RuntimeApiError("ValidationError", why) from error
             raise RuntimeApiError("ValidationError", f"Failed to extract model data: {error.message}") from error
 
-    def _load_fetched(self, resident: Resident, deadline: float) -> None:
+    async def _load_fetched(self, resident: Resident, deadline: float) -> None:
         url = f"{self.mounted}/{resident.name}/model"
         while True:
             try:
-                answer = self.container.load(resident.name, url, resident.target, deadline - time.monotonic())
+                answer = await self.container.load(resident.name, url, resident.target, deadline - time.monotonic())
             except SilentError as error:
                 raise model_error(0, str(error), self.endpoint) from error
             if answer.status in {200, 409}:
                 return
-            if answer.status != 507 or not self._unload_one(resident, deadline):
+            if answer.status != 507 or not await self._unload_one(resident, deadline):
                 raise model_error(answer.status, answer.body.decode("utf-8", "replace"), self.endpoint)
 
-    def _unload_one(self, spare: Resident, deadline: float) -> bool:
+    async def _unload_one(self, spare: Resident, deadline: float) -> bool:
         """Have the container unload the least used model; whether one has left."""
-        entry = self._victim(spare, deadline)
-        if entry is None:
+        victim = await self._victim(spare, deadline)
+        if victim is None:
             return False
-        self._unload(entry)
-        self.tell(f"unloaded {entry.resident.target}: the container had no memory for {spare.target} (507)")
+        await self._unload(victim)
+        self.report(f"unloaded {victim.target}: the container had no memory for {spare.target} (507)")
         return True
 
-    def _victim(self, spare: Resident, deadline: float) -> _Entry | None:
-        """Who leaves for `spare`, once somebody is idle; None where nobody will be."""
-        with self._lock:
-            spare.wants_room = True
-            try:
-                while (victim := least_used(self._residents(), spare)) is None:
-                    left = deadline - time.monotonic()
-                    if left <= 0 or not may_give_way(self._residents(), spare):
-                        return None
-                    self._lock.wait(left)
-            finally:
-                spare.wants_room = False
-            victim.state = State.LEAVING
-            return self._here[victim.target]
+    async def _victim(self, spare: Resident, deadline: float) -> Resident | None:
+        """The model that leaves for `spare`, once one is idle; None where none will be."""
+        spare.wants_room = True
+        self._notify()
+        try:
+            while (victim := least_used(self._residents(), spare)) is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or not may_give_way(self._residents(), spare):
+                    return None
+                await asyncio.wait([moved := asyncio.ensure_future(self._moved.wait())], timeout=left)
+                moved.cancel()
+        finally:
+            spare.wants_room = False
+        victim.state = State.LEAVING
+        return victim
 
-    def _unload(self, entry: _Entry) -> None:
+    async def _unload(self, resident: Resident) -> None:
         """Have the container unload a model, which may be loaded again when this is over."""
         try:
-            self.container.unload(entry.resident.name, entry.resident.target, self.limits.unload)
+            await self.container.unload(resident.name, resident.target, self.limits.unload)
         except SilentError as error:
             raise model_error(0, str(error), self.endpoint) from error
         finally:
             if not self.keep:
-                shutil.rmtree(self.models / entry.resident.name, ignore_errors=True)
-            self._drop(entry)
+                await asyncio.to_thread(shutil.rmtree, self.models / resident.name, ignore_errors=True)
+            self._drop(resident)
 
-    def _lost(self, resident: Resident) -> bool:
+    async def _lost(self, resident: Resident) -> bool:
         """Whether the container has lost a model that it had loaded, as after a restart; it is none of ours then."""
         try:
             path = f"/models/{quote(resident.name)}"
-            status = self.container.ask("GET", path, b"", {TARGET_MODEL: resident.target}, _LOOK_SECONDS).status
+            answer = await self.container.ask("GET", path, b"", {TARGET_MODEL: resident.target}, _LOOK_SECONDS)
         except SilentError:
             return False
-        if status != 404:
+        if answer.status != 404:
             return False
-        with self._lock:
-            entry = self._here.get(resident.target)
-        if entry is not None and entry.resident is resident:
-            self._drop(entry)
-            self.tell(f"loading {resident.target} again: the container has lost it")
+        if resident in self._residents():
+            self._drop(resident)
+            self.report(f"loading {resident.target} again: the container has lost it")
         return True
 
-    def _drop(self, entry: _Entry) -> None:
-        with self._lock:
-            entry.resident.state = State.LEAVING
-            if self._here.get(entry.resident.target) is entry:
-                del self._here[entry.resident.target]
-            self._lock.notify_all()
-        entry.gone.set()
+    def _drop(self, resident: Resident) -> None:
+        resident.state = State.LEAVING
+        if resident in self._residents():
+            del self._here[resident.target]
+        resident.gone.set()
+        self._notify()
+
+    def _residents(self) -> list[Resident]:
+        return [resident for resident, _ in self._here.values()]
+
+    def _notify(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that `close` waits for; requests, if any, see its error."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen
 
 
 def _timed(answer: Answer, waited: float | None) -> Answer:
     """The answer with the news whether its model was in memory, unless the container tells; milliseconds if it was not.
 
-    SageMaker tells nobody but CloudWatch; on a laptop that is what one wants to see.
+    SageMaker tells CloudWatch alone; on a laptop that is what a person wants to see.
     """
     if "server-timing" in answer.headers:
         return answer

@@ -6,6 +6,7 @@ SIGTERM with thirty seconds of grace.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -24,7 +25,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from container.local.upstream import Container
+    from container.local.container import Container
 
 _ROOT = str(Path(__file__).parents[2])
 _SERVE = (
@@ -51,7 +52,7 @@ def command_words(text: str, port: int, models: Path) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, nor soon will: none of those that the system gives to whoever asks for any.
+    """A port that is free and stays so: none of those that the system gives out itself.
 
     Raises:
         MmeError: UNAVAILABLE when there is none.
@@ -100,16 +101,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def wait_until_healthy(
-    container: Container, process: subprocess.Popen[bytes] | None, *, multi_model: bool, patience: float
+async def wait_until_healthy(
+    container: Container,
+    process: subprocess.Popen[bytes] | None,
+    ended: asyncio.Event,
+    *,
+    multi_model: bool,
+    patience: float,
 ) -> None:
-    """Return when SageMaker would send requests.
+    """Return when SageMaker would send requests, or when `ended` is set.
 
     Raises:
         MmeError: UNAVAILABLE when it would not within `patience` seconds, or the process ended.
     """
     deadline = time.monotonic() + patience
-    while reason := container.healthy(multi_model=multi_model):
+    while (reason := await container.healthy(multi_model=multi_model)) and not ended.is_set():
         if process is not None and process.poll() is not None:
             raise MmeError(
                 Kind.UNAVAILABLE, f"the container ended with exit code {process.returncode} before it was healthy"
@@ -119,4 +125,4 @@ def wait_until_healthy(
                 Kind.UNAVAILABLE,
                 f"the container is not healthy after {patience:.0f} s, so that SageMaker would give it up: {reason}",
             )
-        time.sleep(_LOOK_AGAIN)
+        await asyncio.sleep(_LOOK_AGAIN)

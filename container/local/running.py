@@ -1,4 +1,4 @@
-"""`mme local`: the endpoint on a laptop. Puts container, platform, endpoint and front together and waits for the end.
+"""`mme local`: puts container, platform and front together, on one event loop, and waits for the end.
 
 `mme local s3://bucket/prefix` or a folder is a multi-model endpoint, `mme local model.tar.gz` one of a single model, as
 ModelDataUrl means it. The container is this installation's `serve`, or what --emulate-platform names.
@@ -7,6 +7,7 @@ ModelDataUrl means it. The container is this installation's `serve`, or what --e
 # ruff: noqa: T201 - a command talks to people
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import re
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,11 @@ import boto3
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from container.cli.command import pairs
-from container.local.background import Background
-from container.local.endpoint import ANY_NAME, Endpoint
-from container.local.front import make_front
+from container.local.async_invocations import AsyncInvocations
+from container.local.container import Container
+from container.local.front import ANY_NAME, Endpoint, Throttle, make_front
 from container.local.platform import Limits, Platform
 from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
-from container.local.throttle import Throttle
-from container.local.upstream import Container
 from container.process.sockets import authority
 from container.settings.schema import ASYNCHRONOUS
 from container.ship.aws import aws_errors
@@ -58,75 +57,73 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         MmeError: the arguments are wrong, the container does not become healthy, or it ended.
     """
-    with _signals() as ended, ExitStack() as stack:
-        models = stack.enter_context(_models_folder(arguments.unpack_to))
-        single = _single_model(arguments, models)
-        store = open_store(arguments.source) if single is None else None
-        container, process = _container(stack, arguments, models, single)
-        try:
-            wait_until_healthy(container, process, multi_model=single is None, patience=arguments.startup_seconds)
-        except MmeError as error:
-            if ended.is_set():
-                return 0
-            raise error from None
-        endpoint = _endpoint(arguments, container, models, store)
-        if endpoint.platform:
-            stack.callback(endpoint.platform.close)
-        background = _background(arguments, endpoint)
-        if background:
-            stack.callback(background.close)
-        access = Access(arguments.allowed_hosts, local=is_local(arguments.host))
-        app = make_front(endpoint, Throttle(arguments.throttle, time.monotonic()), background, access)
-        port = stack.enter_context(listening(app, arguments.host, arguments.port))
-        _introduce(arguments, port, container)
-        if store is not None:
-            _look_at(store)
-        _watch(ended, container, process, multi_model=single is None)
+    asyncio.run(_serve(arguments))
     return 0
 
 
+async def _serve(arguments: argparse.Namespace) -> None:
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    async with AsyncExitStack() as stack:
+        models = stack.enter_context(_models_folder(arguments.unpack_to))
+        single = await asyncio.to_thread(_single_model, arguments, models)
+        store = open_store(arguments.source) if single is None else None
+        container, process = _container(stack, arguments, models, single)
+        patience = arguments.startup_seconds
+        await wait_until_healthy(container, process, ended, multi_model=single is None, patience=patience)
+        if ended.is_set():
+            return
+        endpoint = _endpoint(arguments, container, models, store)
+        if endpoint.platform:
+            stack.push_async_callback(endpoint.platform.close)
+        background = _background(arguments, endpoint)
+        if background:
+            stack.push_async_callback(background.close)
+        access = Access(arguments.allowed_hosts, local=is_local(arguments.host))
+        throttle = Throttle(arguments.throttle, time.monotonic())
+        app = make_front(endpoint, throttle, background, loop, access)
+        port = stack.enter_context(listening(app, arguments.host, arguments.port))
+        _introduce(arguments, port, container)
+        if store is not None:
+            await asyncio.to_thread(_look_at, store)
+        await _watch(ended, container, process, multi_model=single is None)
+
+
 def _look_at(store: Store) -> None:
-    """Tell at once what the first client would be told: as on SageMaker, archives may come later."""
+    """Report at once what the first client would be told: as on SageMaker, archives may come later."""
     try:
         if next(store.list(), None) is None:
-            tell(f"there is no archive (*.tar.gz) in {store.uri}: check its name, or put archives there")
+            report(f"there is no archive (*.tar.gz) in {store.uri}: check its name, or put archives there")
     except MmeError as error:
-        tell(f"no model can be loaded for now: {error}")
+        report(f"no model can be loaded for now: {error}")
 
 
-def _watch(ended: threading.Event, container: Container, process: Popen[bytes] | None, *, multi_model: bool) -> None:
-    """Wait for the end; ask for health as often as SageMaker does meanwhile, and tell when it changes.
+async def _watch(
+    ended: asyncio.Event, container: Container, process: Popen[bytes] | None, *, multi_model: bool
+) -> None:
+    """Wait for the end; ask for health as often as SageMaker does meanwhile, and report when it changes.
 
     Raises:
         MmeError: UNAVAILABLE when the container ended by itself.
     """
     looked, before = time.monotonic(), ""
-    while not ended.wait(_LOOK_SECONDS):
-        if process is not None and process.poll() is not None:
+    while not ended.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), _LOOK_SECONDS)
+        if process is not None and process.poll() is not None and not ended.is_set():
             raise MmeError(Kind.UNAVAILABLE, f"the container ended with exit code {process.returncode}")
         if time.monotonic() - looked < _HEALTH_SECONDS:
             continue
-        reason, looked = container.healthy(multi_model=multi_model), time.monotonic()
+        reason, looked = await container.healthy(multi_model=multi_model), time.monotonic()
         if reason != before:
-            tell(f"SageMaker would replace this instance: {reason}" if reason else "the container is healthy again")
+            report(f"SageMaker would replace this instance: {reason}" if reason else "the container is healthy again")
         before = reason
 
 
-def tell(sentence: str) -> None:
-    """A line for whoever looks at the terminal."""
+def report(sentence: str) -> None:
+    """Print a line on the terminal."""
     print(f"local: {sentence}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set."""
-    ended = threading.Event()
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield ended
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -155,7 +152,7 @@ def _single_model(arguments: argparse.Namespace, models: Path) -> Path | None:
 
 
 def _container(
-    stack: ExitStack, arguments: argparse.Namespace, models: Path, single: Path | None
+    stack: AsyncExitStack, arguments: argparse.Namespace, models: Path, single: Path | None
 ) -> tuple[Container, Popen[bytes] | None]:
     """The container, and its process where it is ours."""
     emulated: str | None = arguments.emulate_platform
@@ -185,17 +182,17 @@ def _endpoint(arguments: argparse.Namespace, container: Container, models: Path,
         return Endpoint(name, container, None, limits)
     mounted = (arguments.mounted_at or str(models)).rstrip("/")
     keep = not arguments.no_model_cache
-    platform = Platform(name or ANY_NAME, store, models, mounted, container, limits, tell, keep=keep)
+    platform = Platform(name or ANY_NAME, store, models, mounted, container, limits, report, keep=keep)
     return Endpoint(name, container, platform, limits)
 
 
-def _background(arguments: argparse.Namespace, endpoint: Endpoint) -> Background | None:
+def _background(arguments: argparse.Namespace, endpoint: Endpoint) -> AsyncInvocations | None:
     if not arguments.async_output:
         return None
     with aws_errors("an asynchronous endpoint"):
         client: Any = boto3.session.Session().client("s3")
     output, failure = arguments.async_output, arguments.async_failure or ""
-    return Background(endpoint, client, output, failure, arguments.async_workers, tell)
+    return AsyncInvocations(endpoint, client, output, failure, arguments.async_workers, report)
 
 
 class _Handler(WSGIRequestHandler):
@@ -228,9 +225,9 @@ def listening(app: Flask, host: str, port: int) -> Iterator[int]:
 
 def _introduce(arguments: argparse.Namespace, port: int, container: Container) -> None:
     url = f"http://{authority(arguments.host, port)}"
-    tell(f"endpoint '{arguments.endpoint or 'any name'}' over {arguments.source}, container at {container.url}")
-    tell(f"Listening at: {url}")
-    tell(
+    report(f"endpoint '{arguments.endpoint or 'any name'}' over {arguments.source}, container at {container.url}")
+    report(f"Listening at: {url}")
+    report(
         f'boto3.client("sagemaker-runtime", endpoint_url="{url}", region_name="us-east-1", '
         'aws_access_key_id="any", aws_secret_access_key="any")'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tarfile
@@ -16,15 +17,14 @@ import pytest
 from botocore.config import Config
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from container.local.endpoint import Endpoint
-from container.local.front import make_front
+from container.local.container import Container
+from container.local.front import Endpoint, Throttle, make_front
 from container.local.platform import Limits, Platform
 from container.local.running import listening
-from container.local.throttle import Throttle
-from container.local.upstream import Container
 from container.steps.access import Access
 from serve.sources.store import open_store
 from tests.http_server import Handler, answering
+from tests.waiting import PATIENCE
 
 
 class Contract(Handler):
@@ -158,29 +158,46 @@ def runtime_client(url, **options):
 
 
 @pytest.fixture
-def start(contract, archives, tmp_path):
+def loop():
+    """An event loop on a thread of its own, as `mme local` has one beside the threads of its front."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(PATIENCE)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def start(contract, archives, tmp_path, loop):
     """A function that starts an endpoint and gives boto3's client for it; `platform` is its attribute."""
     with ExitStack() as stack:
 
-        def started(*, name="", multi=True, rate=0.0, background=lambda _endpoint: None, keep=True, **limits):
+        def run(work):
+            return asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE)
+
+        async def made(name, limits, background, *, multi, keep):
             container = Container(contract.url)
             platform = None
             if multi:
                 models = tmp_path / "instance"
                 models.mkdir(exist_ok=True)
                 store = open_store(str(archives))
-                limit = Limits(**limits)
-                platform = Platform(name or "local", store, models, str(models), container, limit, keep=keep)
-                stack.callback(platform.close)
-            endpoint = Endpoint(name, container, platform, Limits(**limits))
-            worker = background(endpoint)
-            if worker:
-                stack.callback(worker.close)
-            app = make_front(endpoint, Throttle(rate, time.monotonic()), worker, Access(local=True))
+                platform = Platform(name or "local", store, models, str(models), container, limits, keep=keep)
+            endpoint = Endpoint(name, container, platform, limits)
+            return endpoint, background(endpoint)
+
+        def started(*, name="", multi=True, rate=0.0, background=lambda _endpoint: None, keep=True, **limits):
+            endpoint, worker = run(made(name, Limits(**limits), background, multi=multi, keep=keep))
+            for each in filter(None, (endpoint.platform, worker)):
+                stack.callback(lambda each=each: run(each.close()))
+            app = make_front(endpoint, Throttle(rate, time.monotonic()), worker, loop, Access(local=True))
             port = stack.enter_context(listening(app, "127.0.0.1", 0))
             client = runtime_client(f"http://127.0.0.1:{port}")
             stack.callback(client.close)
-            client.platform = platform
+            client.platform = endpoint.platform
             return client
 
         yield started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import json
@@ -16,9 +17,9 @@ from botocore.exceptions import ClientError, EventStreamError
 from werkzeug.datastructures import Headers
 
 from container.cli import main
-from container.local.background import Background
-from container.local.faults import RuntimeApiError
-from container.local.throttle import Throttle
+from container.local.async_invocations import AsyncInvocations
+from container.local.errors import RuntimeApiError
+from container.local.front import Throttle
 from tests.waiting import PATIENCE
 
 LINES = b'{"n": 1}\n{"n": 2}\n'
@@ -161,7 +162,7 @@ def test_asynchronous_invocations_read_and_write_s3(start, s3):
     """Accepted at once; the answer, or the error, is an object where the answer to the call says."""
     told = []
     client = start(
-        multi=False, background=lambda endpoint: Background(endpoint, s3, "s3://models/out", "", 1, told.append)
+        multi=False, background=lambda endpoint: AsyncInvocations(endpoint, s3, "s3://models/out", "", 1, told.append)
     )
     locations = []
     for body in (b"x", b"fail"):
@@ -194,11 +195,11 @@ def test_asynchronous_invocations_read_and_write_s3(start, s3):
 )
 def test_an_asynchronous_invocation_that_can_never_be_made_is_refused(name, value, sentence):
     """At once, rather than accepted and never heard of again."""
-    background = Background(None, None, "s3://models/out", "", 1, pytest.fail)
+    background = AsyncInvocations(None, None, "s3://models/out", "", 1, pytest.fail)
     asked = {"InputLocation": "s3://models/in", name: value}
     headers = Headers({f"X-Amzn-SageMaker-{key}": text for key, text in asked.items()})
-    with contextlib.closing(background), pytest.raises(RuntimeApiError) as caught:
-        background.accept("", headers)
+    with pytest.raises(RuntimeApiError) as caught:
+        asyncio.run(background.accept("", headers))
 
     assert (caught.value.name, caught.value.message) == ("ValidationError", sentence)
 
@@ -207,7 +208,7 @@ def test_an_asynchronous_invocation_whose_end_can_be_written_nowhere_is_told(sta
     """To whoever looks at the terminal: what went wrong first, and why its client will never know."""
     told = queue.Queue()
     s3.put_object(Bucket="models", Key="in", Body=b"x")
-    client = start(multi=False, background=lambda endpoint: Background(endpoint, s3, "out", "", 1, told.put))
+    client = start(multi=False, background=lambda endpoint: AsyncInvocations(endpoint, s3, "out", "", 1, told.put))
     client.invoke_endpoint_async(EndpointName="any", InputLocation="s3://models/in", InferenceId="7")
 
     failed, lost = told.get(timeout=60), told.get(timeout=60)

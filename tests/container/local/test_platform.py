@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from botocore.exceptions import ClientError
 
-from container.local.residency import Resident, State, least_used, may_give_way
+from container.local.platform import Resident, State, least_used, may_give_way
 from tests.waiting import PATIENCE, eventually
 
 

@@ -1,22 +1,23 @@
-"""Asynchronous invocations: the request out of S3, the answer into S3, by a few workers behind a queue.
+"""Asynchronous invocations: the request out of S3, the answer into S3, a few at a time.
 
 An invocation is accepted with 202 before anything of it is read. Its answer, or its error, is an object under the
-endpoint's output or failure path. Threads of the front come in by `accept`.
+endpoint's output or failure path. On the event loop; S3 is read and written on threads.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from container.local.faults import RuntimeApiError
+from container.local.errors import RuntimeApiError
 from container.ship.aws import split_uri
 from model_handlers.errors import MmeError
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from werkzeug.datastructures import Headers
 
-    from container.local.endpoint import Endpoint
+    from container.local.front import Endpoint
 
 _PREFIX = "X-Amzn-SageMaker-"
 _TIME_TO_LIVE = 6 * 3600.0
@@ -53,7 +54,7 @@ class Accepted:
     patience: float
 
 
-class Background:
+class AsyncInvocations:
     """The queue of an endpoint.
 
     Args:
@@ -61,20 +62,22 @@ class Background:
         s3: boto3's client.
         output, failure: URIs of the folders for answers and errors.
         workers: invocations at a time: MaxConcurrentInvocationsPerInstance.
-        tell: called with a sentence when one has ended.
+        report: called with a sentence when one has ended.
     """
 
     def __init__(
-        self, endpoint: Endpoint, s3: Any, output: str, failure: str, workers: int, tell: Callable[[str], None]
+        self, endpoint: Endpoint, s3: Any, output: str, failure: str, workers: int, report: Callable[[str], None]
     ) -> None:
         self._endpoint = endpoint
         self._s3 = s3
         self._output = output.rstrip("/")
         self._failure = (failure or output).rstrip("/")
-        self._pool = ThreadPoolExecutor(workers, "async")
-        self._tell = tell
+        self._workers = workers
+        self._waiting: deque[tuple[str, str, dict[str, str], Accepted]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._report = report
 
-    def accept(self, target: str, headers: Headers) -> Accepted:
+    async def accept(self, target: str, headers: Headers) -> Accepted:
         """Queue an invocation.
 
         Raises:
@@ -97,34 +100,46 @@ class Background:
             _seconds(headers, "RequestTTLSeconds", _TIME_TO_LIVE),
             _seconds(headers, "InvocationTimeoutSeconds", _PATIENCE),
         )
-        self._pool.submit(self._run, target, source, _passed_on(headers), accepted)
+        self._waiting.append((target, source, _passed_on(headers), accepted))
+        if len(self._running) < self._workers:
+            task = asyncio.create_task(self._work())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
         return accepted
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End what has begun; what has not is dropped."""
-        self._pool.shutdown(cancel_futures=True)
+        self._waiting.clear()
+        await asyncio.gather(*self._running)
 
-    def _run(self, target: str, source: str, headers: dict[str, str], accepted: Accepted) -> None:
+    async def _work(self) -> None:
+        while self._waiting:
+            await self._run(*self._waiting.popleft())
+
+    async def _run(self, target: str, source: str, headers: dict[str, str], accepted: Accepted) -> None:
         """One invocation; every end of it is an object in S3."""
         try:
             _check_age(accepted)
-            body = self._read(source)
-            answer = self._endpoint.invoke(target, body, headers, accepted.patience)
-            self._write(accepted.output, answer.body, answer.headers.get("content-type", "application/octet-stream"))
-            self._tell(f"async {accepted.inference_id}: answer in {accepted.output}")
+            body = await asyncio.to_thread(self._read, source)
+            answer = await self._endpoint.invoke(target, body, headers, accepted.patience)
+            content_type = answer.headers.get("content-type", "application/octet-stream")
+            await asyncio.to_thread(self._write, accepted.output, answer.body, content_type)
+            self._report(f"async {accepted.inference_id}: answer in {accepted.output}")
         except RuntimeApiError as fault:
-            self._fail(accepted, str(fault.facts.get("OriginalMessage") or fault.message))
+            await self._fail(accepted, str(fault.facts.get("OriginalMessage") or fault.message))
         except (ClientError, BotoCoreError) as error:
-            self._fail(accepted, f"S3: {error}")
+            await self._fail(accepted, f"S3: {error}")
         except MmeError as error:
-            self._fail(accepted, str(error))
+            await self._fail(accepted, str(error))
 
-    def _fail(self, accepted: Accepted, reason: str) -> None:
-        self._tell(f"async {accepted.inference_id}: failed, {reason}")
+    async def _fail(self, accepted: Accepted, reason: str) -> None:
+        self._report(f"async {accepted.inference_id}: failed, {reason}")
         try:
-            self._write(accepted.failure, json.dumps({"error": reason}).encode(), "application/json")
+            await asyncio.to_thread(
+                self._write, accepted.failure, json.dumps({"error": reason}).encode(), "application/json"
+            )
         except (ClientError, BotoCoreError, MmeError) as error:
-            self._tell(f"async {accepted.inference_id}: {accepted.failure} cannot be written: {error}")
+            self._report(f"async {accepted.inference_id}: {accepted.failure} cannot be written: {error}")
 
     def _read(self, uri: str) -> bytes:
         bucket, key = split_uri(uri)

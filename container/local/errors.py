@@ -1,21 +1,15 @@
-"""What the Runtime API answers when it can't answer: the errors of SageMaker, as boto3 reads them. PURE.
+"""What `mme local` answers when it can't answer: the errors of SageMaker, as boto3 reads them. PURE.
 
-boto3 takes an error's class from a header and the rest from the body; the sentences are those of SageMaker where they
-are known.
+The sentences are SageMaker's where they are known; their form is the server's own (`container.inference.errors`).
 """
 
 from __future__ import annotations
 
-import json
-import uuid
 from typing import Any
 
-from container.inference.errors import RUNTIME_STATUSES
+from container.inference.errors import header_pairs, model_error_body, runtime_answer
 
-_MAX_MESSAGE = 2048  # what SageMaker keeps of an error body
 _ACCOUNT = "000000000000"
-# boto3's model of the service has no shape for being throttled, which every service of AWS may answer.
-_STATUSES = {**RUNTIME_STATUSES, "ThrottlingException": 400}
 
 
 class RuntimeApiError(Exception):
@@ -33,38 +27,18 @@ class RuntimeApiError(Exception):
         self.message = message
         self.facts = facts
 
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return _STATUSES[self.name]
-
-    def headers(self) -> dict[str, str]:
-        """Header lines of the answer."""
-        return {
-            "Content-Type": "application/json",
-            "x-amzn-errortype": self.name,
-            "x-amzn-RequestId": str(uuid.uuid4()),
-        }
-
-    def body(self) -> bytes:
-        """The body of the answer."""
-        return json.dumps({"Message": self.message[:_MAX_MESSAGE], **self.facts}).encode()
+    def answer(self) -> tuple[int, list[tuple[str, str]], bytes]:
+        """Status, headers and body."""
+        status, headers, body = runtime_answer(self.name, {"Message": self.message, **self.facts})
+        return status, header_pairs(headers), body
 
 
 def model_error(status: int, original: str, endpoint: str) -> RuntimeApiError:
     """A container's error, wrapped as SageMaker wraps it; status 0 means that it said nothing in time."""
-    original = original[:_MAX_MESSAGE]
-    side = "client" if 400 <= status < 500 else "server"
     logs = f"/aws/sagemaker/Endpoints/{endpoint}"
-    return RuntimeApiError(
-        "ModelError",
-        f'Received {side} error ({status}) from model with message "{original}". '
-        f"See the log of `mme local`, which on AWS is the log group {logs}, for more information.",
-        ErrorCode="CLIENT_ERROR_FROM_MODEL" if side == "client" else "INTERNAL_FAILURE_FROM_MODEL",
-        OriginalStatusCode=status,
-        OriginalMessage=original,
-        LogStreamArn=f"arn:aws:logs:us-east-1:{_ACCOUNT}:log-group:{logs}",
-    )
+    advice = f"See the log of `mme local`, which on AWS is the log group {logs}, for more information."
+    body = model_error_body(status, original, advice, f"arn:aws:logs:us-east-1:{_ACCOUNT}:log-group:{logs}")
+    return RuntimeApiError("ModelError", body.pop("Message"), **body)
 
 
 def not_ready(target: str) -> RuntimeApiError:

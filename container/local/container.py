@@ -1,0 +1,194 @@
+"""The container over HTTP, as SageMaker asks it: health, LOAD, UNLOAD, invocations.
+
+One connection a request. What the container says is handed on as it is; only that it says nothing, or not in time, is
+an error here. On an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+import httptools
+
+from container.ship.client import NO_IDENTITY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from container.ship.client import Identity
+
+TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
+_JSON = "application/json"
+_PING_SECONDS = 2.0  # what SageMaker grants
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the container said: headers under lower-case names."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class SilentError(Exception):
+    """The container did not answer, or not in time."""
+
+
+class Container:
+    """A container.
+
+    Args:
+        url: where it listens.
+        identity: how it is known, and we to it.
+    """
+
+    def __init__(self, url: str, identity: Identity = NO_IDENTITY) -> None:
+        self.url = url.rstrip("/")
+        self._parts = urlsplit(self.url)
+        self._context = identity.context if self._parts.scheme == "https" else None
+        self._authorization = {"Authorization": identity.authorization} if identity.key else {}
+
+    async def healthy(self, *, multi_model: bool) -> str:
+        """Why SageMaker would not send this container requests yet; "" when it would."""
+        for path in ("/ping", "/models") if multi_model else ("/ping",):
+            try:
+                status = (await self.ask("GET", path, b"", {}, _PING_SECONDS)).status
+            except SilentError as error:
+                return f"GET {path}: {error}"
+            if status != 200:
+                return f"GET {path} answers {status} where SageMaker waits for 200"
+        return ""
+
+    async def load(self, name: str, url: str, target: str, patience: float) -> Answer:
+        """LOAD: `POST /models`."""
+        body = json.dumps({"model_name": name, "url": url}).encode()
+        headers = {"Content-Type": _JSON, "Accept": _JSON, TARGET_MODEL: target}
+        return await self.ask("POST", "/models", body, headers, patience)
+
+    async def unload(self, name: str, target: str, patience: float) -> Answer:
+        """UNLOAD: `DELETE /models/{name}`."""
+        return await self.ask("DELETE", f"/models/{quote(name)}", b"", {TARGET_MODEL: target}, patience)
+
+    async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], patience: float) -> Answer:
+        """One request and its whole answer.
+
+        Raises:
+            SilentError: there is none.
+        """
+        async with self.stream(method, path, body, headers, patience) as (answer, pieces):
+            return replace(answer, body=b"".join([piece async for piece in pieces]))
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], patience: float
+    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+        """A request whose answer is read as it comes: status and headers, and the pieces of its body.
+
+        The time is for all of it, however often something comes.
+
+        Raises:
+            SilentError: there is none, or it breaks off; also while the pieces are read.
+        """
+        deadline = time.monotonic() + patience
+        writer = None
+        response = _Response()
+        host, port = self._parts.hostname, self._parts.port or (443 if self._context else 80)
+        try:
+            with self._silence(patience):
+                opening = asyncio.open_connection(host, port, ssl=self._context)
+                reader, writer = await asyncio.wait_for(opening, _left(deadline))
+                writer.write(self._head(method, path, body, headers))
+                writer.write(body)
+                while not response.begun:
+                    await response.read(reader, deadline)
+
+            async def pieces() -> AsyncIterator[bytes]:
+                while True:
+                    for piece in response.taken():
+                        yield piece
+                    if response.complete:
+                        return
+                    with self._silence(patience):
+                        await response.read(reader, deadline)
+
+            yield Answer(response.status, response.headers), pieces()
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def _head(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        given = {"Host": self._parts.netloc, **headers, **self._authorization, "Connection": "close"}
+        if body or method == "POST":
+            given["Content-Length"] = str(len(body))
+        # the target in UTF-8, as boto3 sends it; the rest as it has come
+        lines = [(name, value.encode("utf-8" if name == TARGET_MODEL else "latin-1")) for name, value in given.items()]
+        if any(b"\r" in value or b"\n" in value for _, value in lines):
+            raise ValueError("a header of a request to the container has a line break")
+        head = b"".join(b"%s: %s\r\n" % (name.encode(), value) for name, value in lines)
+        return b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), path.encode(), head)
+
+    @contextmanager
+    def _silence(self, patience: float) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise SilentError(f"no answer within {patience:.0f} s") from error
+        except (OSError, httptools.HttpParserError) as error:
+            what = str(error) or type(error).__name__
+            raise SilentError(f"the container at {self.url} does not answer: {what}") from error
+
+
+class _Response:
+    """An answer as it comes in."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.begun = False
+        self.complete = False
+        self._pieces: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)
+
+    @property
+    def status(self) -> int:
+        return int(self._parser.get_status_code())
+
+    async def read(self, reader: asyncio.StreamReader, deadline: float) -> None:
+        """Take what comes next; the end of the connection is that of a body which tells no length."""
+        data = await asyncio.wait_for(reader.read(_PIECE), _left(deadline))
+        if data:
+            self._parser.feed_data(data)
+        elif self.begun and not self.headers.keys() & {"content-length", "transfer-encoding"}:
+            self.complete = True
+        else:
+            raise ConnectionResetError("it closed the connection")
+
+    def taken(self) -> list[bytes]:
+        """The pieces that have come since."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.begun = self.status >= 200
+        if not self.begun:  # an interim answer
+            self.headers.clear()
+
+    def on_body(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        self.complete = self.begun
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
