@@ -78,11 +78,7 @@ class AsyncInvocations:
         self._report = report
 
     async def accept(self, target: str, headers: Headers) -> Accepted:
-        """Queue an invocation.
-
-        Raises:
-            RuntimeApiError: it names no input in S3, or a time that is none.
-        """
+        """Queue an invocation."""
         source = headers.get(f"{_PREFIX}InputLocation", "")
         try:
             split_uri(source)

@@ -10,13 +10,13 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import httptools
 
-from container.ship.client import NO_IDENTITY
+from container.ship.client import NO_IDENTITY, HttpResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -27,15 +27,6 @@ TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 _JSON = "application/json"
 _PING_SECONDS = 2.0  # what SageMaker grants
 _PIECE = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the container said: headers under lower-case names."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes = b""
 
 
 class SilentError(Exception):
@@ -67,35 +58,30 @@ class Container:
                 return f"GET {path} answers {status} where SageMaker waits for 200"
         return ""
 
-    async def load(self, name: str, url: str, target: str, patience: float) -> Answer:
+    async def load(self, name: str, url: str, target: str, patience: float) -> HttpResponse:
         """LOAD: `POST /models`."""
         body = json.dumps({"model_name": name, "url": url}).encode()
         headers = {"Content-Type": _JSON, "Accept": _JSON, TARGET_MODEL: target}
         return await self.ask("POST", "/models", body, headers, patience)
 
-    async def unload(self, name: str, target: str, patience: float) -> Answer:
+    async def unload(self, name: str, target: str, patience: float) -> HttpResponse:
         """UNLOAD: `DELETE /models/{name}`."""
         return await self.ask("DELETE", f"/models/{quote(name)}", b"", {TARGET_MODEL: target}, patience)
 
-    async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], patience: float) -> Answer:
-        """One request and its whole answer.
-
-        Raises:
-            SilentError: there is none.
-        """
+    async def ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], patience: float
+    ) -> HttpResponse:
+        """One request and its whole answer."""
         async with self.stream(method, path, body, headers, patience) as (answer, pieces):
             return replace(answer, body=b"".join([piece async for piece in pieces]))
 
     @asynccontextmanager
     async def stream(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], patience: float
-    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+    ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
         """A request whose answer is read as it comes: status and headers, and the pieces of its body.
 
         The time is for all of it, however often something comes.
-
-        Raises:
-            SilentError: there is none, or it breaks off; also while the pieces are read.
         """
         deadline = time.monotonic() + patience
         writer = None
@@ -119,7 +105,7 @@ class Container:
                     with self._silence(patience):
                         await response.read(reader, deadline)
 
-            yield Answer(response.status, response.headers), pieces()
+            yield HttpResponse(response.status, response.headers), pieces()
         finally:
             if writer is not None:
                 writer.close()

@@ -33,7 +33,7 @@ from container.local.errors import (
     throttled,
     timed_out,
 )
-from container.local.platform import Limits
+from container.local.platform import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from werkzeug.datastructures import Headers
 
     from container.local.async_invocations import AsyncInvocations
-    from container.local.container import Answer, Container
+    from container.local.container import Container
     from container.local.platform import Platform
+    from container.ship.client import HttpResponse
     from container.steps.access import Access
 
     Run = Callable[[Coroutine[Any, Any, Any]], Any]  # a coroutine on the loop, for a thread that waits
@@ -73,14 +74,10 @@ class Endpoint:
     name: str
     container: Container
     platform: Platform | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Timeouts = field(default_factory=Timeouts)
 
     def check(self, name: str, target: str) -> None:
-        """Refuse what SageMaker would refuse.
-
-        Raises:
-            RuntimeApiError: it is another endpoint, or a target model is missing, or is not wanted.
-        """
+        """Refuse what SageMaker would refuse."""
         if self.name and name != self.name:
             raise no_endpoint(name)
         if self.platform and not target:
@@ -88,7 +85,7 @@ class Endpoint:
         if target and not self.platform:
             raise target_not_wanted(name)
 
-    async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float = 0.0) -> Answer:
+    async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float = 0.0) -> HttpResponse:
         """The container's answer of status 200.
 
         Args:
@@ -96,9 +93,6 @@ class Endpoint:
             body: the request's.
             headers: the request's, those that the platform lets through.
             patience: seconds, a load included; 0 means SageMaker's own.
-
-        Raises:
-            RuntimeApiError: what SageMaker would say instead.
         """
         patience = patience or self.limits.invocation
         if self.platform:
@@ -108,19 +102,15 @@ class Endpoint:
     @asynccontextmanager
     async def stream(
         self, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
-        """The same of one model, read as it comes.
-
-        Raises:
-            RuntimeApiError: what SageMaker would say; `SilentError` where the answer breaks off.
-        """
+    ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
+        """The same of one model, read as it comes."""
         answering = self.container.stream("POST", _INVOCATIONS, body, headers, self.limits.stream)
         async with answering as (answer, pieces):
             if answer.status != 200:
                 self._checked(replace(answer, body=b"".join([piece async for piece in pieces])))
             yield answer, pieces
 
-    async def _asked(self, body: bytes, headers: Mapping[str, str], patience: float) -> Answer:
+    async def _asked(self, body: bytes, headers: Mapping[str, str], patience: float) -> HttpResponse:
         try:
             return await self.container.ask("POST", _INVOCATIONS, body, headers, patience)
         except SilentError as error:
@@ -128,7 +118,7 @@ class Endpoint:
                 raise timed_out(self.name or ANY_NAME) from error
             raise model_error(502, str(error), self.name or ANY_NAME) from error
 
-    def _checked(self, answer: Answer) -> Answer:
+    def _checked(self, answer: HttpResponse) -> HttpResponse:
         if answer.status == 200:
             return answer
         raise model_error(answer.status, answer.body.decode("utf-8", "replace"), self.name or ANY_NAME)

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from container.local.container import TARGET_MODEL, Answer, SilentError
+from container.local.container import TARGET_MODEL, SilentError
 from container.local.errors import RuntimeApiError, model_error, not_ready, timed_out
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import extract
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from container.local.container import Container
+    from container.ship.client import HttpResponse
     from serve.sources.store import Store
 
 _LOADS_AT_ONCE = 8
@@ -41,7 +42,7 @@ _WHY_NOT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Timeouts:
     """SageMaker's patience, in seconds."""
 
     invocation: float = 60.0
@@ -50,7 +51,7 @@ class Limits:
     stream: float = 480.0
 
 
-class State(Enum):
+class Stage(Enum):
     """Where a model is on its way."""
 
     QUEUED = "queued"
@@ -74,7 +75,7 @@ class Resident:
 
     name: str
     target: str
-    state: State = State.QUEUED
+    state: Stage = Stage.QUEUED
     in_flight: int = 0
     last_used: float = 0.0
     wants_room: bool = False
@@ -83,14 +84,14 @@ class Resident:
 
 def least_used(residents: Iterable[Resident], spare: Resident) -> Resident | None:
     """The model that makes room for `spare`: loaded, without a request, used longest ago. None where there is none."""
-    idle = [each for each in residents if each.state is State.LOADED and not each.in_flight and each is not spare]
+    idle = [each for each in residents if each.state is Stage.LOADED and not each.in_flight and each is not spare]
     return min(idle, key=lambda each: each.last_used, default=None)
 
 
 def may_give_way(residents: Iterable[Resident], spare: Resident) -> bool:
     """Whether it is worth to wait until another model leaves for `spare`: of two that want room, one gives up."""
     return any(
-        not each.wants_room and each.state is not State.QUEUED  # its load may need the very slot that waits
+        not each.wants_room and each.state is not Stage.QUEUED  # its load may need the very slot that waits
         for each in residents
         if each is not spare
     )
@@ -117,7 +118,7 @@ class Platform:
     models: Path
     mounted: str
     container: Container
-    limits: Limits = field(default_factory=Limits)
+    limits: Timeouts = field(default_factory=Timeouts)
     report: Callable[[str], None] = lambda _sentence: None
     keep: bool = True
 
@@ -130,21 +131,17 @@ class Platform:
     async def close(self) -> None:
         """Drop loads that have not begun, and wait for those that run."""
         for resident, load in list(self._here.values()):
-            if resident.state is State.QUEUED:
+            if resident.state is Stage.QUEUED:
                 load.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def resident(self) -> list[str]:
         """The target models that are loaded, the one that was used last first."""
-        loaded = [each for each in self._residents() if each.state is State.LOADED]
+        loaded = [each for each in self._residents() if each.state is Stage.LOADED]
         return [each.target for each in sorted(loaded, key=lambda each: -each.last_used)]
 
-    async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float) -> Answer:
-        """The container's answer, once the model is there.
-
-        Raises:
-            RuntimeApiError: what SageMaker would say instead.
-        """
+    async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float) -> HttpResponse:
+        """The container's answer, once the model is there."""
         began = time.monotonic()
         deadline = began + patience
         may_be_lost, waited = True, False
@@ -159,7 +156,9 @@ class Platform:
                 return _timed(answer, (ready - began) * 1000 if waited else None)
             may_be_lost = False
 
-    async def _asked(self, resident: Resident, body: bytes, headers: Mapping[str, str], deadline: float) -> Answer:
+    async def _asked(
+        self, resident: Resident, body: bytes, headers: Mapping[str, str], deadline: float
+    ) -> HttpResponse:
         path = f"/models/{quote(resident.name)}/invoke"
         try:
             sent = {**headers, TARGET_MODEL: resident.target}
@@ -180,7 +179,7 @@ class Platform:
                 if not done:
                     raise not_ready(target)
                 load.result()
-                if resident.state is State.LOADED:  # else the container has lost it since
+                if resident.state is Stage.LOADED:  # else the container has lost it since
                     yield resident
                     return
             finally:
@@ -190,25 +189,21 @@ class Platform:
         """End a request's use of a model."""
         resident.in_flight -= 1
         resident.last_used = time.monotonic()
-        if not self.keep and not resident.in_flight and resident.state is State.LOADED:
-            resident.state = State.LEAVING
+        if not self.keep and not resident.in_flight and resident.state is Stage.LOADED:
+            resident.state = Stage.LEAVING
             self._spawn(self._unload(resident))
         self._notify()
 
     def _begun(self, target: str) -> tuple[Resident, asyncio.Task[None]]:
         """The model and its load, which begins now unless it has begun."""
         known = self._here.get(target)
-        if known is None or known[0].state is State.LEAVING:
+        if known is None or known[0].state is Stage.LEAVING:
             resident = Resident(hashlib.sha256(target.encode()).hexdigest()[:32], target)
             known = self._here[target] = resident, self._spawn(self._load(resident, known and known[0]))
         return known
 
     async def _load(self, resident: Resident, before: Resident | None) -> None:
-        """Download, unpack, LOAD; behind the UNLOAD of the same model where one runs.
-
-        Raises:
-            RuntimeApiError: what SageMaker would say.
-        """
+        """Download, unpack, LOAD; behind the UNLOAD of the same model where one runs."""
         try:
             async with self._slots:
                 began = time.monotonic()
@@ -217,13 +212,13 @@ class Platform:
                         await asyncio.wait_for(before.gone.wait(), self.limits.unload)
                 await asyncio.to_thread(self._fetch, resident)
                 fetched = time.monotonic()
-                resident.state = State.LOADING
+                resident.state = Stage.LOADING
                 self._notify()
                 await self._load_fetched(resident, began + self.limits.load)
         except BaseException:
             self._drop(resident)
             raise
-        resident.state, resident.last_used = State.LOADED, time.monotonic()
+        resident.state, resident.last_used = Stage.LOADED, time.monotonic()
         self._notify()
         took = time.monotonic() - fetched
         self.report(f"loaded {resident.target}: download {fetched - began:.2f} s, load {took:.2f} s")
@@ -277,7 +272,7 @@ class Platform:
                 moved.cancel()
         finally:
             spare.wants_room = False
-        victim.state = State.LEAVING
+        victim.state = Stage.LEAVING
         return victim
 
     async def _unload(self, resident: Resident) -> None:
@@ -306,7 +301,7 @@ class Platform:
         return True
 
     def _drop(self, resident: Resident) -> None:
-        resident.state = State.LEAVING
+        resident.state = Stage.LEAVING
         if resident in self._residents():
             del self._here[resident.target]
         resident.gone.set()
@@ -332,7 +327,7 @@ class Platform:
             task.exception()  # seen
 
 
-def _timed(answer: Answer, waited: float | None) -> Answer:
+def _timed(answer: HttpResponse, waited: float | None) -> HttpResponse:
     """The answer with the news whether its model was in memory, unless the container tells; milliseconds if it was not.
 
     SageMaker tells CloudWatch alone; on a laptop that is what a person wants to see.

@@ -1,7 +1,9 @@
 """`mme local`: puts container, platform and front together, on one event loop, and waits for the end.
 
 `mme local s3://bucket/prefix` or a folder is a multi-model endpoint, `mme local model.tar.gz` one of a single model, as
-ModelDataUrl means it. The container is this installation's `serve`, or what --emulate-platform names.
+ModelDataUrl means it. The container is this installation's `serve`, or what --emulate-platform names. SageMaker starts
+one with `serve`, tells it by variables what it is, waits for a healthy /ping, and ends it by SIGTERM, with thirty
+seconds of grace.
 """
 
 # ruff: noqa: T201 - a command talks to people
@@ -10,8 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
+import random
 import re
+import shlex
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -27,8 +34,7 @@ from container.cli.command import pairs
 from container.local.async_invocations import AsyncInvocations
 from container.local.container import Container
 from container.local.front import ANY_NAME, Endpoint, Throttle, make_front
-from container.local.platform import Limits, Platform
-from container.local.process import OURS, command_words, free_port, started, wait_until_healthy
+from container.local.platform import Platform, Timeouts
 from container.process.sockets import authority
 from container.settings.schema import ASYNCHRONOUS
 from container.ship.aws import aws_errors
@@ -40,7 +46,7 @@ from serve.sources.store import ARCHIVE_SUFFIX, open_store
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from subprocess import Popen
 
     from flask import Flask
@@ -49,14 +55,19 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS, _HEALTH_SECONDS = 0.2, 5.0
 _URL = re.compile(r"https?://[^/]")
+_ROOT = str(Path(__file__).parents[2])
+_SERVE = (
+    f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli.main import serve_command as s; sys.exit(s([]))"
+)
+OURS = (sys.executable, "-P", "-c", _SERVE)  # this very code, whatever lies in the working directory
+_PORTS = range(20_000, 32_768)  # below those that Linux chooses from
+_LOOK_AGAIN = 0.05  # seconds
+_GRACE = 30.0
+_STDERR = 2  # the descriptor
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes, or the container ends.
-
-    Raises:
-        MmeError: the arguments are wrong, the container does not become healthy, or it ended.
-    """
+    """Serve until a signal comes, or the container ends."""
     asyncio.run(_serve(arguments))
     return 0
 
@@ -102,11 +113,7 @@ def _look_at(store: Store) -> None:
 async def _watch(
     ended: asyncio.Event, container: Container, process: Popen[bytes] | None, *, multi_model: bool
 ) -> None:
-    """Wait for the end; ask for health as often as SageMaker does meanwhile, and report when it changes.
-
-    Raises:
-        MmeError: UNAVAILABLE when the container ended by itself.
-    """
+    """Wait for the end; ask for health as often as SageMaker does meanwhile, and report when it changes."""
     looked, before = time.monotonic(), ""
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):
@@ -176,7 +183,7 @@ def _container(
 
 
 def _endpoint(arguments: argparse.Namespace, container: Container, models: Path, store: Store | None) -> Endpoint:
-    limits = Limits(invocation=arguments.invocation_seconds, load=arguments.load_seconds)
+    limits = Timeouts(invocation=arguments.invocation_seconds, load=arguments.load_seconds)
     name = arguments.endpoint or ""
     if store is None:
         return Endpoint(name, container, None, limits)
@@ -231,3 +238,78 @@ def _introduce(arguments: argparse.Namespace, port: int, container: Container) -
         f'boto3.client("sagemaker-runtime", endpoint_url="{url}", region_name="us-east-1", '
         'aws_access_key_id="any", aws_secret_access_key="any")'
     )
+
+
+def command_words(text: str, port: int, models: Path) -> list[str]:
+    """A command as a person wrote it, with `{port}` and `{models}` filled in."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise invalid_argument(f"--emulate-platform '{text}' is no command: {error}") from error
+    return [word.replace("{port}", str(port)).replace("{models}", str(models)) for word in words]
+
+
+def free_port() -> int:
+    """A port that is free and stays so: none of those that the system gives out itself."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise MmeError(Kind.UNAVAILABLE, "there is no free port for the container: say which by --container-port")
+
+
+@contextmanager
+def started(
+    command: Sequence[str], port: int, environ: Mapping[str, str], usual: Mapping[str, str]
+) -> Iterator[Popen[bytes]]:
+    """The process, until the block ends. It writes where we write errors.
+
+    Args:
+        command: its words.
+        port: where it is to listen.
+        environ: its variables beside our own.
+        usual: what counts of those that neither has.
+    """
+    variables = {**usual, **os.environ, "SAGEMAKER_BIND_TO_PORT": str(port), **environ}
+    try:
+        process = subprocess.Popen(list(command), env=variables, stdout=_STDERR, start_new_session=True)
+    except OSError as error:
+        raise invalid_argument(f"'{command[0]}' cannot be started: {error.strerror}; is it installed?") from error
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL for the whole session where that was not enough."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+async def wait_until_healthy(
+    container: Container,
+    process: Popen[bytes] | None,
+    ended: asyncio.Event,
+    *,
+    multi_model: bool,
+    patience: float,
+) -> None:
+    """Return when SageMaker would send requests, or when `ended` is set."""
+    deadline = time.monotonic() + patience
+    while (reason := await container.healthy(multi_model=multi_model)) and not ended.is_set():
+        if process is not None and process.poll() is not None:
+            raise MmeError(
+                Kind.UNAVAILABLE, f"the container ended with exit code {process.returncode} before it was healthy"
+            )
+        if time.monotonic() > deadline:
+            raise MmeError(
+                Kind.UNAVAILABLE,
+                f"the container is not healthy after {patience:.0f} s, so that SageMaker would give it up: {reason}",
+            )
+        await asyncio.sleep(_LOOK_AGAIN)

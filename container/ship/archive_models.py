@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from container.ship.model_files import CONFIG, Origin
+from container.ship.model_files import CONFIG, ModelSource
 from model_handlers.config.autocomplete import whole_shapes
 from model_handlers.config.model_config import DynamicBatching, EnsembleStep, Guess, ModelConfig
 from model_handlers.config.pbtxt import config_text
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Made = Mapping[str, tuple[str, TensorSpec]]  # a step's tensor → the ensemble's, and what it is
 
 
-def origins_of(sources: list[Origin], steps: list[str], name: str, archive: str) -> dict[str, Origin]:
+def origins_of(sources: list[ModelSource], steps: list[str], name: str, archive: str) -> dict[str, ModelSource]:
     """What is packed, by its place in the archive.
 
     Args:
@@ -41,19 +41,12 @@ def origins_of(sources: list[Origin], steps: list[str], name: str, archive: str)
         steps: of an ensemble, models by their names; none where there is none.
         name: of the model that is asked for.
         archive: the archive's, without its suffix.
-
-    Raises:
-        MmeError: there is no such model, nothing says which of several requests are for, or two have one name.
     """
     return _of_several(sources, steps, name) if steps or len(sources) > 1 else _of_one(sources[0], name, archive)
 
 
-def _of_one(source: Origin, name: str, archive: str) -> dict[str, Origin]:
-    """What is packed, by its place in the archive: the model, or those of a folder of several.
-
-    Raises:
-        MmeError: there is no such model, or nothing says which of several requests are for.
-    """
+def _of_one(source: ModelSource, name: str, archive: str) -> dict[str, ModelSource]:
+    """What is packed, by its place in the archive: the model, or those of a folder of several."""
     if source.file is not None:
         return {"." if source.file.is_script else name: source}
     if source.bare or source.config is not None:
@@ -63,18 +56,14 @@ def _of_one(source: Origin, name: str, archive: str) -> dict[str, Origin]:
     if model.config.ensemble and not parts:  # the models of its steps are beside it
         parts = parts_beside(model)
     if not parts:
-        return {"." if takes_raw_body(model.config) else name: Origin(model.path)}
-    return {path.name: Origin(path) for path in (model.path, *parts)}
+        return {"." if takes_raw_body(model.config) else name: ModelSource(model.path)}
+    return {path.name: ModelSource(path) for path in (model.path, *parts)}
 
 
-def _of_several(sources: list[Origin], steps: list[str], name: str) -> dict[str, Origin]:
-    """Several models by their names; those of an ensemble's steps where there is one.
-
-    Raises:
-        MmeError: a step has no model, or two have one name.
-    """
+def _of_several(sources: list[ModelSource], steps: list[str], name: str) -> dict[str, ModelSource]:
+    """Several models by their names; those of an ensemble's steps where there is one."""
     if len(sources) == 1 and sources[0].file is None:
-        sources = [Origin.of(path, None) for path in sorted(sources[0].path.iterdir()) if path.is_dir()]
+        sources = [ModelSource.of(path, None) for path in sorted(sources[0].path.iterdir()) if path.is_dir()]
     parts = {source.stem: source for source in sources}
     if len(parts) < len(sources):
         raise invalid_argument(f"two models have one name among {', '.join(sorted(each.stem for each in sources))}")
@@ -87,7 +76,7 @@ def _of_several(sources: list[Origin], steps: list[str], name: str) -> dict[str,
 
 
 def configured(
-    staging: Path, origins: Mapping[str, Origin], steps: list[str], name: str, archive: str
+    staging: Path, origins: Mapping[str, ModelSource], steps: list[str], name: str, archive: str
 ) -> list[ModelConfig]:
     """The configurations of the staged models, first that of the one to be asked; those of bare files are written."""
     for folder, origin in origins.items():
@@ -174,9 +163,6 @@ def ensemble_of(name: str, steps: Sequence[ModelConfig]) -> ModelConfig:
     Args:
         name: the ensemble's.
         steps: configurations of the models in order, their inputs and outputs complete.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when a step needs what nobody makes.
     """
     for step in steps:
         if not step.inputs or not step.outputs:

@@ -35,11 +35,7 @@ _EXPIRED_ADVICE = "the AWS credentials have expired: sign in again, as with `aws
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key of an s3:// URI; the key is without a slash in front.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it is none.
-    """
+    """Bucket and key of an s3:// URI; the key is without a slash in front."""
     found = _S3_URI.fullmatch(uri)
     if found is None:
         raise invalid_argument(
@@ -64,11 +60,7 @@ class Aws:
 
     @property
     def region(self) -> str:
-        """The region of the clients.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when there is none.
-        """
+        """The region of the clients."""
         if not self._session.region_name:
             raise invalid_argument("no AWS region is chosen: give --region, or set AWS_DEFAULT_REGION")
         return str(self._session.region_name)
@@ -80,11 +72,7 @@ class Aws:
             return self._session.get_credentials() is not None
 
     def client(self, service: str) -> Any:
-        """boto3's client of a service.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when the region is none, or has no such service.
-        """
+        """boto3's client of a service."""
         from botocore.config import Config  # noqa: PLC0415 - heavy
 
         if service not in self._clients:
@@ -96,22 +84,14 @@ class Aws:
         return self._clients[service]
 
     def call(self, service: str, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """One API call by the name that AWS gives it, such as `create_model`.
-
-        Raises:
-            MmeError: see `aws_errors`.
-        """
+        """One API call by the name that AWS gives it, such as `create_model`."""
         client = self.client(service)
         with aws_errors(f"{service}:{operation}"):
             answer: dict[str, Any] = getattr(client, operation)(**parameters)
         return answer
 
     def pages(self, paginator: Any, parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The pages of one of boto3's paginators.
-
-        Raises:
-            MmeError: see `aws_errors`.
-        """
+        """The pages of one of boto3's paginators."""
         with aws_errors("AWS"):
             yield from paginator.paginate(**parameters)
 
@@ -133,9 +113,6 @@ def aws_errors(doing: str) -> Iterator[None]:
 
     Args:
         doing: what was going on, for the sentence.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for what a person can mend, UNAVAILABLE for the rest.
     """
     from botocore import exceptions as boto  # noqa: PLC0415 - heavy
 

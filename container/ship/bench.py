@@ -100,11 +100,7 @@ class Level:
 
 
 def expanded(text: str) -> list[str]:
-    """The names that `bert-{0..49}.tar.gz` stands for.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when the range is none.
-    """
+    """The names that `bert-{0..49}.tar.gz` stands for."""
     found = _RANGE.search(text)
     if not found:
         return [text]
@@ -115,11 +111,7 @@ def expanded(text: str) -> list[str]:
 
 
 def levels(text: str) -> list[int]:
-    """The numbers of clients in `1,8,32`.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when they are none.
-    """
+    """The numbers of clients in `1,8,32`."""
     numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if not all(0 < number <= 1024 for number in numbers):
         raise invalid_argument(f"--concurrency '{text}' is not a list of numbers up to 1024, such as 1,8,32")
@@ -167,11 +159,7 @@ _SEED = 7
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure level by level, and print a table.
-
-    Raises:
-        MmeError: the arguments are wrong, or the first request fails.
-    """
+    """Measure level by level, and print a table."""
     from container.ship.client import sender_of  # noqa: PLC0415 - heavy
     from container.ship.requests import request_of  # noqa: PLC0415 - numpy
 

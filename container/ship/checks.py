@@ -70,9 +70,6 @@ def check_instance_type(instance_type: str, known: Collection[str], *, multi_mod
         instance_type: as in `ml.g5.xlarge`.
         known: the types that the API lists; empty when it lists none.
         multi_model: whether the endpoint serves many models.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT, naming one that would do.
     """
     if known and instance_type not in known:
         close = difflib.get_close_matches(instance_type, known, 1, 0.5)
@@ -98,9 +95,6 @@ def checked_role(role: str, aws: Aws | None) -> str:
     Args:
         role: ARN or name.
         aws: whom to ask; None asks nobody.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
     """
     if not role:
         raise invalid_argument(
@@ -125,11 +119,7 @@ def checked_role(role: str, aws: Aws | None) -> str:
 
 
 def check_environment(environment: Mapping[str, str], *, multi_model: bool) -> None:
-    """Refuse variables with which the container would not start, which SageMaker tells ten minutes later.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """Refuse variables with which the container would not start, which SageMaker tells ten minutes later."""
     from container.settings import SettingsError, read_settings  # noqa: PLC0415 - all settings, 100 ms
     from container.settings.schema import DEFAULT_PORT  # noqa: PLC0415
 
@@ -146,11 +136,7 @@ def check_environment(environment: Mapping[str, str], *, multi_model: bool) -> N
 
 
 def check_image(image: str, region: str) -> None:
-    """Refuse an image that SageMaker can't pull.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """Refuse an image that SageMaker can't pull."""
     if not image:
         raise invalid_argument("no image: give --image, the URI of one in ECR; buildspec.yml builds and pushes mme's")
     found = _ECR.fullmatch(image)
@@ -170,9 +156,6 @@ def checked_models(uri: str, aws: Aws | None, *, multi_model: bool) -> str:
         uri: as it was given.
         aws: whom to ask what is there; None asks nobody.
         multi_model: which of both it should be.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
     """
     bucket, key = split_uri(uri)
     if multi_model:

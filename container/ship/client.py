@@ -37,11 +37,12 @@ LOCAL_NAME = "local"  # of an endpoint that answers to any
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """What a server said: headers under lower-case names, and the body."""
 
+    status: int
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes = b""
 
 
 class Identity:
@@ -64,11 +65,7 @@ class Identity:
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """For connections by TLS.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when the file holds no certificates.
-        """
+        """For connections by TLS."""
         try:
             return ssl.create_default_context(cafile=self.ca)
         except OSError as error:
@@ -84,11 +81,7 @@ NO_IDENTITY = Identity()
 
 
 def identity_of(arguments: argparse.Namespace) -> Identity:
-    """What `--ca` and `--key-file` say.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when the latter is no file with a key alone.
-    """
+    """What `--ca` and `--key-file` say."""
     path: Path | None = arguments.key_file
     if path is None:
         return Identity(arguments.ca)
@@ -108,19 +101,16 @@ class LocalEndpoint(NamedTuple):
 
 def post(
     url: str, body: bytes | None, headers: Mapping[str, str], timeout: float, identity: Identity = NO_IDENTITY
-) -> Answer:
-    """The answer to a POST, or to a GET where there is no body.
-
-    Raises:
-        MmeError: UNAVAILABLE when the server cannot be reached, or its own sentence.
-    """
+) -> HttpResponse:
+    """The answer to a POST, or to a GET where there is no body."""
     request = urllib.request.Request(url, data=body, headers=dict(headers))  # noqa: S310 - checked_url has seen it
     if identity.key:
         request.add_unredirected_header("Authorization", identity.authorization)
     opener = _opener(url, identity)
     try:
         with opener.open(request, timeout=timeout) as response:
-            return Answer({name.lower(): value for name, value in response.headers.items()}, response.read())
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return HttpResponse(response.status, headers, response.read())
     except urllib.error.HTTPError as error:
         with error:
             raise MmeError(Kind.UNAVAILABLE, f"{error.code} {error.reason}: {sentence_of(error.read())}") from error
@@ -163,11 +153,7 @@ def _by_proxy(url: str) -> str:
 def ask(
     url: str, body: bytes | None, timeout: float, identity: Identity = NO_IDENTITY
 ) -> tuple[Any, Mapping[str, str]]:
-    """The JSON that a server answers, and its headers under lower-case names.
-
-    Raises:
-        MmeError: it cannot be reached, its own sentence, or it answers something else.
-    """
+    """The JSON that a server answers, and its headers under lower-case names."""
     answer = post(url, body, {"Content-Type": JSON}, timeout, identity)
     try:
         return json.loads(answer.body), answer.headers
@@ -199,11 +185,7 @@ def sentence_of(body: bytes) -> str:
 
 
 def checked_url(url: str, flag: str = "--url") -> str:
-    """A server's address without a slash at its end; `flag` gave it.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it is none.
-    """
+    """A server's address without a slash at its end; `flag` gave it."""
     if not re.match(r"https?://[^/]", url):
         raise invalid_argument(f"{flag} '{url}' is not an address such as {DEFAULT_URL}")
     return url.rstrip("/")
@@ -215,7 +197,7 @@ if TYPE_CHECKING:
 
     from container.ship.requests import Request
 
-    Sender = Callable[[Request, str, str], Answer]
+    Sender = Callable[[Request, str, str], HttpResponse]
 
 _ANSWERS = frozenset(  # what a running endpoint says of a request
     {"InternalFailure", "ModelError", "ModelNotReadyException", "ServiceUnavailable", "ValidationError"}
@@ -223,11 +205,7 @@ _ANSWERS = frozenset(  # what a running endpoint says of a request
 
 
 def sender_of(arguments: argparse.Namespace, connections: int = 1) -> Sender:
-    """The sender that the arguments name, for so many threads.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when they contradict each other.
-    """
+    """The sender that the arguments name, for so many threads."""
     if arguments.name and arguments.endpoint:
         raise invalid_argument(f"two endpoints: '{arguments.name}' and --endpoint '{arguments.endpoint}'")
     if arguments.local and arguments.url:
@@ -254,7 +232,7 @@ def sender_of(arguments: argparse.Namespace, connections: int = 1) -> Sender:
 def _plain(url: str, timeout: float, identity: Identity) -> Sender:
     """Over HTTP, as SageMaker asks a container."""
 
-    def send(request: Request, target: str, inference_id: str) -> Answer:
+    def send(request: Request, target: str, inference_id: str) -> HttpResponse:
         headers = {
             "Content-Type": request.content_type,
             "Accept": request.accept,
@@ -293,7 +271,7 @@ def _runtime(endpoint: str, url: str, identity: Identity, arguments: argparse.Na
     if identity.key:
         client.meta.events.register("before-send.sagemaker-runtime", show_key)
 
-    def send(request: Request, target: str, inference_id: str) -> Answer:
+    def send(request: Request, target: str, inference_id: str) -> HttpResponse:
         given = {
             "TargetModel": target,
             "InferenceId": inference_id,
@@ -305,7 +283,7 @@ def _runtime(endpoint: str, url: str, identity: Identity, arguments: argparse.Na
                 response = client.invoke_endpoint(
                     EndpointName=endpoint, Body=request.body, **{key: value for key, value in given.items() if value}
                 )
-                return Answer(response["ResponseMetadata"]["HTTPHeaders"], response["Body"].read())
+                return HttpResponse(200, response["ResponseMetadata"]["HTTPHeaders"], response["Body"].read())
             except ClientError as error:
                 raise _refusal(error, error.response) from error
 

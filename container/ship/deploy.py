@@ -154,11 +154,7 @@ COMMANDS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make an endpoint.
-
-    Raises:
-        MmeError: an argument is wrong, AWS refuses, or the endpoint does not come up.
-    """
+    """Make an endpoint."""
     aws = Aws(arguments.region or "")
     check_name(arguments.name)
     if arguments.format != "calls" and not arguments.dry_run:
@@ -195,11 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_update(arguments: argparse.Namespace) -> int:
-    """Bring something new behind an endpoint, which serves without a gap.
-
-    Raises:
-        MmeError: an argument is wrong, AWS refuses, or the new one does not come up, in which case the old one stays.
-    """
+    """Bring something new behind an endpoint, which serves without a gap."""
     aws = Aws(arguments.region or "")
     now = find(aws, check_name(arguments.name))
     if now is None:
@@ -390,11 +382,7 @@ def _stamp() -> str:
 
 
 def run_delete(arguments: argparse.Namespace) -> int:
-    """List what there is, ask, and delete it.
-
-    Raises:
-        MmeError: there is nothing of ours, it is not confirmed, or AWS refuses.
-    """
+    """List what there is, ask, and delete it."""
     aws = Aws(arguments.region or "")
     name = check_name(arguments.name)
     calls = all_resources(aws, name)

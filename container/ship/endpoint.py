@@ -112,11 +112,7 @@ class Deployment:
 
 
 def check_name(name: str) -> str:
-    """The name itself if an endpoint may have it.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """The name itself if an endpoint may have it."""
     if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
         raise invalid_argument(
             f"'{name}' can't be the name of an endpoint: letters, digits and single dashes, {_LONGEST_NAME} at most"
@@ -125,11 +121,7 @@ def check_name(name: str) -> str:
 
 
 def parse_capacity(text: str) -> tuple[int, int]:
-    """Least and most of `1..4`.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT.
-    """
+    """Least and most of `1..4`."""
     found = re.fullmatch(r"(\d+)\.\.(\d+)", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise invalid_argument(f"--autoscale '{text}' is not LEAST..MOST, as in 1..4")

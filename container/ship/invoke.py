@@ -20,7 +20,7 @@ from model_handlers.errors import invalid_argument
 if TYPE_CHECKING:
     import argparse
 
-    from container.ship.client import Answer
+    from container.ship.client import HttpResponse
 
 _EXAMPLES = """\
 examples:
@@ -75,11 +75,7 @@ COMMAND = Command("invoke", "send one request and print the answer", _EXAMPLES, 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Send one inference request; the answer goes to standard output, times to standard error.
-
-    Raises:
-        MmeError: the arguments are wrong, the server cannot be reached, or its own sentence.
-    """
+    """Send one inference request; the answer goes to standard output, times to standard error."""
     from container.ship.client import sender_of  # noqa: PLC0415 - heavy
     from container.ship.requests import request_of  # noqa: PLC0415 - numpy
 
@@ -106,7 +102,7 @@ def server_timing(header: str) -> list[tuple[str, str]]:
     return found
 
 
-def _show(answer: Answer, output: Path | None) -> None:
+def _show(answer: HttpResponse, output: Path | None) -> None:
     """The answer in a file, as it came or as arrays, or on standard output, each document of JSON indented."""
     if output and output.suffix == ".npz":
         from container.ship.requests import write_arrays  # noqa: PLC0415 - numpy

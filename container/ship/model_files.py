@@ -37,7 +37,7 @@ _HEAD = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFile:
+class FrameworkFile:
     """A model that is a file or a folder of a framework's.
 
     Attributes:
@@ -56,16 +56,12 @@ class ModelFile:
         return self.place == _SCRIPT
 
 
-def recognised(path: Path) -> ModelFile | None:
-    """What the path is, None for a directory that is none of a framework's own.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when there is nothing, or nothing that is known.
-    """
+def recognised(path: Path) -> FrameworkFile | None:
+    """What the path is, None for a directory that is none of a framework's own."""
     if not path.exists():
         raise invalid_argument(f"'{path}' does not exist: name a model directory or a model file")
     if path.is_dir():
-        return ModelFile("model.savedmodel") if _is_saved_model(path) else None
+        return FrameworkFile("model.savedmodel") if _is_saved_model(path) else None
     if path.name.endswith(ARCHIVE_SUFFIX):
         raise invalid_argument(
             f"'{path}' is packed already: `mme config check` tells what it holds, `mme push` uploads it"
@@ -93,21 +89,21 @@ def _is_saved_model(path: Path) -> bool:
     return any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt"))
 
 
-def _by_name(path: Path) -> ModelFile | None:
+def _by_name(path: Path) -> FrameworkFile | None:
     if path.name == "inference.py":
-        return ModelFile(_SCRIPT)
+        return FrameworkFile(_SCRIPT)
     match path.suffix.lower():
         case ".onnx":
             weights = (path.with_name(path.name + suffix) for suffix in _ONNX_WEIGHTS)
-            return ModelFile("model.onnx", tuple((each, each.name) for each in weights if each.is_file()))
+            return FrameworkFile("model.onnx", tuple((each, each.name) for each in weights if each.is_file()))
         case ".pt" | ".pth" | ".ts" | ".torchscript":
             return _torch(path)
         case ".pt2":
-            return ModelFile("model.pt2")
+            return FrameworkFile("model.pt2")
         case ".plan" | ".engine" | ".trt":
-            return ModelFile("model.plan")
+            return FrameworkFile("model.plan")
         case ".pb":
-            return ModelFile("model.graphdef")
+            return FrameworkFile("model.graphdef")
         case ".xml":
             return _openvino(path)
         case ".py":
@@ -116,31 +112,31 @@ def _by_name(path: Path) -> ModelFile | None:
             return _trees(path)
 
 
-def _torch(path: Path) -> ModelFile:
+def _torch(path: Path) -> FrameworkFile:
     """TorchScript is a zip with a program in it; weights alone are none."""
     names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
     if any(name.endswith("/constants.pkl") for name in names):
-        return ModelFile("model.pt")
+        return FrameworkFile("model.pt")
     if any(name.partition("/")[2].startswith("models/") or name.endswith("/archive_format") for name in names):
-        return ModelFile("model.pt2")
+        return FrameworkFile("model.pt2")
     raise invalid_argument(
         f"'{path}' holds weights and no program: write one with torch.jit.script(model).save(...) or "
         "torch.export.save(...)"
     )
 
 
-def _openvino(path: Path) -> ModelFile:
+def _openvino(path: Path) -> FrameworkFile:
     weights = path.with_suffix(".bin")
     if b"<net" not in _head(path):
         raise invalid_argument(f"'{path}' is no model of OpenVINO's, which begins with <net")
     if not weights.is_file():
         raise invalid_argument(f"'{path}' has no weights beside it: put {weights.name} there, as OpenVINO writes both")
-    return ModelFile("model.xml", ((weights, "model.bin"),))
+    return FrameworkFile("model.xml", ((weights, "model.bin"),))
 
 
-def _python(path: Path) -> ModelFile:
+def _python(path: Path) -> FrameworkFile:
     if "TritonPythonModel" in path.read_text("utf-8", "replace"):
-        return ModelFile("model.py")
+        return FrameworkFile("model.py")
     if path.name == "model.py":
         raise invalid_argument(f"'{path}' has no class TritonPythonModel")
     raise invalid_argument(
@@ -148,7 +144,7 @@ def _python(path: Path) -> ModelFile:
     )
 
 
-def _trees(path: Path) -> ModelFile | None:
+def _trees(path: Path) -> FrameworkFile | None:
     """A model of trees, whose library is told to the server by a parameter."""
     head = _head(path)
     match path.suffix.lower():
@@ -166,9 +162,9 @@ def _trees(path: Path) -> ModelFile | None:
             return None
 
 
-def _fil(place: str, kind: str) -> ModelFile:
+def _fil(place: str, kind: str) -> FrameworkFile:
     config = f'backend: "fil"\nparameters {{ key: "model_type" value: {{ string_value: "{kind}" }} }}\n'
-    return ModelFile(place, config=config)
+    return FrameworkFile(place, config=config)
 
 
 def _head(path: Path) -> bytes:
@@ -180,7 +176,7 @@ CONFIG = "config.pbtxt"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ModelSource:
     """Where a model comes from.
 
     Attributes:
@@ -190,16 +186,12 @@ class Origin:
     """
 
     path: Path
-    file: ModelFile | None = None
+    file: FrameworkFile | None = None
     config: Path | None = None
 
     @classmethod
-    def of(cls, path: Path, config: Path | None) -> Origin:
-        """What a path is.
-
-        Raises:
-            MmeError: INVALID_ARGUMENT when it is no model, or has a configuration already.
-        """
+    def of(cls, path: Path, config: Path | None) -> ModelSource:
+        """What a path is."""
         file = recognised(path)
         if config is not None and not config.is_file():
             raise invalid_argument(f"--config '{config}' does not exist")
@@ -232,7 +224,7 @@ class Origin:
 
 
 @contextmanager
-def staged(origins: Mapping[str, Origin]) -> Iterator[Path]:
+def staged(origins: Mapping[str, ModelSource]) -> Iterator[Path]:
     """A directory that holds the models' directories in their places, by name, and nothing else."""
     first = next(iter(origins.values())).path
     with tempfile.TemporaryDirectory(prefix=".mme-pack-", dir=_link_parent(first)) as folder:
@@ -263,7 +255,7 @@ def _link_parent(origin: Path) -> Path | None:
     return parent if os.access(parent, os.W_OK) else None
 
 
-def _stage_file(path: Path, file: ModelFile, destination: Path) -> None:
+def _stage_file(path: Path, file: FrameworkFile, destination: Path) -> None:
     place = destination / file.place if file.is_script else destination / "1" / file.place
     place.parent.mkdir(parents=True)
     if path.is_dir():

@@ -19,7 +19,7 @@ from container.cli.command import ARCHIVE_SUFFIX, Command, progress
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
-    from container.ship.model_files import Origin
+    from container.ship.model_files import ModelSource
     from model_handlers.config.model_config import ModelConfig
 
 _EXAMPLES = """\
@@ -59,11 +59,7 @@ COMMAND = Command(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, pack, and tell what was packed: one archive, or into a folder one of each model.
-
-    Raises:
-        MmeError: what is wrong with the model, by file or field; or with the arguments.
-    """
+    """Check, pack, and tell what was packed: one archive, or into a folder one of each model."""
     if arguments.output is None or not arguments.output.is_dir():
         return _pack(arguments)
     for name, path in _named(arguments).items():
@@ -74,18 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _named(arguments: argparse.Namespace) -> dict[str, Path]:
-    """The models that become an archive each, by their names.
-
-    Raises:
-        MmeError: two have one name, or they are asked to be one.
-    """
-    from container.ship.model_files import Origin  # noqa: PLC0415 - heavy
+    """The models that become an archive each, by their names."""
+    from container.ship.model_files import ModelSource  # noqa: PLC0415 - heavy
 
     if arguments.ensemble:
         raise invalid_argument(f"-o '{arguments.output}' is a folder: an ensemble is one archive, name it")
     if arguments.name and len(arguments.models) > 1:
         raise invalid_argument("--name is for one model: several in a folder are called after their files")
-    stems = [arguments.name or Origin.of(path, None).stem for path in arguments.models]
+    stems = [arguments.name or ModelSource.of(path, None).stem for path in arguments.models]
     again = next((stem for stem in stems if stems.count(stem) > 1), None)
     if again is not None:
         raise invalid_argument(f"two models would be '{again}{ARCHIVE_SUFFIX}': pack them into folders of their own")
@@ -95,10 +87,10 @@ def _named(arguments: argparse.Namespace) -> dict[str, Path]:
 def _pack(arguments: argparse.Namespace, *, brief: bool = False) -> int:
     """Make one archive; `brief` tells no more than that."""
     from container.ship.archive_models import configured, origins_of  # noqa: PLC0415 - heavy, as numpy is
-    from container.ship.model_files import Origin, link_or_copy, staged  # noqa: PLC0415
+    from container.ship.model_files import ModelSource, link_or_copy, staged  # noqa: PLC0415
     from serve.sources.archive import pack  # noqa: PLC0415
 
-    sources = [Origin.of(path, arguments.config) for path in arguments.models]
+    sources = [ModelSource.of(path, arguments.config) for path in arguments.models]
     name = _name(arguments, sources)
     output: Path = arguments.output or Path(f"{name}{ARCHIVE_SUFFIX}")
     _check_arguments(arguments, name, output)
@@ -134,7 +126,7 @@ def _describe(staging: Path, folders: list[str], configs: list[ModelConfig]) -> 
     print()
 
 
-def _name(arguments: argparse.Namespace, sources: list[Origin]) -> str:
+def _name(arguments: argparse.Namespace, sources: list[ModelSource]) -> str:
     """The model's name: given, or that of what is packed."""
     if arguments.name:
         return str(arguments.name)

@@ -65,11 +65,7 @@ class Upload:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, upload, and tell what was done.
-
-    Raises:
-        MmeError: an argument is wrong, S3 refuses, or something else is there.
-    """
+    """Look, upload, and tell what was done."""
     bucket, prefix = split_uri(arguments.destination)
     for file in arguments.archives:
         _check(file)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from container.ship.client import Answer
+    from container.ship.client import HttpResponse
 
 _NUMPYS = {".npy": "application/x-npy", ".npz": "application/x-npz"}
 _BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -41,11 +41,7 @@ class Request:
 
 
 def request_of(arguments: argparse.Namespace) -> Request:
-    """What the arguments ask for.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when a file is not what it should be.
-    """
+    """What the arguments ask for."""
     accept = arguments.accept or ""
     if arguments.json:
         return Request(JSON, _content(arguments.json), accept or JSON)
@@ -58,21 +54,13 @@ def request_of(arguments: argparse.Namespace) -> Request:
     return Request(f"{_BINARY}{header}", body, accept or ("" if _is_arrays(arguments) else JSON))
 
 
-def write_arrays(output: Path, answer: Answer) -> None:
-    """Write the outputs of an answer into a .npz file.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when they are none.
-    """
+def write_arrays(output: Path, answer: HttpResponse) -> None:
+    """Write the outputs of an answer into a .npz file."""
     np.savez(output, **arrays_of(answer.headers.get("content-type", ""), answer.body))
 
 
 def arrays_of(content_type: str, body: bytes) -> dict[str, Any]:
-    """The outputs of an answer, as arrays.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when they are none.
-    """
+    """The outputs of an answer, as arrays."""
     if not content_type.startswith(_BINARY) and content_type.partition(";")[0].strip() != JSON:
         raise invalid_argument(
             f"the answer is {content_type or 'of no content type'} and no tensors: give another FILE"

@@ -26,11 +26,7 @@ _STREAMS, _LINES = 2, 20
 
 
 def find(aws: Aws, name: str) -> Mapping[str, Any] | None:
-    """What SageMaker says of the endpoint, None where there is none.
-
-    Raises:
-        MmeError: SageMaker can't be asked.
-    """
+    """What SageMaker says of the endpoint, None where there is none."""
     pages = aws.client("sagemaker").get_paginator("list_endpoints")
     rows = (row for page in aws.pages(pages, {"NameContains": name}) for row in page["Endpoints"])
     if not any(row["EndpointName"] == name for row in rows):
@@ -39,11 +35,7 @@ def find(aws: Aws, name: str) -> Mapping[str, Any] | None:
 
 
 def wait_in_service(aws: Aws, name: str, config: str) -> None:
-    """Return when the endpoint serves `config`, reporting its status meanwhile.
-
-    Raises:
-        MmeError: UNAVAILABLE when it failed, with SageMaker's reason and the end of the container's log.
-    """
+    """Return when the endpoint serves `config`, reporting its status meanwhile."""
     began, shown = time.monotonic(), ""
     while True:
         state = aws.call("sagemaker", "describe_endpoint", {"EndpointName": name})

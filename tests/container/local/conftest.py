@@ -19,7 +19,7 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from container.local.container import Container
 from container.local.front import Endpoint, Throttle, make_front
-from container.local.platform import Limits, Platform
+from container.local.platform import Platform, Timeouts
 from container.local.running import listening
 from container.steps.access import Access
 from serve.sources.store import open_store
@@ -190,7 +190,7 @@ def start(contract, archives, tmp_path, loop):
             return endpoint, background(endpoint)
 
         def started(*, name="", multi=True, rate=0.0, background=lambda _endpoint: None, keep=True, **limits):
-            endpoint, worker = run(made(name, Limits(**limits), background, multi=multi, keep=keep))
+            endpoint, worker = run(made(name, Timeouts(**limits), background, multi=multi, keep=keep))
             for each in filter(None, (endpoint.platform, worker)):
                 stack.callback(lambda each=each: run(each.close()))
             app = make_front(endpoint, Throttle(rate, time.monotonic()), worker, loop, Access(local=True))

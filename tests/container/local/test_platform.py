@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from botocore.exceptions import ClientError
 
-from container.local.platform import Resident, State, least_used, may_give_way
+from container.local.platform import Resident, Stage, least_used, may_give_way
 from tests.waiting import PATIENCE, eventually
 
 
@@ -225,10 +225,10 @@ def test_an_invocation_that_takes_too_long_is_a_model_error_of_status_0(start, b
     ("residents", "victim"),
     [
         ([], None),
-        ([("a", State.LOADED, 0, 2.0), ("b", State.LOADED, 0, 1.0)], "b"),
-        ([("a", State.LOADED, 0, 2.0), ("b", State.LOADED, 1, 1.0)], "a"),
-        ([("a", State.LOADING, 0, 1.0), ("b", State.LEAVING, 0, 1.0)], None),
-        ([("self", State.LOADED, 0, 1.0)], None),
+        ([("a", Stage.LOADED, 0, 2.0), ("b", Stage.LOADED, 0, 1.0)], "b"),
+        ([("a", Stage.LOADED, 0, 2.0), ("b", Stage.LOADED, 1, 1.0)], "a"),
+        ([("a", Stage.LOADING, 0, 1.0), ("b", Stage.LEAVING, 0, 1.0)], None),
+        ([("self", Stage.LOADED, 0, 1.0)], None),
     ],
 )
 def test_who_leaves(residents, victim):
@@ -244,16 +244,16 @@ def test_who_leaves(residents, victim):
     ("others", "expected"),
     [
         ([], False),
-        ([(State.LOADED, False)], True),
-        ([(State.LEAVING, False)], True),
-        ([(State.LOADING, False)], True),
-        ([(State.QUEUED, False)], False),
-        ([(State.LOADED, True), (State.LOADING, True)], False),
+        ([(Stage.LOADED, False)], True),
+        ([(Stage.LEAVING, False)], True),
+        ([(Stage.LOADING, False)], True),
+        ([(Stage.QUEUED, False)], False),
+        ([(Stage.LOADED, True), (Stage.LOADING, True)], False),
     ],
 )
 def test_for_whom_it_is_worth_to_wait(others, expected):
     """For anybody who has come so far that he may leave, and does not wait himself."""
-    spare = Resident("self", "self", State.LOADING, wants_room=True)
+    spare = Resident("self", "self", Stage.LOADING, wants_room=True)
     residents = [Resident("x", "x", state, wants_room=wants) for state, wants in others]
 
     assert may_give_way([*residents, spare], spare) is expected

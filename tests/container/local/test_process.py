@@ -7,20 +7,20 @@ from contextlib import ExitStack
 
 import pytest
 
-from container.local import process
+from container.local import running
 from model_handlers.errors import Kind, MmeError
 
 
 def test_a_port_that_somebody_listens_on_is_not_free(monkeypatch):
     """Another one is found while there is one, and then a sentence says what to do."""
     with ExitStack() as listeners:
-        first = process.free_port()
+        first = running.free_port()
         listeners.enter_context(socket.create_server(("127.0.0.1", first)))
-        other = process.free_port()
+        other = running.free_port()
         assert other != first
-        monkeypatch.setattr(process, "_PORTS", [first, other])
-        assert process.free_port() == other
+        monkeypatch.setattr(running, "_PORTS", [first, other])
+        assert running.free_port() == other
         listeners.enter_context(socket.create_server(("127.0.0.1", other)))
         with pytest.raises(MmeError, match="say which by --container-port") as caught:
-            process.free_port()
+            running.free_port()
     assert caught.value.kind is Kind.UNAVAILABLE
