@@ -83,12 +83,14 @@ class LoadApi:
         Raises:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded, or could not a moment ago; see `Registry.entry`.
         """
-        entry = self._registry.entry(name, version)
+        entry, report = self._registry.entry(name, version), LoadReport()
         try:
-            entry, report = await self._acquire(name, entry)
-            if not entry.steps:
-                return entry, report
-            entry.release()
+            if entry.state is not State.READY or not entry.steps:
+                report = await self._acquire(name, entry)
+                if not entry.steps:
+                    return entry, report
+                entry.uncount(missed=bool(report.load))  # it is counted with its lease
+                entry.release()
             async with self._deadline(name, "its load goes on, try again later"):
                 return await self._acquire_joint(name, version, report)
         except MmeError as error:
@@ -96,7 +98,8 @@ class LoadApi:
                 entry.stats.refused += 1
             raise
 
-    async def _acquire(self, name: str, entry: Entry) -> tuple[Entry, LoadReport]:
+    async def _acquire(self, name: str, entry: Entry) -> LoadReport:
+        """Lease an entry, loading it first if need be; what is to be forgotten of one that did not load is."""
         _refuse_too_soon(entry)
         began = time.perf_counter_ns()
         try:
@@ -108,13 +111,12 @@ class LoadApi:
             elif _is_useless(error):
                 await self._discard(entry, error)
             raise
-        entry = self._cache.entries.get(name, entry)
         if report.load:
             self._registry.note(entry)
             waited = time.perf_counter_ns() - began
             entry.stats.wait.add(waited)
             self._cache.events.tell(CacheEvent(EventType.WAITED, name, waited))
-        return entry, report
+        return report
 
     # -- the models of an ensemble ---------------------------------------------------------------------------------
 
@@ -148,7 +150,9 @@ class LoadApi:
         while lease is None and not tried.issuperset(away := self._cache.away(name)):
             tried.update(away)  # what was loaded may have left again; those of an ensemble in it are known only then
             if name in away:
-                entry, more = await self._acquire(name, self._registry.entry(name, version))
+                entry = self._registry.entry(name, version)
+                more = await self._acquire(name, entry)
+                entry.uncount(missed=bool(more.load))
                 entry.release()
             else:
                 await self._check_together(name, self._cache.entries[name].steps)
@@ -209,15 +213,11 @@ class LoadApi:
         """Refuse models that can't be in memory at the same time: by what is known of them, then by looking again."""
         for exact in (False, True):
             needs: dict[str, Footprint] = {}
-            waiting = list(steps)
-            for each in waiting:  # which grows
-                if each in needs:
-                    continue
-                try:
-                    needs[each], more = await self._cache.need(self._step(each), exact=exact)
-                except MmeError:  # as its load says
-                    needs[each], more = Footprint(), ()
-                waiting += more
+            level = list(dict.fromkeys(steps))
+            while level:
+                found = await asyncio.gather(*(self._need(each, exact=exact) for each in level))
+                needs.update(zip(level, (need for need, _ in found), strict=True))
+                level = list(dict.fromkeys(step for _, more in found for step in more if step not in needs))
             try:
                 self._cache.check_together(name, needs)
             except MmeError:
@@ -225,6 +225,12 @@ class LoadApi:
                     raise
             else:
                 return
+
+    async def _need(self, name: str, *, exact: bool) -> tuple[Footprint, tuple[str, ...]]:
+        try:
+            return await self._cache.need(self._step(name), exact=exact)
+        except MmeError:  # as its load says
+            return Footprint(), ()
 
     async def _load_all(self, whole: str, names: Iterable[str]) -> tuple[dict[str, Target], LoadReport]:
         """Have models loaded side by side; they may leave at once."""
@@ -239,8 +245,10 @@ class LoadApi:
     async def _load_step(self, whole: str, name: str) -> tuple[Target, LoadReport]:
         self._check_circle(whole, name)
         with self._waits.waiting((whole,), name), _blaming(whole, name):
-            entry, report = await self._acquire(name, self._registry.entry(name))
+            entry = self._registry.entry(name)
+            report = await self._acquire(name, entry)
         target = entry.leased()
+        entry.uncount(missed=bool(report.load))
         entry.release()
         return target, report
 

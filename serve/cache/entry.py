@@ -168,9 +168,12 @@ class Entry:
         """What a lease keeps beside the model: see `JointLease`."""
         return None
 
-    def uncount(self) -> None:
-        """It was leased for nothing: no hit."""
-        self.stats.hits -= 1
+    def uncount(self, *, missed: bool = False) -> None:
+        """It was leased for nothing: no hit, or no miss."""
+        if missed:
+            self.stats.misses -= 1
+        else:
+            self.stats.hits -= 1
 
     def share(self) -> None:
         """One more lease, for the holder of one, or of one on the model whose place it took; else UNAVAILABLE."""

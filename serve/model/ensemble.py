@@ -99,7 +99,8 @@ class EnsembleModel:
         self.served = served
         limit = config.max_inflight_requests
         self._limiters = InflightLimiters(limit, len(config.ensemble)) if limit else None
-        self._wiring: Wiring | None = Wiring(name, config, members, self._limiters)
+        wiring = Wiring(name, config, members, self._limiters)
+        self._wiring: Wiring | None = wiring if served is None else None  # that of others is a request's to bring
         self.readiness: JointReadiness = JointReadiness(lambda: [model.readiness for model in self.models()])
         # batches, kinds, version_text: whether it has a batch dimension, the type of each output, what responses say
         self.batches = config.max_batch_size > 0

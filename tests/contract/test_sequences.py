@@ -300,6 +300,13 @@ def test_an_ensemble_passes_the_sequence_on(server):
     assert "must specify the START flag" in message
 
 
+def test_a_sequence_may_go_from_an_ensemble_to_the_model_of_its_step(server):
+    """And back: it is one model, which knows the sequence by its id."""
+    assert step(server, "sums", 1, 9, sequence_start=True)[0] == 1
+    assert step(server, "passed_on", 2, 9)[0] == 3
+    assert step(server, "sums", 3, 9, sequence_end=True)[0] == 6
+
+
 def test_a_step_may_name_another_sequence(server):
     """By parameters of its response; one of another type is told by Triton's sentence."""
     assert step(server, "renamed", 5, 7) == (5, [1, 1, 1, 1007])

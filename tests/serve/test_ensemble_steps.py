@@ -128,6 +128,15 @@ async def test_a_step_is_in_memory_once(toys, world):
         assert ready(engine) == ["a", "b", "e", "f", "g"]
         counted = {name: stats.success.count for (name, _), stats in engine.stats.items()}
         assert counted == {"a": 5, "b": 4, "e": 2, "f": 1, "g": 1}
+        rows = {row["name"]: row["cache"] for row in engine.index.rows()}
+        assert {name: row["hits"] + row["misses"] for name, row in rows.items()} == {
+            "a": 4,
+            "b": 3,
+            "e": 2,
+            "f": 1,
+            "g": 1,
+        }
+        assert {name: row["loads"] for name, row in rows.items()} == dict.fromkeys("abefg", 1)
         models = [model for _, model in engine.index.resident_models()]
         assert len({id(model) for model in models}) == len(models) == 5
         assert engine.cache.room.used().host == sum(engine.cache.entries[name].footprint.host for name in "ab")
