@@ -13,7 +13,7 @@ from decimal import Decimal
 from enum import Enum
 from ipaddress import IPv6Address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from container.control.routes import CATEGORIES, InferenceType
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Parser = Callable[[str], Any]
+
+Value = TypeVar("Value")
 
 
 class SettingsError(MmeError):
@@ -167,6 +169,107 @@ def seconds(low: float, high: float) -> Parser:
     return parse
 
 
+def matching(pattern: str, allowed: str, read: Callable[[str], Any] = str) -> Parser:
+    """A parser of texts that match a pattern as a whole."""
+
+    def parse(text: str) -> Any:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(allowed)
+        return read(text)
+
+    return parse
+
+
+def listed(
+    pattern: str, allowed: str, read: Callable[[re.Match[str]], Value], key: Callable[[Value], object] = lambda it: it
+) -> Callable[[str], tuple[Value, ...]]:
+    """A parser of values between commas; a later one of the same key wins."""
+
+    def parse(text: str) -> tuple[Value, ...]:
+        found: dict[object, Value] = {}
+        for part in text.split(","):
+            match = re.fullmatch(pattern, part.strip(), re.IGNORECASE)
+            if match is None:
+                raise ValueError(allowed)
+            value = read(match)
+            found[key(value)] = value
+        return tuple(found.values())
+
+    return parse
+
+
+def refusing(accepted: Callable[[str], bool], allowed: str, sentence: str) -> Parser:
+    """A parser of texts that are understood, of which one that is not accepted is refused with a sentence."""
+
+    def parse(text: str) -> str:
+        if text == "\0":
+            raise ValueError(allowed)
+        if not accepted(text):
+            raise Refused(sentence)
+        return text
+
+    return parse
+
+
+def _absolute(text: str) -> Path:
+    """A path as it is meant where the server is started."""
+    return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links
+
+
+fraction = matching(r"0\.[0-9]*[1-9][0-9]*|1(\.0+)?", "a fraction above 0 and up to 1, such as 0.8", float)
+directory = matching(r"[^\0]+", "a folder", _absolute)
+file = matching(r"[^\0]+", "a file", _absolute)
+model_name = matching(r"(?!\.\.?\Z)[^/\0]+", "the name of a directory in the model repository, not a path")
+namespace = matching(
+    r"(?!AWS/)[A-Za-z0-9_./#:-]{1,255}", "at most 255 letters, digits and ._-/#:, not beginning with AWS/"
+)
+task = matching(r"[A-Za-z0-9][A-Za-z0-9_-]*", "a task of Hugging Face's, such as text-classification")
+script_name = matching(  # `.py` may be left out, as in Amazon's containers
+    r"(?!\.)[A-Za-z0-9_.-]+",
+    "the file name of a Python script, without a folder",
+    lambda text: text if text.endswith(".py") else f"{text}.py",
+)
+names = listed(r"[^\0]+", "model names between commas, none of them empty", lambda found: found[0])
+hosts = listed(
+    r"(\*\.)?[0-9a-z_-]+(\.[0-9a-z_-]+)*\.?|\[[0-9a-f:.]+\]\.?",
+    "names such as mme.example.com, *.example.com or [fe80::1], without a port, between commas",
+    lambda found: found[0].lower().removesuffix("."),
+)
+resource_limits = listed(
+    r"([^:\0]+):([0-9]{1,9})(?::([0-9]{1,4}))?",
+    "NAME:COUNT or NAME:COUNT:DEVICE, several of them between commas",
+    lambda found: ResourceLimit(found[1], int(found[2]), found[3] or ""),
+    key=lambda limit: limit.pool,
+)
+batch_sizes = listed(
+    r"(?:((?-i:[a-z0-9_]+)):)?([1-9][0-9]{0,8})",
+    "SIZE or BACKEND:SIZE, several of them between commas",
+    lambda found: BatchSize(found[1] or "", int(found[2])),
+    key=lambda size: size.backend,
+)
+handler_service = refusing(
+    lambda text: text.startswith("sagemaker_"),
+    "a handler service of Amazon's containers",
+    "handler services of MMS and TorchServe are not run: put what this one does into code/inference.py",
+)
+universal_script = refusing(
+    lambda _: False,
+    "unset",
+    "pack the scripts for all models, and name their archive by SAGEMAKER_SUBMIT_DIRECTORY",
+)
+
+
+def same_folder(there: str, instead: str) -> Parser:
+    """A parser of a place that the containers look for models in, for which there is another variable here."""
+    sentence = f"models are looked for elsewhere: name their place by {instead}"
+    return refusing(lambda text: text.rstrip("/") == there, there, sentence)
+
+
+def printable(length: int) -> Parser:
+    """A parser of printable ASCII text, which is what CloudWatch takes for names."""
+    return matching(rf"[ -~]{{1,{length}}}", f"at most {length} printable ASCII characters")
+
+
 def body_size(text: str) -> int:
     """A number of bytes that a request may have, which SAGEMAKER_MAX_PAYLOAD_IN_MB bounds alike."""
     allowed = f"a size such as 67108864, 350MB or 2GiB, at most {MOST_PAYLOAD_MB}MiB"
@@ -186,58 +289,6 @@ def response_cache(text: str) -> int:
         return 0 if size == "0" else byte_size(size)
     except ValueError:
         raise ValueError(f"{BYTES_ALLOWED}, 0 for none, or local,size=1048576") from None
-
-
-def fraction(text: str) -> float:
-    """A share between 0 and 1, as `0.8` or `1`."""
-    if not re.fullmatch(r"[01](\.[0-9]+)?", text) or not 0 < float(text) <= 1:
-        raise ValueError("a fraction above 0 and up to 1, such as 0.8")
-    return float(text)
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Model names between commas."""
-    found = tuple(part.strip() for part in text.split(","))
-    if not all(found) or "\0" in text:
-        raise ValueError("model names between commas, none of them empty")
-    return tuple(dict.fromkeys(found))
-
-
-def resource_limits(text: str) -> tuple[ResourceLimit, ...]:
-    """Limits between commas, each as `NAME:COUNT` or `NAME:COUNT:DEVICE`; a later one of the same resource wins."""
-    found = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"([^:\0]+):([0-9]{1,9})(?::([0-9]{1,4}))?", part.strip())
-        if match is None:
-            raise ValueError("NAME:COUNT or NAME:COUNT:DEVICE, several of them between commas")
-        limit = ResourceLimit(match[1], int(match[2]), match[3] or "")
-        found[limit.pool] = limit
-    return tuple(found.values())
-
-
-def batch_sizes(text: str) -> tuple[BatchSize, ...]:
-    """Sizes between commas, each as `SIZE` or `BACKEND:SIZE`; a later one of the same backend wins."""
-    found = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"(?:([a-z0-9_]+):)?([1-9][0-9]{0,8})", part.strip())
-        if match is None:
-            raise ValueError("SIZE or BACKEND:SIZE, several of them between commas")
-        found[match[1] or ""] = BatchSize(match[1] or "", int(match[2]))
-    return tuple(found.values())
-
-
-def directory(text: str) -> Path:
-    """A folder, made absolute here because the server runs in another working directory."""
-    if "\0" in text:
-        raise ValueError("a folder")
-    return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links
-
-
-def file(text: str) -> Path:
-    """A file, made absolute as a folder is."""
-    if "\0" in text:
-        raise ValueError("a file")
-    return directory(text)
 
 
 def repositories(text: str) -> tuple[Path, ...] | tuple[str, ...]:
@@ -301,31 +352,6 @@ def host(text: str) -> str:
     return known
 
 
-def model_name(text: str) -> str:
-    """The name of a model directory, not a path."""
-    if "/" in text or "\0" in text or text in {".", ".."}:
-        raise ValueError("the name of a directory in the model repository, not a path")
-    return text
-
-
-def printable(length: int) -> Parser:
-    """A parser of printable ASCII text, which is what CloudWatch takes for names."""
-
-    def parse(text: str) -> str:
-        if not text.isascii() or not text.isprintable() or len(text) > length:
-            raise ValueError(f"at most {length} printable ASCII characters")
-        return text
-
-    return parse
-
-
-def namespace(text: str) -> str:
-    """A CloudWatch namespace; those that begin with AWS/ are Amazon's own."""
-    if not re.fullmatch(r"[A-Za-z0-9_./#:-]{1,255}", text) or text.startswith("AWS/"):
-        raise ValueError("at most 255 letters, digits and ._-/#:, not beginning with AWS/")
-    return text
-
-
 def choice(*allowed: str) -> Parser:
     """A parser of a few words; letter case does not count."""
     by_lower = {word.lower(): word for word in allowed}
@@ -365,21 +391,6 @@ def media_type(text: str) -> str:
     return text
 
 
-def script_name(text: str) -> str:
-    """The file name of a Python script; `.py` may be left out, as in Amazon's containers."""
-    name = text if text.endswith(".py") else f"{text}.py"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or name.startswith("."):
-        raise ValueError("the file name of a Python script, without a folder")
-    return name
-
-
-def task(text: str) -> str:
-    """A task of Hugging Face's libraries."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", text):
-        raise ValueError("a task of Hugging Face's, such as text-classification")
-    return text
-
-
 def submit_directory(text: str) -> str:
     """A folder of scripts outside of the models, or the URL of its archive; "" for the place inside of each model."""
     if text.removeprefix("file://").rstrip("/") == _CODE:
@@ -414,7 +425,6 @@ _KEEPALIVE: dict[str, tuple[str, int]] = {
     "max-connection-age": ("max_age", 1000),
     "max-connection-age-grace": ("grace", 1000),
 }
-_HOST = re.compile(r"(\*\.)?[0-9a-z_-]+(\.[0-9a-z_-]+)*|\[[0-9a-f:.]+\]")
 _WORDS = {"true": 1, "false": 0}
 _MOST = 2**31 - 1
 _MOST_QUANTILES = 32  # each is a series of every model's metrics
@@ -446,14 +456,6 @@ def restrictions(text: str) -> tuple[Restriction, ...]:
     if twice is not None:
         raise ValueError(f"one header for each category, and '{twice}' has two")
     return tuple(found)
-
-
-def hosts(text: str) -> tuple[str, ...]:
-    """Hosts between commas, without ports; `*.` in front of a domain means all below it."""
-    found = tuple(dict.fromkeys(part.strip().lower().removesuffix(".") for part in text.split(",")))
-    if not all(_HOST.fullmatch(each) for each in found):
-        raise ValueError("names such as mme.example.com, *.example.com or [fe80::1], without a port, between commas")
-    return found
 
 
 def header_pattern(text: str) -> str:
@@ -539,11 +541,6 @@ def inference_type(text: str) -> InferenceType:
         raise Refused(f"ERROR: Invalid SAGEMAKER_TRITON_INFERENCE_TYPE '{text}'. Allowed: {allowed}") from None
 
 
-def anything(text: str) -> str:
-    """Text that nothing here looks into."""
-    return text
-
-
 def log_switch(text: str) -> bool:
     """A boolean, or a verbosity of which anything above 0 is on."""
     if not re.fullmatch(r"[0-9]+", text):
@@ -559,34 +556,3 @@ def selected(text: str) -> tuple[str, ...]:
     if len(set(keys)) != len(keys) or not set(keys) <= set(SELECTABLE):
         raise ValueError(f"one or several of {', '.join(SELECTABLE)}, each once")
     return keys
-
-
-def same_folder(there: str, instead: str) -> Parser:
-    """A parser of a place that the containers look for models in, for which there is another variable here."""
-
-    def parse(text: str) -> str:
-        if text.rstrip("/") == there:
-            return text
-        if text == "\0":
-            raise ValueError(there)
-        raise Refused(f"models are looked for elsewhere: name their place by {instead}")
-
-    return parse
-
-
-def handler_service(text: str) -> str:
-    """A service of MMS, of which the containers' own is what is done here."""
-    if text == "\0":
-        raise ValueError("a handler service of Amazon's containers")
-    if not text.startswith("sagemaker_"):
-        raise Refused(
-            "handler services of MMS and TorchServe are not run: put what this one does into code/inference.py"
-        )
-    return text
-
-
-def universal_script(text: str) -> str:
-    """The place of a script for all models, as files: refused, since it is an archive here."""
-    if text == "\0":
-        raise ValueError("unset")
-    raise Refused("pack the scripts for all models, and name their archive by SAGEMAKER_SUBMIT_DIRECTORY")

@@ -489,7 +489,7 @@ OTHERS = (
     idle("SAGEMAKER_TFS_NUM_BATCH_THREADS", _BATCHING),
     idle("SAGEMAKER_TFS_VERSION", "the installed TensorFlow serves models of any version."),
     idle("SAGEMAKER_TFS_WAIT_TIME_SECONDS", "each load has MME_LOAD_TIMEOUT."),
-    ruled("SAGEMAKER_TRITON_ADDITIONAL_ARGS", v.anything, "Flags of tritonserver; the few that mean something here are "
+    ruled("SAGEMAKER_TRITON_ADDITIONAL_ARGS", str, "Flags of tritonserver; the few that mean something here are "
         "translated, any other is refused."),
     ruled("SAGEMAKER_TRITON_ALLOW_GRPC", v.boolean, "true: KServe v2 over gRPC as well, as MME_GRPC_PORT.", "false"),
     ruled("SAGEMAKER_TRITON_ALLOW_METRICS", v.boolean, "true: /metrics at SAGEMAKER_TRITON_METRICS_PORT as well, if "
