@@ -26,7 +26,7 @@ from container.steps.access import Keys
 from container.steps.restrictions import Restrictions, forwarding
 from container.steps.shared_memory import CudaRegions, Regions
 from container.traces.file import FileTracer
-from container.traces.settings import TENSORS, TIMESTAMPS, TraceControl, TraceSettings, warn_of_tensors
+from container.traces.settings import TIMESTAMPS, TraceControl, TraceSettings
 from model_handlers.base import Footprint, by_device
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices, memory
@@ -260,10 +260,7 @@ class Service:
 
 def _tracer(settings: Settings, life: str) -> Tracing | None:
     """What traces requests, if anything is to."""
-    levels = settings.trace_level
-    first = TraceSettings(on=TIMESTAMPS in levels, rate=settings.trace_rate, count=settings.trace_count)
-    if TENSORS in levels:
-        warn_of_tensors()
+    first = TraceSettings(on=TIMESTAMPS in settings.trace_level, rate=settings.trace_rate, count=settings.trace_count)
     if settings.trace_file is not None:
         first = replace(first, frequency=settings.trace_log_frequency)
         return FileTracer(str(settings.trace_file), first, began(life))

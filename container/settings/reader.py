@@ -97,6 +97,8 @@ def _collect(environ: Mapping[str, str], problems: list[str], notices: list[str]
             problems.append(_unknown(name))
         elif name.startswith(_LOOSE_PREFIX) and (meant := _nearest(name, _LOOSE_PREFIX, _MISTYPED)):
             notices.append(f"{name} means nothing to the server; did you mean {meant}?")
+        elif name == "GUNICORN_CMD_ARGS":
+            notices.append(f"{name} has no effect: gunicorn is configured by the server's own settings")
         elif name.startswith(_OF_CONTAINERS):
             notices.append(f"{name} has no effect: it is of a model server of Amazon's containers")
     return given

@@ -300,9 +300,10 @@ def _traces(parsed: Parsed, settings: Settings) -> Found:
     if settings.trace_url and settings.trace_file is not None:
         labels = f"{parsed.label('MME_TRACE_URL')} and {parsed.label('MME_TRACE_FILE')}"
         yield Problem(f"{labels}: traces are sent or written, not both; keep one of them")
-    if settings.trace_url and "TENSORS" in settings.trace_level:
+    if "TENSORS" in settings.trace_level:
         label = parsed.label("MME_TRACE_LEVEL")
-        yield Problem(f"{label}: tensors are written to a file alone; give --trace-file in place of a URL")
+        yield Notice(f"{label}: TENSORS is without effect: tensors are not traced, and 0.3 refuses it; leave it out")
+        yield {"trace_level": tuple(each for each in settings.trace_level if each != "TENSORS") or ("OFF",)}
 
 
 RULES: tuple[Callable[[Parsed, Settings], Found], ...] = (

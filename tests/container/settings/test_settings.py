@@ -854,18 +854,24 @@ def test_tritons_own_traces_are_understood():
     assert "traces are sent or written, not both" in sentence
 
 
-def test_tensors_are_traced_where_somebody_asks_for_them():
-    """Beside times, or alone; not to a collector, which has no place for them."""
+def test_tensors_are_a_level_without_effect():
+    """Beside times, or alone; also where traces go to a collector. The log says so."""
     for flags, levels in (
-        ("--trace-config level=TIMESTAMPS --trace-config level=TENSORS", ("TIMESTAMPS", "TENSORS")),
-        ("--trace-level TENSORS", ("TENSORS",)),
+        ("--trace-config level=TIMESTAMPS --trace-config level=TENSORS", ("TIMESTAMPS",)),
+        ("--trace-level TENSORS", ("OFF",)),
     ):
-        settings = read_settings({"MME_TRACE_FILE": "/t", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
-        assert settings.trace_level == levels
-    (sentence,) = problems(MME_TRACE_LEVEL="tensors", MME_TRACE_URL="http://localhost:4318")
-    assert "tensors are written to a file alone" in sentence
+        for place in ({"MME_TRACE_FILE": "/t"}, {"MME_TRACE_URL": "http://localhost:4318"}):
+            settings = read_settings({**place, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})
+            assert settings.trace_level == levels
+            assert "TENSORS is without effect" in settings.notices[0]
     (sentence,) = problems(MME_TRACE_LEVEL="MAX")
     assert "expected TIMESTAMPS, TENSORS or both between commas, or OFF" in sentence
+
+
+def test_gunicorns_own_variable_is_told_to_be_without_effect():
+    """The server's settings say all that there is to configure."""
+    (notice,) = read_settings({"GUNICORN_CMD_ARGS": "--workers 2"}).notices
+    assert notice.startswith("GUNICORN_CMD_ARGS has no effect: ")
 
 
 def test_tritons_flags_trace_nothing_without_a_level():
