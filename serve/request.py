@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     Completion = Callable[["InferenceRequest", "InferenceResponse | MmeError | None"], None]
     PartialResponse = Callable[["InferenceRequest", "InferenceResponse"], None]
     PartialError = Callable[["InferenceRequest", MmeError], None]
-    Watch = Callable[["InferenceRequest", "InferenceResponse"], object]
 
 _log = logging.getLogger("mme.request")
 MOST_STEPS = 100  # whose timings are kept: those of decoupled models answer without end
@@ -97,8 +96,6 @@ class InferenceRequest:
         self.trace = ""
         # of an ensemble's that failed, where the time went of those steps that had answered
         self.came_to: Timings | None = None
-        # of an ensemble's, shown each request of a step with its answer; what it returns is kept
-        self.watch: Watch | None = None
         # called on the event loop with each response of a decoupled model; None for a client that can take only one
         self.on_response: PartialResponse | None = None
         # called there with each error of a decoupled model that others may follow; where it is None, the first error
@@ -237,7 +234,6 @@ class Step(NamedTuple):
     version: str
     arrival: int  # `time.perf_counter_ns()` when it accepted the request
     timings: Timings
-    seen: Any = None  # what the ensemble's request's `watch` made of both
 
 
 class Called(NamedTuple):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from container.dashboard.document import Documents
 from container.dashboard.history import Watcher
 from container.inference.http import InferRoutes
+from container.inference.offload import by_thread
 from container.inference.request_limit import RequestLimit
 from container.inference.request_memory import RequestMemory
 from container.observe.emf import EmfReporter
@@ -254,8 +255,7 @@ class Service:
 
     async def _close_tracer(self, seconds: float | None = None) -> None:
         if self.tracer is not None:
-            closing = asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
-            await asyncio.wait([closing], timeout=seconds)
+            await asyncio.wait([asyncio.ensure_future(by_thread(self.tracer.close))], timeout=seconds)
 
 
 def _tracer(settings: Settings, life: str) -> Tracing | None:

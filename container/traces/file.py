@@ -10,16 +10,19 @@ from __future__ import annotations
 import itertools
 import logging
 import stat
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from container.inference.offload import THREADS
 from container.traces.tracing import MODEL, REQUEST_ID, VERSION, Tracing
-from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from container.traces.settings import TraceSettings
     from container.traces.tracing import Phase, Trace
     from model_handlers.errors import MmeError
@@ -40,7 +43,7 @@ class FileTracer(Tracing):
         self._files = itertools.count()
         self._entries: list[dict[str, Any]] = []
         self._traces = 0
-        self._writers = ThreadPool("traces", idle_seconds=0)
+        self._writing: list[Future[None]] = []
 
     def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:
         """Keep what is known of a request that a model has accepted."""
@@ -52,7 +55,7 @@ class FileTracer(Tracing):
         self._add(root, epoch, "GRPC" if root.attributes.get("rpc.system") == "grpc" else "HTTP")
         self._traces += 1
         if self._traces >= (self.control.server.frequency or _MOST):
-            self._flush_part()
+            self._flush()
 
     def _add(self, phase: Phase, epoch: int, protocol: str = "", parent: int = 0, request_id: str = "") -> None:
         """The entries of a request to a model, then of those that it has made; of "" for a protocol within another."""
@@ -79,23 +82,22 @@ class FileTracer(Tracing):
             if VERSION in each.attributes and any(part.name != "load" for part in each.below):
                 self._add(each, epoch, parent=number, request_id=request_id if each in phase.below else "")
 
-    def _flush_part(self) -> None:
+    def _flush(self, *, whole: bool = False) -> None:
         """Have a thread write what there is into the next file with a number that no other worker has written."""
         paths = (f"{self._path}.{number}" for number in self._files)
-        self._flush(next(path for path in paths if not _written_since(self._since, path)))
-
-    def _flush(self, path: str) -> None:
-        entries, self._entries, self._traces = self._entries, [], 0
-        self._writers.submit(_write, path, entries)
+        path = self._path if whole else next(path for path in paths if not _written_since(self._since, path))
+        self._writing = [each for each in self._writing if not each.done()]
+        self._writing.append(THREADS.submit(_write, path, self._entries))
+        self._entries, self._traces = [], 0
 
     def close(self) -> None:
         """Write what is left: where so many are written at a time, behind the others of these."""
         is_taken = _written_since(self._since, self._path)
         if self._entries and (self.control.server.frequency or is_taken):
-            self._flush_part()
+            self._flush()
         elif not is_taken and (self._entries or not next(self._files)):
-            self._flush(self._path)
-        self._writers.shutdown()
+            self._flush(whole=True)
+        wait(self._writing)
 
 
 def _written_since(since: float, path: str) -> bool:

@@ -371,7 +371,7 @@ class EnsembleRun:
         )
         sent.priority = request.priority
         sent.correlation_id, sent.flags = self._belonging(scope, step) if scope.overrides else self._belongs
-        sent.callers, sent.trace, sent.watch = self._callers, request.trace, request.watch
+        sent.callers, sent.trace = self._callers, request.trace
         sent.steps = request.steps
         if step.decoupled:
             sent.on_response = functools.partial(self._came, scope, step)
@@ -398,9 +398,8 @@ class EnsembleRun:
         self, scope: ResponseScope[Tensor], step: PlannedStep, sent: InferenceRequest, response: InferenceResponse
     ) -> None:
         if response.timings is not None:
-            watch, model = self._request.watch, self._wiring.parts[step.index].step.model_name
-            seen = None if watch is None else watch(sent, response)
-            self._timings.add(Step(model, response.model_version, sent.arrival_ns, response.timings, seen))
+            model = self._wiring.parts[step.index].step.model_name
+            self._timings.add(Step(model, response.model_version, sent.arrival_ns, response.timings))
         if self._error is not None:
             return
         scopes = scope.descendants(step)
