@@ -158,7 +158,7 @@ def make_front(
         throttle: asked before anything else.
         background: for asynchronous invocations; None refuses them.
         loop: that endpoint and background run on.
-        access: who is let in; None for any client.
+        access: which requests are let in; None for all.
     """
     app = Flask(__name__, static_folder=None)
 

@@ -208,7 +208,7 @@ def _tensor(name: str, step: str, number: int, count: int, others: set[str]) -> 
 
 
 def _wanted(spec: TensorSpec, known: Made) -> bool:
-    """An optional input is wired where somebody makes it."""
+    """An optional input is wired where a model before makes it."""
     return not spec.optional or spec.name in known
 
 

@@ -52,7 +52,7 @@ def host_image(instance_type: str, asked: str) -> str:
 
 
 def next_host_image(instance_type: str, had: tuple[str, str]) -> str:
-    """The InferenceAmiVersion for other instances of an endpoint: what somebody chose for GPUs stays with GPUs.
+    """The InferenceAmiVersion for other instances of an endpoint: what was chosen for GPUs stays with GPUs.
 
     Args:
         instance_type: of the new instances.
@@ -94,7 +94,7 @@ def checked_role(role: str, aws: Aws | None) -> str:
 
     Args:
         role: ARN or name.
-        aws: whom to ask; None asks nobody.
+        aws: where to look it up; None for nowhere.
     """
     if not role:
         raise invalid_argument(
@@ -154,7 +154,7 @@ def checked_models(uri: str, aws: Aws | None, *, multi_model: bool) -> str:
 
     Args:
         uri: as it was given.
-        aws: whom to ask what is there; None asks nobody.
+        aws: where to look what is there; None for nowhere.
         multi_model: which of both it should be.
     """
     bucket, key = split_uri(uri)

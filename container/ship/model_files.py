@@ -208,7 +208,7 @@ class ModelSource:
 
     @property
     def bare(self) -> bool:
-        """Whether it comes without a configuration that somebody wrote."""
+        """Whether it comes without a configuration that was written for it."""
         return self.config is None and (self.file is not None or is_version(self.path))
 
     def stage(self, destination: Path) -> None:
