@@ -104,10 +104,6 @@ class TraceSettings:
             if levels <= {TIMESTAMPS, TENSORS, OFF}:
                 raise invalid_argument(f"Expect only one trace level '{OFF}' is specified")
             raise invalid_argument(f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {OFF}, got {value!r:.100}")
-        if TENSORS in levels and self.mode != _TO_FILES:
-            raise MmeError(
-                Kind.UNSUPPORTED, f"trace_level {TENSORS}: tensors are traced to a file alone (--trace-file)"
-            )
         if TENSORS in levels:
             warn_of_tensors()
         return replace(self, on=self.on or TIMESTAMPS in levels)
