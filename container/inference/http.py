@@ -104,6 +104,7 @@ class HttpReply(Reply):
         self.session = b""
         self._server = server
         self._flavor = route.flavor or Flavor.SAGEMAKER
+        self._is_kserve = route.flavor is Flavor.KSERVE
         self._framed = route.event_stream
         self._begun = False
         self._first: InferenceResponse | None = None  # of `generate`
@@ -117,7 +118,7 @@ class HttpReply(Reply):
             return self.kind is not InferenceType.INFER and takes_long(response, (), (), _AS_JSON)
         if takes_long(response, wanted.places, wanted.classes, wanted):
             return True
-        return event == LAST and bool(self._encoding()) and _size(response) > _QUICK_ANSWER
+        return self._is_kserve and event == LAST and bool(self._encoding()) and _size(response) > _QUICK_ANSWER
 
     def encoding(self, response: InferenceResponse, event: int) -> Callable[[], Any]:
         """Return what makes content type, further header lines and the parts of the body."""
@@ -129,7 +130,8 @@ class HttpReply(Reply):
 
     def _names(self, response: InferenceResponse) -> Names | None:
         """What has to be known of a model for its classes, None where the client wants none."""
-        if self.wanted is None or not self.wanted.classes:
+        wanted = self.wanted
+        if wanted is None or not wanted.classes:
             return None
         return self._server.engine.index.class_names(response.model_name, response.model_version)
 
@@ -151,7 +153,7 @@ class HttpReply(Reply):
             content_type, lines = b"application/octet-stream", b"Inference-Header-Content-Length: %d\r\n" % length
         elif length is not None:
             content_type = b"%b%d" % (BINARY_TYPE, length)
-        encoding = self._encoding()
+        encoding = self._encoding() if self._is_kserve else ""
         if encoding:
             lines += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding.encode()
             return content_type, lines, (compress(parts, encoding),)
@@ -160,9 +162,7 @@ class HttpReply(Reply):
     def _encoding(self) -> str:
         """What the answer is compressed by, "" for nothing."""
         accepted = self.exchange.headers.get("accept-encoding")
-        if accepted and self._flavor is Flavor.KSERVE and self.kind is InferenceType.INFER:
-            return wanted_encoding(accepted)
-        return ""
+        return wanted_encoding(accepted) if accepted and self.kind is InferenceType.INFER else ""
 
     # -- to the client -------------------------------------------------------------------------------------------
 
@@ -315,10 +315,8 @@ class HttpBody(Body):
         self._is_kserve = route.flavor is Flavor.KSERVE
         self._body: bytes | None = None if "content-encoding" in exchange.headers else exchange.body
 
-    def _raw(self, call: Call, config: ModelConfig) -> InferenceRequest | None:
-        """Return the request of a model that takes the body as it came, None for another; KServe's are tensors."""
-        if self._is_kserve or not takes_raw_body(config):
-            return None
+    def _raw(self, call: Call) -> InferenceRequest:
+        """Return the request of a model that takes the body as it came."""
         headers = self._exchange.headers
         accept = headers.get(_STREAM_ACCEPT if self._route.event_stream else _ACCEPT, "")
         attributes = headers.get(CUSTOM_ATTRIBUTES, "")
@@ -381,12 +379,13 @@ class TensorBody(HttpBody):
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
         """See `Body.decode`."""
-        request = self._raw(call, config)
-        if request is not None:
-            return request
+        if not self._is_kserve and takes_raw_body(config):
+            return self._raw(call)
         found, self._decoded = self._decoded, None
         if found is None:
-            body = self._inflated()
+            body = self._body
+            if body is None:
+                body = self._inflated()
             try:
                 length = self._header_length(body)
                 if length == 0:
@@ -482,9 +481,8 @@ class GenerateBody(HttpBody):
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
         """See `Body.decode`."""
-        request = self._raw(call, config)
-        if request is not None:
-            return request
+        if not self._is_kserve and takes_raw_body(config):
+            return self._raw(call)
         found, self._decoded = self._decoded, None
         if found is None or self._config is not config:
             body = self._inflated()
