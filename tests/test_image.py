@@ -57,7 +57,7 @@ def test_an_image_runs_the_command_itself_as_root(image):
 
     assert STAGES[image].argv("ENTRYPOINT") == ["mme"]
     assert STAGES[image].argv("CMD") == ["serve"]
-    assert re.search(r"^mme = container\.cli:main$", scripts, re.MULTILINE)
+    assert re.search(r"^mme = container\.cli\.main:main$", scripts, re.MULTILINE)
     assert STAGES[image].every("USER") == []
 
 
