@@ -52,13 +52,7 @@ _QUOTED = frozenset(" \t\r\n=\"'")
 
 
 def configure(level: str, format: LogFormat, stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
-    """Send every logger of this process through one handler.
-
-    Args:
-        level: `debug`, `info`, `warning`, `error` or `critical`.
-        format: AUTO is text where `stream` is a terminal, JSON elsewhere.
-        stream: where lines go; standard error by default.
-    """
+    """Send every logger of this process through one handler; AUTO is text where `stream` is a terminal, else JSON."""
     logging.config.dictConfig(logging_config(level, format, stream))
     logging.captureWarnings(True)
 
@@ -81,11 +75,7 @@ def logging_config(level: str, format: LogFormat, stream: TextIO | None = None) 
 
 
 class LogControl:
-    """What this process logs at the moment, and how: read and changed by clients. On the event loop.
-
-    Args:
-        level, format: as `configure` had them.
-    """
+    """What this process logs at the moment, and how: read and changed by clients. On the event loop."""
 
     def __init__(self, level: str, format: LogFormat) -> None:  # noqa: A002 - the setting's name
         self._now = LogSettings.of_level(level, _chosen(format, sys.stderr))
@@ -122,12 +112,7 @@ def _quiet(level: int) -> int:
 
 
 class Lines(logging.Formatter):
-    """Records → lines of one form, with their facts and a traceback.
-
-    Args:
-        form: any but AUTO.
-        colours: of text; a terminal shows a sentence of several lines as it is, too.
-    """
+    """Records → lines of one form but AUTO, with their facts and a traceback; colours are for text on a terminal."""
 
     def __init__(self, form: LogFormat, *, colours: bool) -> None:
         super().__init__()
@@ -265,11 +250,7 @@ class LogSettings:
         }
 
     def changed(self, wanted: Mapping[str, Any]) -> LogSettings:
-        """These with what a client wants otherwise.
-
-        Args:
-            wanted: setting → value, or null.
-        """
+        """These with what a client wants otherwise, by setting; null leaves one as it is."""
         new, known = self, self.as_document()
         for given, value in wanted.items():
             name = _AS_DOCUMENTED.get(given, given)

@@ -78,14 +78,7 @@ class Access:
         self._answered: str | None = None  # the last host that was not refused, as clients repeat theirs
 
     def refusal(self, method: str, target: bytes, headers: Mapping[str, str], host: str | None) -> Refusal | None:
-        """Return what is answered to a request that is not let in; None for one that is.
-
-        Args:
-            method: the request's.
-            target: its path and query.
-            headers: by lower-case name.
-            host: that it asks, with the port; None where it does not say.
-        """
+        """Return what is answered to a request that is not let in; None for one that is (`host`: None if not said)."""
         if host is not None and (why := self.unknown_host(host)):
             return Refusal(403, why)
         if "origin" not in headers and "sec-fetch-site" not in headers:
@@ -135,13 +128,7 @@ class Access:
 
 
 class Doors:
-    """The gate of an HTTP server.
-
-    Args:
-        access: who is let in by host and page.
-        keys: that there are, None where none is needed.
-        role_of: what a key has to be for, by method and target: see `Route.key_role`.
-    """
+    """The gate of an HTTP server, by host and page, and by keys where some are needed."""
 
     def __init__(self, access: Access, keys: Keys | None, role_of: RoleOf) -> None:
         self._access = access
@@ -229,11 +216,7 @@ def parse_keys(text: str) -> tuple[Entry, ...]:
 
 
 class Keys(Followed):
-    """The keys of a file, as it is now.
-
-    Args:
-        path: the file's.
-    """
+    """The keys of a file, as it is now."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"keys of '{path}'", [path])
@@ -259,12 +242,7 @@ class Keys(Followed):
             raise invalid_argument(f"{label}: {error}") from None
 
     def denial(self, role: str, authorization: str | None) -> Denial | None:
-        """Return why a request is not let in, None where it is.
-
-        Args:
-            role: the category of what it wants, "" for none.
-            authorization: what it says under that name, if anything.
-        """
+        """Return why a request is not let in, None where it is; `role` is the category that it wants, or ""."""
         if authorization is None:
             return Denial(known=False, sentence=_NONE)
         match = _BEARER.fullmatch(authorization.strip())

@@ -68,12 +68,7 @@ class Restrictions:
         return bool(self._wanted)
 
     def check(self, category: str, headers: Mapping[str, str]) -> None:
-        """Check that a request brings what its category wants.
-
-        Args:
-            category: "" for none.
-            headers: the request's, by lower-case name.
-        """
+        """Check that a request brings what its category wants; "" for none, headers by lower-case name."""
         if category not in self._wanted:
             return
         header, value = self._wanted[category]
@@ -86,11 +81,7 @@ _NEVER = RESERVED | {"headers"}
 
 
 class Forwarding:
-    """What is handed to models.
-
-    Args:
-        pattern: of the names of headers.
-    """
+    """What is handed to models of headers, by a pattern of their names."""
 
     def __init__(self, pattern: str) -> None:
         bare = pattern.removeprefix(_CASE_COUNTS)

@@ -65,12 +65,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions.
-
-    Args:
-        seconds: how long one may lie unused.
-        make_id: a number that nobody can guess.
-    """
+    """All sessions, each of which may lie unused for some seconds; `make_id` makes a number that can't be guessed."""
 
     def __init__(self, seconds: float, make_id: Callable[[], int]) -> None:
         self.seconds = seconds
@@ -161,13 +156,7 @@ _now = time.monotonic
 
 
 class SessionCalls:
-    """The sessions of a server.
-
-    Args:
-        engine: whose models they are of.
-        seconds: how long a session may lie unused.
-        enabled: whether there are any; else requests with the header are refused.
-    """
+    """The sessions of a server; where they are not enabled, requests with the header are refused."""
 
     def __init__(self, engine: Engine, seconds: float, *, enabled: bool) -> None:
         self._engine = engine
@@ -177,15 +166,7 @@ class SessionCalls:
         engine.cache.events.listen(self._heard)
 
     def visit(self, model: str, asked: str, body: bytes, reply: HttpReply, *, creates: bool) -> Visit:
-        """What the header of a request asks for.
-
-        Args:
-            model: the registered name of the request's model.
-            asked: the header.
-            body: the request's.
-            reply: whose header lines tell of the session.
-            creates: whether a session can be created on this route.
-        """
+        """What the header of a request asks for; `reply` tells of the session, which can be created if it `creates`."""
         if not self._enabled:
             raise invalid_argument(
                 "stateful sessions are switched off here: leave SessionId out, or start the server with "

@@ -98,23 +98,14 @@ class Unread(Exception):  # noqa: N818 - it says what is to be done, and is the 
 
 
 class Regions:
-    """The regions of system shared memory that are registered.
-
-    Args:
-        allowed: whether clients may share memory.
-    """
+    """The regions of system shared memory that are registered, where clients are allowed to share any."""
 
     def __init__(self, *, allowed: bool = False) -> None:
         self.allowed = allowed
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, wanted: Mapping[str, Any]) -> None:
-        """Take a region that requests may name from now on.
-
-        Args:
-            name: what they call it.
-            wanted: its `key`, `byte_size` and `offset` (0 where there is none), as a client tells them.
-        """
+        """Take a region that requests may name; `wanted` has its `key`, `byte_size` and `offset` (or 0)."""
         _check(name, "system", allowed=self.allowed)
         for field in ("key", "byte_size"):
             if field not in wanted:
@@ -177,11 +168,7 @@ class HeldRegions(Regions):
 
 
 class CudaRegions:
-    """Regions of devices' memory, of which there are none: they are asked after, and none can be registered.
-
-    Args:
-        allowed: whether clients may share memory.
-    """
+    """Regions of devices' memory, of which there are none: they are asked after, and none can be registered."""
 
     def __init__(self, *, allowed: bool = False) -> None:
         self.allowed = allowed

@@ -67,12 +67,7 @@ class TraceSettings:
         return {"trace_file": self.file, "trace_mode": self.mode}
 
     def changed(self, wanted: Mapping[str, Any], first: TraceSettings) -> TraceSettings:
-        """These with what a client wants otherwise.
-
-        Args:
-            wanted: setting → text, or null.
-            first: what null means.
-        """
+        """These with what a client wants otherwise, by name: a text, or null for what it was at `first`."""
         new, fixed = self, self._fixed()
         for name, value in wanted.items():
             if name == "trace_level":
@@ -110,15 +105,7 @@ class TraceSettings:
 
 
 class TraceControl:
-    """Decides which requests are traced.
-
-    Args:
-        first: what the server was started with.
-        sends: whether traces go anywhere.
-
-    Attributes:
-        server: what counts for models without settings of their own.
-    """
+    """Decides which requests are traced; `sends` tells whether traces go anywhere."""
 
     def __init__(self, first: TraceSettings, *, sends: bool) -> None:
         self.server = self._first = first
@@ -159,12 +146,7 @@ class TraceControl:
             self._models[model] = own
 
     def traces(self, model: str, sampled: bool | None) -> bool:  # noqa: FBT001 - None says nothing
-        """Whether a request is traced, and count it: what its client says counts, else the rate.
-
-        Args:
-            model: whom it asks, "" where nobody knows.
-            sampled: what its client says.
-        """
+        """Whether a request is traced, and count it: what its client says counts, else the rate. "" is no model's."""
         settings, own = self.of(model), self._models.get(model, {})
         if not settings.on or not settings.count:
             return False

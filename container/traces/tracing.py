@@ -77,13 +77,7 @@ class Trace:
 
 
 class Following(Step):
-    """Follows one traced request, and tells its tracer how it went, once.
-
-    Args:
-        tracer: whom to tell.
-        trace: what it began.
-        came: by which way the request came.
-    """
+    """Follows one traced request, and tells its tracer how it went, once; `came` tells by which way it came."""
 
     def __init__(self, tracer: Tracing, trace: Trace, came: dict[str, Any]) -> None:
         self._tracer = tracer
@@ -138,14 +132,7 @@ def follow_rpc(tracer: Tracing, metadata: Mapping[str, str], method: str) -> Fol
 
 
 class Tracing(ABC):
-    """Decides which requests are traced, and hears how they went.
-
-    Args:
-        first: what is traced at first.
-
-    Attributes:
-        control: what is traced at the moment.
-    """
+    """Decides which requests are traced, by its `control`, and hears how they went."""
 
     def __init__(self, first: TraceSettings) -> None:
         self.control = TraceControl(first, sends=True)
@@ -220,11 +207,7 @@ class Origin(NamedTuple):
 
 
 def origin(headers: Mapping[str, str]) -> Origin | None:
-    """The trace that a request belongs to, None where no header tells; ids of zeros only are none.
-
-    Args:
-        headers: by lower-case name.
-    """
+    """The trace that a request belongs to, None where no header tells; ids of zeros only are none."""
     for name in _HEADERS:
         text = headers.get(name)
         found = _origin_in(text) if text else None
