@@ -192,7 +192,7 @@ class Engine:
         return self.cache.resident(name)
 
     async def _bring(self, name: str, steps: tuple[str, ...]) -> Mapping[str, Target]:
-        return await self._load_api.bring(name, steps)
+        return await self._load_api.steps.bring(name, steps)
 
     def __repr__(self) -> str:
         return f"<Engine {self.cache!r}>"

@@ -12,36 +12,32 @@ import functools
 import math
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from model_handlers.base import Footprint
-from model_handlers.errors import ElsewhereError, Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import ElsewhereError, Kind, MmeError
 from serve.cache.entry import Entry, State
 from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
-from serve.model.ensemble_plan import blamed, not_available
 from serve.registry import Dependents
 from serve.request import LoadReport
 from serve.sources.catalog import unknown
 from serve.sources.source import Archived, InRepository, Overridden, S3Model, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
-from serve.statistics import TargetStats
+from serve.step_loads import StepLoads, blaming
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Coroutine, Iterator
     from concurrent.futures import Executor
 
     from model_handlers.model_calls import Override
     from serve.cache.entry import JointLease
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions
-    from serve.loading.loader import Target
     from serve.registry import Registry
     from serve.sources.catalog import ModelCatalog
     from serve.sources.source import Source
 
 T = TypeVar("T")
-_ATTEMPTS = 5  # of a request to have all models of an ensemble at once, once it is alone with that
 _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}
 
@@ -67,10 +63,10 @@ class LoadApi:
         self._loads = loads
         self._unloads = unloads
         self._waits = waits or WaitGraph()
+        self.steps = StepLoads(cache, registry, self._waits, self._acquire, self._reload_step)
         self.dependents = Dependents(cache)
         cache.events.listen(self.dependents.hear)
         self._reloads: dict[str, _Reload] = {}  # of ensembles that are loaded by name
-        self._line = asyncio.Lock()  # of requests whose models did not stay in memory together
         self._by_name: set[str] = set()  # where clients have a say: loaded by name, not with an ensemble
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though no client waits for it
 
@@ -92,7 +88,7 @@ class LoadApi:
                 entry.uncount(missed=bool(report.load))  # it is counted with its lease
                 entry.release()
             async with self._deadline(name, "its load goes on, try again later"):
-                return await self._acquire_joint(name, version, report)
+                return await self.steps.acquire(name, version, report)
         except MmeError as error:
             if error.kind is not Kind.CANCELLED:
                 entry.stats.refused += 1
@@ -118,144 +114,12 @@ class LoadApi:
             self._cache.events.tell(CacheEvent(EventType.WAITED, name, waited))
         return report
 
-    # -- the models of an ensemble ---------------------------------------------------------------------------------
-
-    async def _acquire_joint(
-        self, name: str, version: int | None, report: LoadReport
-    ) -> tuple[Entry | JointLease, LoadReport]:
-        """Lease an ensemble and all its models in one turn of the loop; what is missing is loaded without any lease.
-
-        A request whose models left again meanwhile begins again, one such request at a time: else two of them would put
-        out each other's for ever. One for which a model waits, which holds memory itself, keeps out of that line.
-        """
-        lease, report = await self._try_joint(name, version, report)
-        if lease is None:
-            async with contextlib.nullcontext() if self._waits.behind(name) else self._line:
-                for _ in range(_ATTEMPTS):
-                    lease, report = await self._try_joint(name, version, report)
-                    if lease is not None:
-                        break
-        if lease is None:
-            raise out_of_memory(
-                f"the models of ensemble '{name}' did not stay in memory together, since others took their places: "
-                "raise MME_MEMORY_BUDGET, or try again"
-            )
-        return lease, report
-
-    async def _try_joint(
-        self, name: str, version: int | None, report: LoadReport
-    ) -> tuple[Entry | JointLease | None, LoadReport]:
-        lease = self._cache.lease(name)
-        tried: set[str] = set()
-        while lease is None and not tried.issuperset(away := self._cache.away(name)):
-            tried.update(away)  # what was loaded may have left again; those of an ensemble in it are known only then
-            if name in away:
-                entry = self._registry.entry(name, version)
-                more = await self._acquire(name, entry)
-                entry.uncount(missed=bool(more.load))
-                entry.release()
-            else:
-                await self._check_together(name, self._cache.entries[name].steps)
-                _, more = await self._load_all(name, away)
-            report = report.then(more)
-            lease = self._cache.lease(name)
-        return lease, report
-
-    async def bring(self, name: str, steps: tuple[str, ...]) -> Mapping[str, Target]:
-        """Have the models of an ensemble's steps loaded, for its own load: those that are not there.
-
-        Where the ensemble is loaded by name, they are loaded anew if they changed, but for those that a client loaded
-        with a configuration or files of its own.
-
-        Raises:
-            MmeError: OUT_OF_MEMORY if they can't be in memory together; INVALID_MODEL for a circle, for models that are
-                nowhere, or that do not load.
-        """
-        names = list(dict.fromkeys(steps))
-        try:
-            self._check_there(name, names)
-            await self._check_together(name, steps)
-            reload = self._reloads.get(name)
-            if reload is not None:
-                await _all(self._reload_step(name, each, reload) for each in names)
-            targets, _ = await self._load_all(name, names)
-        except MmeError as error:
-            error.parts = tuple(names)
-            raise
-        return targets
-
-    def _check_there(self, name: str, steps: Iterable[str]) -> None:
-        missing = []
-        for step in steps:
-            self._check_circle(name, step)
-            try:
-                self._step(step)
-            except MmeError:
-                missing.append(step.rpartition("/")[2])
-        if missing:
-            raise not_available(name, missing)
-
-    def _check_circle(self, whole: str, step: str) -> None:
-        """Refuse a step whose model waits for the load of the ensemble."""
-        chain = (*self._waits.behind(whole), whole)
-        if step in chain:
-            circle = " -> ".join((*chain[chain.index(step) :], step))
-            raise invalid_model(f"circular dependency between ensembles: {circle}")
-
-    def _step(self, name: str) -> Entry:
-        """The entry of a step's model, or what would be one if it were loaded now; UNKNOWN_MODEL if it is nowhere."""
-        entry = self._cache.entries.get(name)
-        if entry is not None and entry.registered:
-            return entry
-        return Entry(name, self._registry.source(name), TargetStats(), lambda _: None)
-
-    async def _check_together(self, name: str, steps: Iterable[str]) -> None:
-        """Refuse models that can't be in memory at the same time: by what is known of them, then by looking again."""
-        for exact in (False, True):
-            needs: dict[str, Footprint] = {}
-            level = list(dict.fromkeys(steps))
-            while level:
-                found = await asyncio.gather(*(self._need(each, exact=exact) for each in level))
-                needs.update(zip(level, (need for need, _ in found), strict=True))
-                level = list(dict.fromkeys(step for _, more in found for step in more if step not in needs))
-            try:
-                self._cache.check_together(name, needs)
-            except MmeError:
-                if exact:
-                    raise
-            else:
-                return
-
-    async def _need(self, name: str, *, exact: bool) -> tuple[Footprint, tuple[str, ...]]:
-        try:
-            return await self._cache.need(self._step(name), exact=exact)
-        except MmeError:  # as its load says
-            return Footprint(), ()
-
-    async def _load_all(self, whole: str, names: Iterable[str]) -> tuple[dict[str, Target], LoadReport]:
-        """Have models loaded side by side; they may leave at once."""
-        began = time.perf_counter_ns()
-        loaded = await _all(self._load_step(whole, name) for name in names)
-        took = time.perf_counter_ns() - began
-        evicted = tuple(each for _, report in loaded for each in report.evicted)
-        download = min(sum(report.download for _, report in loaded), took)
-        report = LoadReport(download, took - download, evicted)
-        return {target.name: target for target, _ in loaded}, report
-
-    async def _load_step(self, whole: str, name: str) -> tuple[Target, LoadReport]:
-        self._check_circle(whole, name)
-        with self._waits.waiting((whole,), name), _blaming(whole, name):
-            entry = self._registry.entry(name)
-            report = await self._acquire(name, entry)
-        target = entry.leased()
-        entry.uncount(missed=bool(report.load))
-        entry.release()
-        return target, report
-
-    async def _reload_step(self, whole: str, name: str, reload: _Reload) -> None:
+    async def _reload_step(self, whole: str, name: str) -> None:
+        """Load the model of a step anew if its ensemble is loaded by name, but not what a client sent files for."""
+        reload = self._reloads.get(whole)
         entry = self._cache.entries.get(name)
         is_sent = entry is not None and entry.registered and isinstance(entry.source, Overridden)
-        if name in reload.names or is_sent:
+        if reload is None or name in reload.names or is_sent:
             return
         with self._waits.waiting((whole,), name):
             try:
@@ -263,7 +127,7 @@ class LoadApi:
             except MmeError as error:
                 entry = self._cache.entries.get(name)
                 if entry is None or entry.resident is None:  # else the one before goes on, and the log says why
-                    with _blaming(whole, name):
+                    with blaming(whole, name):
                         raise error from None
 
     # -- loads -----------------------------------------------------------------------------------------------------
@@ -550,25 +414,6 @@ class _Reload:
         self.names: set[str] = set()  # what is loaded anew already, or about to be
         self.loaded: list[str] = []  # what came, which others may wait for
         self.changed: list[str] = []  # what served before, and is another one now
-
-
-@contextmanager
-def _blaming(whole: str, part: str) -> Iterator[None]:
-    try:
-        yield
-    except MmeError as error:
-        if error.kind is not Kind.INVALID_MODEL:
-            raise
-        raise blamed(whole, part.rpartition("/")[2], error) from error
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all of them return, or what the first of them that failed raises, when all are over."""
-    done = await asyncio.gather(*work, return_exceptions=True)
-    for each in done:
-        if isinstance(each, BaseException):
-            raise each
-    return cast("list[T]", done)
 
 
 class WaitGraph:
