@@ -1,1 +1,1 @@
-"""Storey 3, the contract: HTTP, gunicorn, Flask, SageMaker, the environment. The only place that knows them."""
+"""Layer 3, the contract: HTTP, gunicorn, Flask, SageMaker, the environment. The only place that knows them."""

@@ -1,1 +1,1 @@
-"""Storey 1, frameworks: tensors, model files, devices. Knows no queue, no cache, no HTTP and no S3."""
+"""Layer 1, frameworks: tensors, model files, devices. Knows no queue, no cache, no HTTP and no S3."""

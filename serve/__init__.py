@@ -1,1 +1,1 @@
-"""Storey 2, the engine: time, memory, disk, S3. Knows no web framework, no ML framework and no environment."""
+"""Layer 2, the engine: time, memory, disk, S3. Knows no web framework, no ML framework and no environment."""
