@@ -183,9 +183,12 @@ class InProcessExecutor(ThreadExecutor):
             self._executed.add(size)
             self._around.poll.arm()
             return execution
-        if self._overruns is not None and self.pending < 2:
-            self._overruns.watch(self.number, batch)
         return super().submit(batch, done)
+
+    def _begin(self) -> None:
+        if self._overruns is not None and self._inbox and not self._works:
+            self._overruns.watch(self.number, self._inbox[0][0])
+        super()._begin()
 
     def _execute_all(self) -> None:
         given: tuple[Batch, Done] | None = self._inbox.popleft()
