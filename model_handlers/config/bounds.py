@@ -131,7 +131,7 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
         "ModelEnsembling.Step.model_version": _value(None, _LOOKED_UP),
         "ModelEnsembling.Step.input_map": _list(MAX_ITEMS, "as many as a model has"),
         "ModelEnsembling.Step.output_map": _list(MAX_ITEMS, "as many as a model has"),
-        "ModelEnsembling.step": _list(256, "each is a model that is loaded with it"),
+        "ModelEnsembling.step": _list(256, "each is a served model, which is loaded with it"),
         "ModelEnsembling.max_inflight_requests": _value(None, _COMPARED),
         "ModelWarmup.Input.dims": _DIMS,
         "ModelWarmup.batch_size": _value(1 << 16, "so many requests are made"),
