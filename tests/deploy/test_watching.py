@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,8 @@ import yaml
 
 from container.observe.emf import _UNITS
 from container.observe.exposition import Exposition
-from container.observe.metrics import write_machine
+from container.observe.metrics import OF_THE_PROCESS
+from model_handlers.system.devices import readings
 from tests.contract.models import ONE, lay_out, pack, plus
 from tests.contract.server import Server
 from tests.fake_nvml import FakeGpu, FakeNvml
@@ -67,7 +69,12 @@ def families(tmp_path_factory) -> list[Metric]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu("GPU-1")]))
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        write_machine(out := Exposition())
+        gpus, out = SimpleNamespace(gpus=readings()), Exposition()
+        for row in OF_THE_PROCESS:
+            if row.name.startswith(("nv_gpu_", "nv_energy_")):
+                out.family(row.name, row.help, row.kind)
+                for labels, value in row.samples(gpus):
+                    out.sample(row.name, labels, value)
     return told + families_of(b"".join(out.text()).decode())
 
 
