@@ -115,12 +115,7 @@ def _why_none(folder: Path) -> str:
 
 
 class Certificates(NamedTuple):
-    """Files of a server's certificate and its key, and of who vouches for clients, where these have to show one.
-
-    Attributes:
-        mutual: whether clients have to show one.
-        variables: that name the files, for sentences.
-    """
+    """A server's certificate, its key and who vouches for clients; whether these show one; variables of the files."""
 
     certificate: Path
     key: Path
@@ -203,13 +198,7 @@ def repository_in(folder: Path) -> Path:
 
 
 class SingleModel(NamedTuple):
-    """The model of a single-model endpoint.
-
-    Attributes:
-        name: that it is served under.
-        folder: its files.
-        warning: a sentence to log, or "".
-    """
+    """The model of a single-model endpoint: the name it is served under, its files, a warning to log or ""."""
 
     name: str
     folder: Path

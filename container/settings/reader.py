@@ -127,25 +127,14 @@ def _nearest(name: str, begins: str, cutoff: float) -> str | None:
 
 
 class Address(NamedTuple):
-    """Where to listen.
-
-    Attributes:
-        host: the address.
-        reason: why, to follow the address and a colon.
-    """
+    """Where to listen, and the reason, to follow the address and a colon."""
 
     host: str
     reason: str
 
 
 def listening_address(environ: Mapping[str, str], exists: Callable[[str], bool], pid: int) -> Address:
-    """Return where to listen.
-
-    Args:
-        environ: variables, flags among them.
-        exists: whether there is a file.
-        pid: the process's own number.
-    """
+    """Return where to listen, by variables (flags among them), files that exist, and the process's own number."""
     if given := environ.get("MME_HOST", "").strip():
         return Address(given, "--host/MME_HOST says so")
     variables = (name for name in sorted(environ) if name.startswith("SAGEMAKER_") or name in _PLATFORMS)
