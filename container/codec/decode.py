@@ -15,28 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from container.codec.described import (
-    NoInputsError,
-    check_number,
-    check_size,
-    described,
-    output_name,
-    view,
-    wanted_classes,
-)
 from container.codec.encode import Reply
 from container.codec.fields import (
     FORM_OF_INFER,
+    Layouts,
+    NoInputsError,
     RequestFields,
     boolean_field,
+    check_number,
+    check_size,
     client_id,
+    described,
     goes_beyond,
     json_object,
+    output_name,
     parameters_of,
+    view,
+    wanted_classes,
 )
 from container.codec.json_data import array_from_json
 from container.codec.json_numbers import LARGE, NotNumbers, whole, with_numbers
-from container.codec.layouts import Layouts
 from container.codec.shared import REGION, names_region, shared_input, shared_output
 from container.steps.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument

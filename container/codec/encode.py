@@ -1,7 +1,8 @@
-"""KServe v2 inference responses: a JSON header, and tensors in JSON or as binary data behind it.
+"""KServe v2 inference responses: a JSON header, and tensors in JSON or as binary data behind it; and what that costs.
 
 The head of a binary response says the same for every request of one form, but for the id, so it is kept with the
-`Reply` that the decoder made for that form.
+`Reply` that the decoder made for that form. Bytes that are sent from where they lie cost nothing. What is copied into
+shared memory, split into strings, or written as JSON, costs by its size: a long response is written by a thread.
 """
 
 from __future__ import annotations
@@ -14,14 +15,50 @@ import orjson
 
 from container.codec.json_data import array_to_json, parameters_to_json, with_literals
 from container.codec.shared import NO_PLACES, write_output
+from container.steps.shared_memory import AT_ONCE
 from model_handlers.tensor import BYTES, encode_bytes_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from container.steps.shared_memory import Place
     from model_handlers.tensor import Array, DataType
     from serve.request import InferenceResponse
+
+
+_FEW = 64  # strings, whose lengths are looked at
+_STRING = 256  # bytes that could be copied while a string is written
+_NUMBER = 32  # and while a number is written as text, or takes its place among the classes
+
+
+def takes_long(
+    response: InferenceResponse, places: Container[str], classes: Container[str], reply: Reply | None = None
+) -> bool:
+    """Whether writing a response would keep others waiting.
+
+    Args:
+        response: what the model answered.
+        places: the outputs that are written into shared memory.
+        classes: those that become classes.
+        reply: says which of the others are JSON; None where none is.
+    """
+    effort = 0
+    for name, data_type, array in response.outputs:
+        if data_type is BYTES:
+            effort += _strings(array)
+        elif name in places:
+            effort += array.nbytes
+        elif name in classes or not (reply is None or reply.outputs.get(name, reply.binary)):
+            effort += array.size * _NUMBER
+    return effort > AT_ONCE
+
+
+def _strings(array: Array) -> int:
+    count: int = array.size
+    if count > _FEW:
+        return count * _STRING
+    return count * _STRING + sum(len(element) for element in array.flat if isinstance(element, bytes | str))
+
 
 _MAX_HEADS = 64  # heads remembered for one form of request: its outputs mostly have one shape
 _NO_CLASSES: Mapping[str, int] = MappingProxyType({})

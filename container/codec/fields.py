@@ -1,4 +1,9 @@
-"""What every form of request says beside its tensors, in JSON or in messages: the id, and parameters. PURE."""
+"""What requests of every form say, checked: where their JSON ends, tensors, the id, parameters, wanted classes. PURE.
+
+SageMaker says in the content type where the JSON ends, KServe in a header of its own: SageMaker strips headers that it
+does not know, which is why Triton's SageMaker endpoint carries the number in the media type:
+`application/vnd.sagemaker-triton.binary+json;json-header-size=N`.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,228 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 
-from container.codec.described import NoInputsError, check_number
-from container.codec.framing import BINARY_TYPE
+from model_handlers.config.bounds import MAX_ITEMS
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
-from serve.request import InferenceRequest
+from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, MAX_ELEMENTS, decode_bytes_elements, element_count
+from serve.request import Bounded, InferenceRequest, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence, Sized
 
-    from model_handlers.tensor import Array
-    from serve.request import Completion, Layout
+    from model_handlers.config.model_config import ModelConfig
+    from model_handlers.tensor import Array, DataType
+    from serve.request import Completion
+
+
+_MAX_LAYOUTS = 4096  # remembered; then all are forgotten, which costs each model one check
+_MAX_BYTES = 16 << 20  # that they may take
+
+
+class Layouts:
+    """The layouts that have been seen, whatever the form of their requests."""
+
+    def __init__(self) -> None:
+        self._known = Bounded(_MAX_LAYOUTS, _MAX_BYTES)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def intern(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> Layout:
+        """The one layout of these inputs (name, data type, full shape) and requested outputs (() for all of them)."""
+        key = (inputs, outputs)
+        layout: Layout | None = self._known.get(key)
+        if layout is None:
+            layout = Layout(inputs, outputs)
+            self._known.keep(key, layout, layout.weight())
+        return layout
+
+
+class NoInputsError(MmeError):
+    """JSON without `inputs`, as other servers take it: {"instances": …}. Kind INVALID_ARGUMENT."""
+
+    def __init__(self, expected: str = "") -> None:
+        super().__init__(
+            Kind.INVALID_ARGUMENT,
+            f"the request must have 'inputs': an array of objects with name, shape, datatype and data{expected}",
+        )
+
+    def of(self, config: ModelConfig) -> MmeError:
+        """The same with the inputs that the model takes."""
+        shapes = ", ".join(
+            f"'{spec.name}' {spec.data_type} {list(spec.shape(config.max_batch_size))}" for spec in config.inputs
+        )
+        return NoInputsError(f"; model '{config.name}' takes {shapes}")
+
+
+def check_number(items: Sized, what: str) -> None:
+    """Refuse a request of so many inputs, outputs or parameters that others would wait for it.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    if len(items) > MAX_ITEMS:
+        raise invalid_argument(f"a request may have at most {MAX_ITEMS} {what}, got {len(items)}")
+
+
+def described(name: Any, datatype: Any, shape: Any) -> tuple[str, DataType, tuple[int, ...]]:
+    """Name, data type and shape of an input, whatever a client put there.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT naming what is wrong.
+    """
+    if not isinstance(name, str) or not name:
+        raise invalid_argument("every input must have a 'name'")
+    data_type = BY_NAME.get(datatype) if isinstance(datatype, str) else None
+    if data_type is None and datatype is None:
+        raise invalid_argument(f"input '{name}' has no 'datatype': give one of {', '.join(BY_NAME)}")
+    if data_type is None:
+        known = ", ".join(BY_NAME)
+        raise invalid_argument(f"input '{name}' has datatype {datatype!r:.100}; the protocol knows {known}")
+    return name, data_type, _shape(shape, name)
+
+
+def _shape(shape: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(shape, list):
+        raise invalid_argument(f"input '{name}' must have a 'shape', an array of integers such as [1, 4]")
+    if len(shape) > MAX_DIMS:
+        raise invalid_argument(f"input '{name}' must have a 'shape' of at most {MAX_DIMS} dimensions")
+    total = 1
+    for dim in shape:
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
+            raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r:.100}")
+        total *= max(dim, 1)  # nothing at all of something huge is too much for numpy as well
+    if total > MAX_ELEMENTS:
+        raise invalid_argument(f"'shape' of input '{name}' has too many elements: {shape}")
+    return tuple(shape)
+
+
+def check_size(size: int, name: str, data_type: DataType, shape: Sequence[int]) -> None:
+    """Check that so many bytes are a tensor; of BYTES only its elements tell.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT.
+    """
+    expected = element_count(shape) * data_type.itemsize
+    if data_type is not BYTES and size != expected:
+        raise invalid_argument(
+            f"input byte size mismatch for input '{name}'. Expected {expected} "
+            f"for shape {list(shape)} of {data_type.name}, got {size}"
+        )
+
+
+def view(
+    buffer: bytes, start: int, end: int, name: str, data_type: DataType, shape: tuple[int, ...], model: str
+) -> Array:
+    """The tensor that lies at a place of a buffer: without a copy, but for BYTES.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when BYTES do not hold as many elements as the shape says.
+    """
+    if data_type is BYTES:
+        window = memoryview(buffer)[start:end]
+        return decode_bytes_elements(window, element_count(shape), name, model).reshape(shape)
+    return np.ndarray(shape, data_type.dtype, buffer, start)
+
+
+def output_name(name: Any) -> str:
+    """The name of a requested output.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is none.
+    """
+    if not isinstance(name, str) or not name:
+        raise invalid_argument("every requested output must have a 'name'")
+    return name
+
+
+def wanted_classes(count: Any, name: str) -> dict[str, int]:
+    """Output → number of classes, {} for none.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is no number.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise invalid_argument(f"'classification' of output '{name}' must be a number of classes, got {count!r:.100}")
+    return {name: count} if count else {}
+
+
+BINARY_TYPE = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
+_BINARY_TYPE = BINARY_TYPE.decode()
+_BINARY_MEDIA_TYPE = _BINARY_TYPE.partition(";")[0]
+_KSERVE_HEADER = "inference-header-content-length"
+# What clients call JSON, boto3 and curl among them, where they do not think about it.
+_SAID_OF_JSON = {
+    "application/json",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+    _BINARY_MEDIA_TYPE,
+}
+
+
+def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool) -> tuple[int | None, bool]:
+    """How long the JSON header of a request is.
+
+    Args:
+        headers: the request's, by lower-case name.
+        body_length: bytes of the body.
+        kserve: whether the route is KServe's, where binary answers use its header.
+
+    Returns:
+        the length, None when the whole body is JSON, 0 for a raw binary request; and whether a binary answer uses
+        KServe's header.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when the number is no number, negative, or larger than the body.
+    """
+    text = headers.get(_KSERVE_HEADER)
+    if text is not None:
+        return _checked(text, body_length, "Inference-Header-Content-Length"), True
+    content_type = headers.get("content-type", "")
+    if content_type.startswith(_BINARY_TYPE):
+        size, _, _ = content_type[len(_BINARY_TYPE) :].partition(";")  # some clients add ;charset=UTF-8 to any +json
+        return _checked(size, body_length, "inference header size"), kserve
+    if _BINARY_MEDIA_TYPE in content_type:
+        raise invalid_argument(f"expect MIME type for binary data starts with '{_BINARY_TYPE}', got: {content_type}")
+    return None, kserve
+
+
+def explained(error: MmeError, content_type: str, body: bytes) -> MmeError:
+    """Why a body was not understood, with a word about one that its content type calls no JSON, and that is none."""
+    base = content_type.partition(";")[0].strip().lower()
+    if not base or base in _SAID_OF_JSON or body.lstrip()[:1] == b"{":
+        return error
+    return MmeError(
+        error.kind,
+        f"{error.message}; this model takes tensors, in JSON or Triton's binary form: bodies of {base[:64]} are for "
+        "models with an inference script",
+    )
+
+
+def accepts_binary(accept: str) -> bool:
+    """Whether an Accept header asks for the binary form first of all. What else it may say, JSON is the answer."""
+    return accept[: len(_BINARY_MEDIA_TYPE)].lower() == _BINARY_MEDIA_TYPE
+
+
+def _checked(text: str, body_length: int, what: str) -> int:
+    if text.isdecimal() and len(text) < 10 and text.isascii() and int(text) <= body_length:
+        return int(text)
+    digits = text.strip()
+    number = digits[1:] if digits[:1] == "-" else digits
+    if not (number.isascii() and number.isdigit()):
+        raise invalid_argument(f"Unable to parse {what}, got: {text[:64]}")
+    if len(number) > 10 or not -(1 << 31) <= int(digits) < 1 << 31:
+        raise invalid_argument(
+            f"Unable to parse {what}, value is out of range [ -2147483648, 2147483647 ], got: {text[:64]}"
+        )
+    length = int(digits)
+    if length < 0 or length > body_length:
+        raise invalid_argument(f"inference header size should be in range (0, {body_length}), got: {length}")
+    return length
+
 
 FORM_OF_INFER = "a JSON object with 'inputs'"
 FORM_OF_GENERATE = "a JSON object"

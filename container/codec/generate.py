@@ -28,14 +28,14 @@ from container.codec.json_data import (
     with_literals,
 )
 from container.codec.json_numbers import LARGE, whole
-from container.codec.sse import event
+from container.codec.streaming import event
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import element_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from container.codec.layouts import Layouts
+    from container.codec.fields import Layouts
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
     from serve.request import Completion, InferenceRequest, InferenceResponse

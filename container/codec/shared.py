@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from container.codec.described import check_size, view
+from container.codec.fields import check_size, view
 from container.steps.shared_memory import DISABLED
 from model_handlers.errors import Kind, MmeError, invalid_argument
 

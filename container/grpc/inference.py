@@ -23,12 +23,21 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from container.codec.classification import classified
-from container.codec.effort import takes_long
+from container.codec.encode import takes_long
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import PLAIN, Decoder, holds_many_strings
-from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream, placed
-from container.grpc.messages import headers_of, parsed
+from container.grpc.codec import (
+    PLAIN,
+    Decoder,
+    Encoder,
+    error_in_stream,
+    final_response,
+    headers_of,
+    holds_many_strings,
+    in_stream,
+    parsed,
+    placed,
+)
 from container.grpc.rpc import refuse
 from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
 from container.inference.offload import by_thread as on_thread

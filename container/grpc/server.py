@@ -10,8 +10,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from container.control.routes import GRPC_ROUTES
+from container.grpc.codec import headers_of
 from container.grpc.inference import Codec, Inference, Streams
-from container.grpc.messages import headers_of
 from container.grpc.methods import Methods
 from container.grpc.rpc import Calls, Method
 from container.http2.connection import Connection

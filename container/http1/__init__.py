@@ -8,9 +8,7 @@ runs on one event loop in one thread, and nothing in it waits. From the bottom u
 - `stream.py`      an answer of unknown length under way
 - `exchange.py`    one request and its one answer: what a handler sees
 - `known_heads.py` heads that clients repeat, which llhttp need not see again
-- `reader.py`      bytes → exchanges, by llhttp
-- `ending.py`      how a connection ends
-- `connection.py`  exchanges → answers, strictly in order
+- `connection.py`  bytes → exchanges → answers, strictly in order, and how a connection ends
 - `server.py`      all connections: the clock, the sweep, the drain
 """
 

@@ -24,19 +24,32 @@ import socket
 import struct
 import time
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from container.http2 import frames
 from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
 from container.http2.header_blocks import LARGEST, LARGEST_READ, OVERSIZED, HeaderBlocks
 from container.inference.turn_budget import BODY, SMALL, STEP, TurnBudget
 
+
+class Receiver(Protocol):
+    """One stream's."""
+
+    def received(self, payload: bytes) -> None:
+        """Some data came."""
+
+    def ended(self) -> None:
+        """No more will."""
+
+    def cancelled(self) -> None:
+        """The client has given the stream up, or has left."""
+
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from container.http2.header_blocks import Fields
     from container.http2.keepalive import Keepalive
-    from container.http2.receiver import Receiver
     from container.inference.turn_budget import Turns
     from container.process.resources import ConnectionCap
 

@@ -19,7 +19,7 @@ from urllib.parse import quote_from_bytes
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
-from container.codec.event_stream import exception, payload_part
+from container.codec.streaming import exception, payload_part
 from container.inference.errors import error_body, header_pairs
 from container.inference.headers import TARGET_MODEL, name_of
 from container.local.container import SilentError

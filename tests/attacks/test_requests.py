@@ -10,11 +10,11 @@ import pytest
 
 from container.codec.classification import classified
 from container.codec.decode import Decoder
-from container.codec.framing import header_length
+from container.codec.fields import header_length
 from container.codec.json_numbers import MOST_VALUES, MOST_WHOLE
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import Decoder as GrpcDecoder
+from container.grpc.codec import Decoder as GrpcDecoder
 from container.http1.limits import Limits
 from model_handlers.config.bounds import MAX_ITEMS
 from model_handlers.config.pbtxt import parse_config

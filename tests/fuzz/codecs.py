@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from container.codec.compression import inflate
 from container.codec.decode import Decoder
-from container.codec.framing import header_length
+from container.codec.fields import header_length
 from container.codec.generate import decode_generate
 from container.control.operations import load_override
 from container.control.routes import only_reads, parse_target, path_version
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import Decoder as GrpcDecoder
-from container.grpc.messages import parsed, values
+from container.grpc.codec import Decoder as GrpcDecoder
+from container.grpc.codec import parsed, values
 from model_handlers.config.pbtxt import config_text, parse_config
 from model_handlers.errors import Kind, MmeError
 from model_handlers.proto import model_config_pb2

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as published
 
-from container.grpc import decode as decode_module
+from container.grpc import codec as decode_module
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import PLAIN, Decoder
-from container.grpc.encode import Encoder, error_in_stream, final_response, in_stream, placed
+from container.grpc.codec import PLAIN, Decoder, Encoder, error_in_stream, final_response, in_stream, placed
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME
 from serve.request import InferenceResponse

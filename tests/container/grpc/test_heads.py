@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.decode import PLAIN, Decoder
-from container.grpc.heads import contents, split
+from container.grpc.codec import PLAIN, Decoder, contents, split
 from model_handlers.errors import MmeError
 
 _DTYPES = {"FP32": np.float32, "INT8": np.int8, "BYTES": None}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.http1 import Http1Server, Limits
-from container.http1.reader import RequestReader
+from container.http1.connection import RequestReader
 from container.inference.turn_budget import Turns
 from tests.container.http1.inside import Inside
 

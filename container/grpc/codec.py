@@ -1,18 +1,29 @@
-"""A ModelInferRequest as a request of the engine: raw contents as they lie, typed contents as arrays, regions read.
+"""Messages of inference: a ModelInferRequest as a request of the engine, its responses as bytes. PURE.
 
-What inputs are called, and their types and shapes, are checked once for all requests that look alike; the bytes that
-say so are remembered, and requests that begin with them need no protobuf. A `Decoder` belongs to the event loop, see
-`codec.decode` for the threads that decode for it.
+What inputs are called, and their types and shapes, are checked once for all requests that look alike. The bytes that
+say so, all but the id and the tensors, are remembered: requests that begin with them need no protobuf. Clients write
+fields in the order of their numbers; a message in which anything else is the case is read by protobuf.
+
+    model_name, model_version, id, parameters, inputs, outputs      the head, less the id
+    raw_input_contents …                                            the tensors
+
+What a response says of its outputs is written once as a message and kept, too. Bytes of messages that stand one behind
+the other are one message with the fields of all: the id and the tensors are put behind those bytes, without another
+copy. A `Decoder` belongs to the event loop, see `codec.decode` for the threads that decode for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - a compiled NamedTuple looks at its types
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
-from container.codec.described import (
+from container.codec.encode import raw, tensor_bytes
+from container.codec.fields import (
+    Layouts,
+    RequestFields,
     check_number,
     check_size,
     described,
@@ -20,15 +31,120 @@ from container.codec.described import (
     view,
     wanted_classes,
 )
-from container.codec.fields import RequestFields
-from container.codec.layouts import Layouts
-from container.codec.shared import NO_PLACES, names_region, shared_input, shared_output
-from container.grpc.heads import contents, split
-from container.grpc.messages import values
+from container.codec.json_data import parameters_to_json
+from container.codec.shared import NO_PLACES, names_region, shared_input, shared_output, write_output
+from container.grpc import grpc_service_pb2 as pb
+from container.inference.headers import text_of
 from container.steps.shared_memory import AT_ONCE, Place, Regions
 from model_handlers.errors import invalid_argument
-from model_handlers.tensor import BYTES, element_count
+from model_handlers.tensor import BYTES, element_count, encode_bytes_elements
 from serve.request import Bounded, InferenceRequest, Layout
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from container.grpc.grpc_service_pb2 import InferParameter, ModelRepositoryParameter
+    from serve.request import InferenceResponse
+
+
+_TAGS = {field.name: field.number << 3 | 2 for field in pb.ModelInferRequest.DESCRIPTOR.fields}  # each has a length
+_ID_TAG = _TAGS["id"]
+_RAW_TAG = _TAGS["raw_input_contents"]
+_LONGEST = 4096  # bytes of a head
+
+
+def split(data: bytes) -> tuple[bytes, str, int] | None:
+    """The head, the id, and where the raw contents begin; None of a message that has no such parts."""
+    at, has = 0, len(data)
+    id_at = id_end = text_at = 0
+    while at < has and data[at] != _RAW_TAG:
+        tag = data[at]
+        if tag & 7 != 2 or tag > 127:
+            return None
+        start, end = _field(data, at)
+        if end > has or end > _LONGEST:
+            return None
+        if tag == _ID_TAG:
+            if id_end:
+                return None
+            id_at, text_at, id_end = at, start, end
+        at = end
+    if at >= has:
+        return None
+    if not id_end:
+        return data[:at], "", at
+    try:
+        return data[:id_at] + data[id_end:at], data[text_at:id_end].decode(), at
+    except UnicodeDecodeError:
+        return None  # protobuf says what is wrong with it
+
+
+def contents(data: bytes, at: int) -> list[tuple[int, int]] | None:
+    """Where each of the raw contents lies, which are all that follows; None where something else follows, too."""
+    found = []
+    has = len(data)
+    while at < has:
+        if data[at] != _RAW_TAG:
+            return None
+        start, end = _field(data, at)
+        if end > has:
+            return None
+        found.append((start, end))
+        at = end
+    return found
+
+
+def _field(data: bytes, at: int) -> tuple[int, int]:
+    """Where the bytes of the field that begins here lie; behind the message, where it ends too early."""
+    has = len(data)
+    size = shift = 0
+    while True:
+        at += 1
+        if at >= has or shift > 28:
+            return has, has + 1
+        byte = data[at]
+        size |= (byte & 127) << shift
+        if byte < 128:
+            break
+        shift += 7
+    start = at + 1
+    return start, start + size
+
+
+M = TypeVar("M", bound="Message")
+
+
+def parsed(kind: type[M], data: bytes) -> M:
+    """The message that a client sent.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when the bytes are none.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise invalid_argument(f"the request is no {kind.__name__} message: {error}") from None
+
+
+def values(parameters: Mapping[str, InferParameter] | Mapping[str, ModelRepositoryParameter]) -> dict[str, Any]:
+    """Name → value of parameters.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT naming one that holds nothing.
+    """
+    found = {}
+    for key, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise invalid_argument(f"parameter '{key}' holds no value")
+        found[key] = getattr(parameter, choice)
+    return found
+
+
+def headers_of(call: Any) -> dict[str, str]:
+    """The metadata of a call, by name; of keys that end in -bin the text that their bytes are."""
+    return {key: value if isinstance(value, str) else text_of(value) for key, value in call.metadata()}
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -339,3 +455,151 @@ def _empty_final(parameters: dict[str, Any]) -> bool:
     if not isinstance(wanted, bool):
         raise invalid_argument(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
     return wanted
+
+
+_MAX_HEADS = 1024  # remembered; then all are forgotten, which costs each one message
+_MAX_INT64 = 2**63 - 1
+
+
+def _tag(message: type[Any], field: str) -> bytes:
+    """What stands before the length of a field of bytes; fields up to number 15 have one byte."""
+    return bytes([message.DESCRIPTOR.fields_by_name[field].number << 3 | 2])
+
+
+_RESPONSE_ID = _tag(pb.ModelInferResponse, "id")
+_RAW_OUTPUT = _tag(pb.ModelInferResponse, "raw_output_contents")
+_RESPONSE = _tag(pb.ModelStreamInferResponse, "infer_response")
+
+
+class Encoder:
+    """Encodes responses, and remembers what it said of outputs. Long ones are encoded by threads."""
+
+    def __init__(self) -> None:
+        self._heads: dict[Any, bytes] = {}
+
+    def encode(self, response: InferenceResponse, final: bool | None = None) -> bytes:  # noqa: FBT001 - None says nothing
+        """The bytes of a ModelInferResponse.
+
+        Args:
+            response: the engine's.
+            final: whether it says that it is the last, or that it is not; None for neither.
+
+        Raises:
+            MmeError: UNSUPPORTED for a parameter that can't be told.
+        """
+        key = (
+            response.model_name,
+            response.model_version,
+            *[(name, data_type, array.shape) for name, data_type, array in response.outputs],
+        )
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
+            head = self._heads[key] = _head(response)
+        parts: list[bytes | memoryview] = [head]
+        if response.id:
+            text = response.id.encode()
+            parts += (_RESPONSE_ID, _varint(len(text)), text)
+        if response.parameters:
+            parts.append(_parameters(parameters_to_json(response.parameters, response.model_name)))
+        if final is not None:
+            parts.append(_FINAL[final])
+        for _, data_type, array in response.outputs:
+            data = encode_bytes_elements(array) if data_type is BYTES else raw(array, data_type)
+            parts += (_RAW_OUTPUT, _varint(len(data)), data)
+        return b"".join(parts)
+
+
+def placed(
+    response: InferenceResponse,
+    places: Mapping[str, Place],
+    final: bool | None = None,  # noqa: FBT001 - as in Encoder.encode
+) -> bytes:
+    """As `Encoder.encode`, of outputs some of which are written into shared memory: of their bytes there are none.
+
+    Raises:
+        MmeError: as `Encoder.encode`, and see `shared.write_output`.
+    """
+    model, version = response.model_name, response.model_version
+    message = pb.ModelInferResponse(model_name=model, model_version=version, id=response.id)
+    for name, data_type, array in response.outputs:
+        data = tensor_bytes(array, data_type)
+        if name in places:
+            write_output(places[name], name, data)
+            data = b""
+        message.outputs.add(name=name, datatype=data_type.name, shape=array.shape)
+        message.raw_output_contents.append(bytes(data))
+    said = response.parameters
+    beside = _parameters(parameters_to_json(said, model)) if said else b""
+    return message.SerializeToString() + beside + (b"" if final is None else _FINAL[final])
+
+
+def in_stream(response: bytes) -> bytes:
+    """The bytes of a ModelStreamInferResponse around those of a ModelInferResponse."""
+    return b"".join((_RESPONSE, _varint(len(response)), response))
+
+
+def error_in_stream(
+    message: str,
+    request_id: str,
+    model: tuple[str, str] = ("", ""),
+    final: bool | None = None,  # noqa: FBT001 - as in Encoder.encode
+) -> bytes:
+    """The bytes of a ModelStreamInferResponse that tells of an error of one request.
+
+    Args:
+        message: the error.
+        request_id: the request's id.
+        model: name and version of the model whose response it is.
+        final: whether it is the last response; None of a request that no model was given.
+    """
+    response = pb.ModelInferResponse(model_name=model[0], model_version=model[1], id=request_id).SerializeToString()
+    response += b"" if final is None else _FINAL[final]
+    return pb.ModelStreamInferResponse(error_message=message).SerializeToString() + in_stream(response)
+
+
+def final_response(model: str, version: str, request_id: str) -> bytes:
+    """The bytes of a ModelInferResponse that only says that there is none any more."""
+    message = pb.ModelInferResponse(model_name=model, model_version=version, id=request_id)
+    return message.SerializeToString() + _FINAL[True]
+
+
+def _head(response: InferenceResponse) -> bytes:
+    outputs = [
+        pb.ModelInferResponse.InferOutputTensor(name=name, datatype=data_type.name, shape=array.shape)
+        for name, data_type, array in response.outputs
+    ]
+    return pb.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, outputs=outputs
+    ).SerializeToString()
+
+
+def _parameters(given: Mapping[str, Any]) -> bytes:
+    return pb.ModelInferResponse(
+        parameters={key: _parameter(value) for key, value in given.items()}
+    ).SerializeToString()
+
+
+def _parameter(value: Any) -> pb.InferParameter:
+    if isinstance(value, bool):
+        return pb.InferParameter(bool_param=value)
+    if isinstance(value, int):
+        return pb.InferParameter(uint64_param=value) if value > _MAX_INT64 else pb.InferParameter(int64_param=value)
+    if isinstance(value, float):
+        return pb.InferParameter(double_param=value)
+    return pb.InferParameter(string_param=value)
+
+
+_FINAL = {final: _parameters({"triton_final_response": final}) for final in (False, True)}
+
+
+def _varint(number: int) -> bytes:
+    if number < 128:
+        return bytes((number,))
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from container.codec.effort import takes_long
-from container.codec.encode import Reply
+from container.codec.encode import Reply, takes_long
 
 MANY = np.zeros((1 << 20) + 1, np.uint8)
 NUMBERS = np.zeros((1 << 15) + 1, np.float32)

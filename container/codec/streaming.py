@@ -1,4 +1,6 @@
-"""AWS event stream frames (`application/vnd.amazon.eventstream`), as InvokeEndpointWithResponseStream answers. PURE.
+"""Frames of streamed answers: server-sent events (`text/event-stream`), and AWS event streams. PURE.
+
+A frame of `application/vnd.amazon.eventstream`, as InvokeEndpointWithResponseStream answers:
 
     u32 length of the frame | u32 length of the headers | u32 CRC-32 of these 8 bytes
     headers | payload | u32 CRC-32 of everything before
@@ -8,6 +10,7 @@ Numbers are big-endian. A header is `u8 length, name, u8 7 (a string), u16 lengt
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -16,6 +19,15 @@ import orjson
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+def event(data: bytes) -> bytes:
+    """An event with these data, UTF-8. Each line has a field of its own, which clients join with a line feed."""
+    return b"".join(b"data: %b\n" % line for line in _LINE_END.split(data)) + b"\n"
+
 
 _LENGTHS = struct.Struct(">II")
 _CRC = struct.Struct(">I")
