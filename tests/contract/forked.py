@@ -6,6 +6,7 @@ environment of its own. Servers whose start, end or memory is tested are begun a
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -120,5 +121,9 @@ if __name__ == "__main__":
     import container.process.gunicorn_app
     import container.process.worker  # noqa: F401
     from container.cli import main
+
+    for name in ("container.grpc.server", "container.traces.otel", "serve.sources.s3"):  # which some of them import
+        with suppress(ImportError):
+            importlib.import_module(name)
 
     _fork_on_demand(socket.socket(fileno=int(sys.argv[1])))

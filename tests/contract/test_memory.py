@@ -40,7 +40,7 @@ def kills(group):
     return read_count([group / "memory.events", group / "memory.oom_control"])
 
 
-@pytest.mark.parametrize("platform", [True, False])
+@pytest.mark.parametrize("platform", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_model_that_no_memory_holds_is_refused_and_nobody_is_killed(group, tmp_path, platform):
     """507 while it loads; the model beside it answers all the while, and what is loaded then finds the memory free."""
     base = tmp_path / "models"

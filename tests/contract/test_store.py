@@ -179,6 +179,7 @@ def test_a_wrong_request_is_a_model_error(either, runtime):
     assert "plus-1.tar.gz" in json.loads(response["OriginalMessage"])["error"]
 
 
+@pytest.mark.parametrize("either", ["s3", pytest.param("folder", marks=pytest.mark.long)], indirect=True)
 def test_the_least_recently_used_leave_when_memory_fills(either, runtime):
     """Under a small budget the least used are evicted, the one in use stays, and an evicted model answers again."""
     client = runtime(either)

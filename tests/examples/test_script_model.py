@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))  # examples are run from the root, never installed
 from examples import call_script, classifiers, demo_servers, script_model  # noqa: E402
 from examples.build_models import Layout  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # test_python_models asks the same archive
 
 
 @pytest.fixture(scope="module")

@@ -341,7 +341,8 @@ def test_a_load_that_the_fork_servers_death_ended_says_nothing_of_the_model(star
 
 
 @pytest.mark.parametrize(
-    ("handler_class", "shared"), [(PreloadEnds, False), (RequestsPreloadEnds, False), (PreloadEnds, True)]
+    ("handler_class", "shared"),
+    [(PreloadEnds, False), (RequestsPreloadEnds, False), pytest.param(PreloadEnds, True, marks=pytest.mark.long)],
 )
 def test_a_preload_that_ends_its_process_is_left_out(start, handler_class, shared, monkeypatch):
     """Models are loaded without it, from the first on: what is wrong with it they tell themselves."""
@@ -544,9 +545,10 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV], ids=lambda n: n.name
-)
+_RARE = [pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGINT, signal.SIGSEGV)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, *_RARE], ids=lambda n: n.name)
 def test_death_of_the_serving_process(tmp_path, number):
     """However the serving process dies, its models' processes are gone within moments: idle, hanging, left behind."""
     (tmp_path / "parent.py").write_text(textwrap.dedent(PARENT))

@@ -371,7 +371,9 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=lambda n: n.name
+)
 def test_death_of_the_serving_process(tmp_path, prefix, number):
     """However the serving process dies, its models' processes are gone within moments: idle, hanging, left behind."""
     folder = write_model(tmp_path / "m", DO, head=DEEDS)
