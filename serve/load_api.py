@@ -115,7 +115,7 @@ class LoadApi:
         return report
 
     async def _reload_step(self, whole: str, name: str) -> None:
-        """Load the model of a step anew if its ensemble is loaded by name, but not what a client sent files for."""
+        """Reload the model of a step if its ensemble is loaded by name, unless a client sent files for it."""
         reload = self._reloads.get(whole)
         entry = self._cache.entries.get(name)
         is_sent = entry is not None and entry.registered and isinstance(entry.source, Overridden)
@@ -192,7 +192,7 @@ class LoadApi:
             reload.changed.append(name)
 
     async def _follow(self, reload: _Reload) -> None:
-        """Load anew the ensembles of what changed, and those that waited for what is there."""
+        """Reload ensembles with a step that changed, and load those that waited for a step that is there now."""
         while reload.changed or reload.loaded:
             if reload.changed:
                 for whole in self.dependents.wholes_of(reload.changed.pop(0)):
@@ -411,7 +411,7 @@ class _Reload:
     """Loads by name that follow from one another."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()  # what is loaded anew already, or about to be
+        self.names: set[str] = set()  # what is reloaded already, or about to be
         self.loaded: list[str] = []  # what came, which others may wait for
         self.changed: list[str] = []  # what served before, and is another one now
 

@@ -39,7 +39,7 @@ class StepLoads:
     Args:
         waits: which models wait for the load of which.
         load: leases an entry, loading it first if need be.
-        reload: loads the model of a step anew for an ensemble that is loaded by name.
+        reload: reloads the model of a step for an ensemble that is loaded by name.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StepLoads:
     async def bring(self, name: str, steps: tuple[str, ...]) -> Mapping[str, Target]:
         """Have the models of an ensemble's steps loaded, for its own load: those that are not there.
 
-        Where the ensemble is loaded by name, they are loaded anew if they changed, but for those that a client loaded
+        Where the ensemble is loaded by name, steps that changed are reloaded, except those that a client loaded
         with a configuration or files of its own.
 
         Raises:

@@ -182,7 +182,7 @@ class ThreadPool(Executor):
                 with suppress(IndexError):  # another thread was quicker
                     return self._waiting.popleft()
             self._idle.append(inbox)
-            # Who adds work looks for idle threads afterwards, and here it is the other way round: one of both sees it.
+            # Adding work looks for idle threads afterwards, and here it is the other way round: one of both sees it.
             if (self._waiting or self._closed) and self._withdraws(inbox):
                 if self._closed and self._leaves():
                     return None

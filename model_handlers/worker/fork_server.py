@@ -134,7 +134,7 @@ def main(command_fd: int, preload: str = "", patience: float | None = None) -> N
                 importlib.import_module(backend.handler.partition(":")[0])
     if preload:
         module, _, function = preload.partition(":")
-        with contextlib.suppress(Exception):  # likewise: a child calls it too, and tells what it raises
+        with contextlib.suppress(Exception):  # as above: a child calls it too, and tells what it raises
             getattr(importlib.import_module(module), function)()
     gc.collect()
     gc.freeze()  # a collection in a child would touch every object, and so copy every page

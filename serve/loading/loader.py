@@ -373,7 +373,7 @@ class ModelLoader:
         # meanwhile hides what comes: never less than the file, where it is held.
         least = devices.size_on(prepared.directory.config.instance_group, prepared.lanes, size)
         numbers = {device.index for _, device in prepared.lanes if device.kind == "gpu"}
-        return taken.most(least).on(numbers)  # elsewhere it was others who took some meanwhile
+        return taken.most(least).on(numbers)  # on other GPUs, other processes took some meanwhile
 
     def assemble(self, prepared: PreparedTarget, steps: Mapping[str, Target]) -> Target:
         """An ensemble of models that are served, and are loaded: by the names that they are served under."""

@@ -81,7 +81,7 @@ _FOR_EVER = float("inf")
 
 
 class InlinePolicy:
-    """Which executions run on the event loop: by processor time of late, by input size to the next power of two. PURE.
+    """Which executions run on the event loop: by recent processor time, by input size to the next power of two. PURE.
 
     A model whose executions are shorter than a thread hand-off earns the loop by being quick and loses it by being slow
     once. Processor time counts, since wall time on an instance also holds what other threads took in between.

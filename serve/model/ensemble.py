@@ -6,7 +6,7 @@ by reference, and what can be known before a request comes is known. Which step 
 
 The models of an archive's ensemble are its own, in memory as long as it is. Those of any other are the models that are
 served under their names: a request holds a lease on each, and is run by those that it holds. What is known of a set of
-models is its *wiring*, worked out again when a request comes with another set, since one was evicted or loaded anew.
+models is its *wiring*, worked out again when a request comes with another set, since one was evicted or reloaded.
 
 `max_inflight_requests`: a step's request waits until another one of that step is over. One that is over keeps its slot
 until those that follow from it have theirs: else a fast step would run ahead of a slow one without end, and all that it

@@ -88,7 +88,7 @@ def zeros(config: ModelConfig) -> dict[str, Array]:
 FOLDER = "warmup"  # in the model's directory, beside its versions
 _log = logging.getLogger("mme.load")
 _REQUEST_BYTES = 1 << 10  # that a request takes beside its data
-_PATIENCE_SECONDS = 300.0  # for a model that answers of its own accord; a load may take 350
+_PATIENCE_SECONDS = 300.0  # for a decoupled model, which answers when it likes; a load may take 350
 # What says that the sample or the model is wrong, and not that something is missing just now.
 _FAULTS = {Kind.INVALID_ARGUMENT, Kind.EXECUTION_FAILED, Kind.TIMED_OUT, Kind.INTERNAL}
 

@@ -424,7 +424,7 @@ class DiskBudget:
         return True
 
     def _evict_one(self, beneficiary: str) -> int | None:
-        tried = set[str]()  # in vain: other servers use them
+        tried = set[str]()  # not removed: other servers use them
         with staging_directory(self._directory) as staging, disk_errors(f"{self._directory} cannot be cleared"):
             while (name := self._used_longest_ago(tried)) is not None:
                 size = self._sizes.get(name, 0)
