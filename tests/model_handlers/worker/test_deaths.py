@@ -416,7 +416,7 @@ def test_a_load_that_is_cancelled_waits_for_no_import(start, monkeypatch):
 
 def test_files_where_fork_servers_run_hide_none_of_pythons(start, tmp_path, monkeypatch):
     """Models' code may lie there, and what was to be shared would be imported by each of them instead."""
-    monkeypatch.setattr(ForkClient, "directory", tmp_path)
+    monkeypatch.chdir(tmp_path)
     for name in ("socket", "selectors"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('hidden')")
     forks = ForkClient(Preloaded.preload)
