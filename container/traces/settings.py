@@ -100,7 +100,9 @@ class TraceSettings:
                 raise invalid_argument(f"Expect only one trace level '{OFF}' is specified")
             raise invalid_argument(f"trace_level must be {TIMESTAMPS}, {TENSORS}, both or {OFF}, got {value!r:.100}")
         if TENSORS in levels:
-            warn_of_tensors()
+            _log.warning(
+                "trace_level TENSORS is without effect: tensors are not traced, and 0.3 refuses it; leave it out"
+            )
         return replace(self, on=self.on or TIMESTAMPS in levels)
 
 
@@ -165,11 +167,6 @@ class TraceControl:
         untraced = self._untraced.get(whose, 0) + 1
         self._untraced[whose] = 0 if untraced >= rate else untraced
         return untraced >= rate
-
-
-def warn_of_tensors() -> None:
-    """Say that a level which there was is without effect."""
-    _log.warning("trace_level TENSORS is without effect: tensors are not traced, and 0.3 refuses it; leave it out")
 
 
 def _number(name: str, value: Any, least: int) -> int:
