@@ -30,7 +30,7 @@ from container.http1.exchange import Exchange
 from container.http1.head import JSON_TYPE, METHODS, Refusal, error_body
 from container.http1.known_heads import END
 from container.http1.limits import KIB
-from container.http1.stream import BODILESS, JOINED_UP_TO, Form, Stream, form_of, reset_at_close
+from container.http1.stream import BODILESS, JOINED_UP_TO, Form, Stream, form_of
 from container.inference.turn_budget import BODY, SMALL, STEP, TurnBudget
 
 if TYPE_CHECKING:
@@ -506,7 +506,6 @@ class EndingConnection(RequestReader):
         self._lingering = False
         self._patience = server.limits.header_timeout  # of an idle connection
         self._taken: int | None = None  # moves whenever the client reads; what a stream writes does not move it
-        self._until_close = False  # the last answer is whole when the connection closes, and not before
         self.streamed = 0
 
     @property
@@ -575,12 +574,8 @@ class EndingConnection(RequestReader):
 
     def abort(self) -> None:
         """End the connection now, whatever it is owed."""
-        transport = self._transport
-        if transport is None:
-            return
-        if self._until_close and transport.get_write_buffer_size():
-            reset_at_close(transport, reset=True)  # again: the end of this answer is among what is unsent
-        transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     # the server calls
 
@@ -808,7 +803,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
         form = form_of(exchange, status)
         framing = b"" if exchange.http10 or status in BODILESS else b"Transfer-Encoding: chunked\r\n"
         if form is Form.UNTIL_CLOSE:
-            exchange.final = self._until_close = True
+            exchange.final = True
             self._drop_waiting()
         start = self._heads.get(status) or self._server.head(status)
         lead = start + headers + self._last_lines(exchange, framing)

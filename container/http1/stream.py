@@ -1,9 +1,8 @@
 """An answer of unknown length under way: how its parts travel, and what a client that reads slowly may cost.
 
 A `Stream` takes the connection's place in its exchange from `begin` to `end` or `cut`. What travels has one of three
-forms. *Chunked*: the last chunk says that the answer is whole. *Until the close*, for HTTP/1.0, which knows no chunks:
-until the answer is whole, closing the socket resets the connection, whoever closes it and why, so that half an answer
-is never taken for all of it. *Head only*: the parts are dropped.
+forms. *Chunked*: the last chunk says that the answer is whole. *Until the close*, for HTTP/1.0, which knows no chunks
+and so can't tell half an answer from all of it. *Head only*: the parts are dropped.
 
 The first part of a turn of the loop leaves at once, with the head if that was before it. Those behind it leave together
 in the next turn, or sooner where they are much: the transport would make a system call and a packet of each. Runs on
@@ -14,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
 from enum import Enum
 from typing import TYPE_CHECKING, NoReturn
 
@@ -48,12 +45,6 @@ def form_of(exchange: Exchange, status: int) -> Form:
     return Form.UNTIL_CLOSE if exchange.http10 else Form.CHUNKED
 
 
-def reset_at_close(transport: asyncio.Transport, *, reset: bool) -> None:
-    """Whether a close of the socket resets the connection and drops what the system has not sent: SO_LINGER of 0 s."""
-    linger = struct.pack("ii", reset, 0)
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-
-
 class Stream:
     """The rest of an answer that has begun.
 
@@ -77,8 +68,6 @@ class Stream:
         self._size = len(head)
         self._turns = False  # whether the next turn is waited for
         self._waits = False  # whether what is put waits for it: something was sent in this one
-        if form is Form.UNTIL_CLOSE and transport is not None:
-            reset_at_close(transport, reset=True)
         self._flush_next()
 
     @property
@@ -130,8 +119,6 @@ class Stream:
             if self._form is Form.CHUNKED:
                 self._put((_LAST_CHUNK,), len(_LAST_CHUNK))
             self._flush()
-            if self._form is Form.UNTIL_CLOSE:
-                reset_at_close(transport, reset=False)
         self._connection.ended(exchange)
 
     def cut(self, exchange: Exchange) -> None:
