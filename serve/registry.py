@@ -336,7 +336,7 @@ class Dependents:
             if event.name in self._wholes:
                 self._keep(event.name)
         elif event.type is EventType.UNLOADED:
-            for whole in self._wholes.get(event.name, ()):
+            for whole in self.all_wholes_of(event.name):
                 resident = self._cache.entries[whole].resident
                 if resident is not None:
                     resident.unwire()

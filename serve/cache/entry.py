@@ -212,20 +212,28 @@ class Entry:
 
 
 class JointLease:
-    """A lease on an ensemble, and on the served models of all its steps, those of ensembles among them too."""
+    """A lease on an ensemble, and on the served models of all its steps, those of ensembles among them too.
 
-    def __init__(self, entries: dict[str, Entry]) -> None:
+    One for all requests, as long as the models are the same: those that were in memory at that `reading` of the cache.
+    """
+
+    def __init__(self, entries: dict[str, Entry], reading: int) -> None:
+        self.reading = reading
         self._entries = list(entries.values())  # the ensemble first
         self.held: dict[str, Target] | None = {entry.name: entry.leased() for entry in self._entries}
-        for entry in self._entries:
-            entry.leases += 1
-            entry.stats.hits += 1
 
     def __repr__(self) -> str:
         return f"<JointLease of {', '.join(entry.name for entry in self._entries)}>"
 
     def leased(self) -> Target:
         return self._entries[0].leased()
+
+    def take(self) -> JointLease:
+        """Lease them all once more."""
+        for entry in self._entries:
+            entry.leases += 1
+            entry.stats.hits += 1
+        return self
 
     def uncount(self) -> None:
         for entry in self._entries:

@@ -85,6 +85,7 @@ class ModelCache:
             patience=memory_patience,
         )
         self._ready: dict[str, Entry] = {}  # the READY ones, for one look-up a request
+        self._reading = 0  # which grows with each change of those
         self._loading = Loading(
             loader,
             self.room,
@@ -134,11 +135,19 @@ class ModelCache:
         if entry is None:
             return None
         if entry.resident is not None and entry.resident.steps:
-            held: dict[str, Entry] = {}
-            return None if any(self._away((name,), held)) else JointLease(held)
+            return self._lease_joint(name, entry.resident)
         entry.leases += 1
         entry.stats.hits += 1
         return entry
+
+    def _lease_joint(self, name: str, whole: Target) -> JointLease | None:
+        joint = whole.joint
+        if joint is None or joint.reading != self._reading:
+            held: dict[str, Entry] = {}
+            if any(self._away((name,), held)):
+                return None
+            joint = whole.joint = JointLease(held, self._reading)
+        return joint.take()
 
     def away(self, name: str) -> list[str]:
         """Of a model and all that it consists of, as far as that is known, what is not in memory to take requests."""
@@ -357,6 +366,7 @@ class ModelCache:
         entry.state = transition(entry.state, Event.LOADED)
         entry.loaded_at = entry.last_used = time.monotonic()
         self._ready[entry.name] = entry
+        self._reading += 1
         self.residents.arrived(entry)
         waiters, entry.waiters = entry.waiters, []
         for waiter in waiters:
@@ -459,6 +469,7 @@ class ModelCache:
         self.residents.leaves(entry)
         if self._ready.get(entry.name) is entry:
             del self._ready[entry.name]
+            self._reading += 1
         entry.closing = asyncio.get_running_loop().create_task(
             self._close(entry, reason, hurries=hurries), name=f"close {entry.name}"
         )

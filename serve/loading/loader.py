@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.system.threads import CancelToken, ThreadBudget
+    from serve.cache.entry import JointLease
     from serve.control import Latencies
     from serve.loading.measuring import Others
     from serve.model.batch_proof import BatchProof
@@ -88,6 +89,7 @@ class Target:
         self.members = members or {}  # the other models of its archive, by the names that it calls them by
         self.content = content  # see `PreparedTarget`
         self.steps = steps  # names of the served models that it consists of, which are no members
+        self.joint: JointLease | None = None  # on it and on all of them
         self.latest = versions[max(versions)]
         self.forms = forms  # what it was loaded from; None where that is the models' files
         self.at_load = footprint or Footprint()
@@ -168,6 +170,7 @@ class Target:
 
     def unwire(self) -> None:
         """The model of a step has left memory."""
+        self.joint = None
         for model in self.versions.values():
             if isinstance(model, EnsembleModel):
                 model.unwire()

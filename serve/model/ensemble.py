@@ -155,9 +155,11 @@ class EnsembleModel:
         if served is None:
             assert wiring is not None  # noqa: S101 - models of its own do not change
             return wiring
-        targets = None if steps is None else [steps[name] for name in served.names]
-        if targets is None:
+        if wiring is not None and wiring.leased is steps:
+            return wiring
+        if steps is None:
             raise MmeError(Kind.INTERNAL, f"ensemble '{self.name}' is used without leases on its steps")
+        targets = [steps[name] for name in served.names]
         if wiring is None or wiring.targets != targets:
             members = step_models(served.told, targets)
             config = checked_config(served.told, members)
@@ -166,6 +168,7 @@ class EnsembleModel:
             if self._cached is not None:  # what other models have answered
                 self._cached.close()
                 self._cached = self._cache()
+        wiring.leased = steps
         return wiring
 
     def _cache(self) -> CachedResponses | None:
@@ -225,6 +228,7 @@ class Wiring:
         targets: Sequence[StepTarget] = (),
     ) -> None:
         self.targets = targets  # of which the models are a version; () where they are an archive's
+        self.leased: Mapping[str, StepTarget] | None = None  # what the last request had leased
         self.config = config
         decoupled = [bool(member.config.decoupled) for member in members]
         # its steps; graph: how they hang together

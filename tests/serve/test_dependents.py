@@ -93,7 +93,7 @@ def test_what_has_left_or_changed_is_known(dependents, models):
     assert dependents.wholes_of("model") == ["whole"]
     models.load(dependents, "model")
     models.unload(dependents, "model")
-    assert models.unwired == ["whole"]
+    assert models.unwired == ["whole", "outer"]
     models.unload(dependents, "whole")
     assert (dependents.wholes_of("pre"), dependents.parts("whole")) == ([], frozenset())
 
