@@ -20,7 +20,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.worker.start import verify_file
 from serve.loading.prepare import asked_checks, unknown_parameters
-from serve.model.ensemble_plan import check_circle, member_problems
+from serve.model.ensemble_plan import check_circle, member_problems, not_available
 from serve.model.warmup import Warmup, initial_states
 from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, misnamed_config, versions_in
 from serve.sources.repository import (
@@ -257,7 +257,7 @@ def examine_ensembles(models: Sequence[Examined]) -> None:
                 _add(
                     model,
                     f"step[{index}].model_name",
-                    _missing(model.name, step.model_name),
+                    not_available(model.name, [step.model_name]).message,
                     f"put {step.model_name}/ beside it",
                 )
             elif step.version is not None and step.version not in part.versions:
@@ -270,10 +270,6 @@ def examine_ensembles(models: Sequence[Examined]) -> None:
         for field_name, error in member_problems(model.config, members):
             model.problems.append(Located(CONFIG_NAME, Finding(field_name, error.message)))
         model.attempt(CONFIG_NAME, "ensemble_scheduling.step", partial(check_circle, model.path.name, steps))
-
-
-def _missing(name: str, member: str) -> str:
-    return f"ensemble {name} contains models that are not available or ambiguous: {member}"
 
 
 def _add(model: Examined, where: str, sentence: str, mend: str = "") -> None:
