@@ -539,7 +539,8 @@ def refuse(call: Rpc, error: Exception) -> None:
     """End a call with an error."""
     problem = known(error)
     message = problem.message
-    call.fail(STATUSES[problem.kind].grpc, message[: _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN])
+    most = _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN
+    call.fail(STATUSES[problem.kind].grpc, message[:most])
 
 
 def _refuse_stream(stream: Stream, http_status: int, words: str, status: Status = Status.INTERNAL) -> None:
