@@ -396,7 +396,6 @@ class Engine:
             model.stats.load_ns = event.ns
         config, registry = target.latest.config, self.registry
         (registry.body_takers.add if takes_raw_body(config) else registry.body_takers.discard)(event.name)
-        (registry.decoupled.add if config.decoupled else registry.decoupled.discard)(event.name)
 
     # -- room for others ------------------------------------------------------------------------------------------
 

@@ -48,8 +48,6 @@ class Registry:
         self.stats: dict[str, TargetStats] = {}  # name → what the cache did for it
         # names of models whose input is a request's body as it came, in memory or not
         self.body_takers: set[str] = set()
-        # names of models that answer a request any number of times, as they were when they were loaded last
-        self.decoupled: set[str] = set()
         self.versions: dict[str, list[int]] = {}  # name → those that it was served in last
         self._cache = cache
         self._origins = origins
@@ -197,7 +195,6 @@ class Registry:
         entry.evicted = False
         self.note(entry)
         self.body_takers.discard(entry.name)
-        self.decoupled.discard(entry.name)
         if not entry.stats.loads:
             self.stats.pop(entry.name, None)
         for alias in self._called.pop(entry.name, ()):

@@ -107,13 +107,6 @@ class Reply:
             )
         return self._accepting
 
-    def kept(self) -> Reply:
-        """The same for a thread that writes the answer: its places outlast the request."""
-        if not self.places:
-            return self
-        places = dict(self.places)
-        return Reply(self.outputs, binary=self.binary, remember=False, classes=self.classes, places=places)
-
 
 def encode(
     response: InferenceResponse, reply: Reply, *, literal: bool = False

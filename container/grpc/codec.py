@@ -205,10 +205,6 @@ class Wanted(NamedTuple):
     empty_final: bool
     places: dict[str, Place] = NO_PLACES
 
-    def kept(self) -> Wanted:
-        """The same for a thread that writes the answer: its places outlast the request."""
-        return self._replace(places=dict(self.places)) if self.places else self
-
 
 PLAIN = Wanted({}, empty_final=False)
 
