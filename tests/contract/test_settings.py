@@ -122,7 +122,7 @@ def test_a_place_that_can_not_be_listened_to_is_said_and_ends(serve, tmp_path, h
         check=False,
     )
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"the server cannot listen to HTTP requests at {host}:{first.port}: {why}" in done.stderr
     assert "choose another --port/MME_PORT" in done.stderr
     assert "Traceback" not in done.stderr
