@@ -179,15 +179,18 @@ class Call:
                 await self.body.prepare(self, by_thread=True)
 
     def make(self, config: ModelConfig) -> InferenceRequest:
-        """Return what is submitted: cancelled, where the client has left before it could be made."""
+        """Return what is submitted.
+
+        Raises:
+            MmeError: CANCELLED where nobody waits any more: the body may be forgotten, and is not read again.
+        """
+        if self.over:
+            raise MmeError(Kind.CANCELLED, "the client left")
         request = self.body.decode(self, config)
         if self.steps:
             for step in self.steps:
                 step.made(self, request, config)
-        if self.over:
-            request.cancel()
-        else:
-            self.request = request
+        self.request = request
         return request
 
     def refuse(self, error: Exception) -> None:

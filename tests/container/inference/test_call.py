@@ -18,6 +18,7 @@ from container.control.routes import Flavor, InferenceType, Target
 from container.inference import http
 from container.inference.call import Call
 from container.inference.http import GenerateBody, HttpReply, InferRoutes, TensorBody
+from container.steps.step import Step
 from container.traces.settings import TraceSettings
 from container.traces.tracing import Tracing, follow
 from model_handlers.errors import Kind, MmeError
@@ -183,6 +184,37 @@ async def test_what_takes_long_to_read_is_read_by_a_thread_and_then_submitted():
     assert call.engine.request is None
     await rest
     assert call.engine.request.inputs[0].sum() == 1.5 * (1 << 17)
+
+
+class Refusals(Step):
+    """Counts how often its call was refused."""
+
+    count = 0
+
+    def refused(self, _call):
+        """Once more."""
+        self.count += 1
+
+
+@pytest.mark.parametrize("kind", [InferenceType.INFER, InferenceType.GENERATE])
+async def test_a_large_request_whose_client_left_during_the_load_is_refused_once(kind):
+    """It is neither read again nor tried again for ever."""
+
+    class Loading(Engine):
+        tries = 0
+
+        async def submit_made(self, name, version, make):
+            self.tries += 1
+            assert self.tries <= 2  # else it would go on
+            exchange.on_disconnect()
+            return await super().submit_made(name, version, make)
+
+    document = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1 << 17], "data": [1.5] * (1 << 17)}]}
+    engine, refusals = Loading(resident=False), Refusals()
+    call, _, exchange = begun(None, kind, engine=engine, body=json.dumps(document).encode())
+    call.steps = (refusals,)
+    await call.start()
+    assert (call.over, engine.tries, engine.request, refusals.count) == (True, 1, None, 1)
 
 
 # -- answers that take long to write ---------------------------------------------------------------------------------
