@@ -268,5 +268,5 @@ def _finding(file: str, finding: Finding) -> dict[str, str]:
 
 
 def mend_for(field: str) -> str:
-    """What to do about that field, "" where nobody knows."""
+    """What to do about that field, "" where that is unknown."""
     return next((text for pattern, text in _MENDS if re.fullmatch(pattern, field)), "")

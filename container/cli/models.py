@@ -114,9 +114,9 @@ def _lines(index: Iterable[Row], stats: Sequence[Row] | None, now: datetime) -> 
     models: dict[str, list[Row]] = {}
     for row in index:
         models.setdefault(str(row["name"]), []).append(row)
-    everybody = sorted(models.items(), key=lambda item: (not _in_memory(item[1]), item[0]))
+    ordered = sorted(models.items(), key=lambda item: (not _in_memory(item[1]), item[0]))
     table = [(*_TITLES, *(_STATS_TITLES if stats is not None else ()), "REASON")]
-    for name, rows in everybody:
+    for name, rows in ordered:
         cells = _cells(name, rows, now)
         if stats is not None:
             refused = int(rows[0].get("cache", {}).get("refused", 0))
@@ -176,7 +176,7 @@ def _span(since: str, now: datetime) -> str:
 
 
 def _stats_cells(rows: Sequence[Row], refused: int) -> tuple[str, ...]:
-    """Requests of all versions; means are over successful requests. Who was refused found no model: it did not load."""
+    """Requests of all versions; means are over successful requests. Refused ones found no model: it did not load."""
     if not rows:
         return ("", str(refused or ""), *[""] * (len(_STATS_TITLES) - 2))
     executions = sum(int(row.get("execution_count", 0)) for row in rows)

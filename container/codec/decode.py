@@ -100,7 +100,7 @@ class Decoder:
         regions: of shared memory, in which tensors may lie.
 
     Attributes:
-        layouts: those of its requests, for whoever decodes other forms of request for the same models.
+        layouts: those of its requests, for decoders of other forms of request for the same models.
     """
 
     def __init__(self, limit: int = 64 << 20, regions: Regions | None = None) -> None:
@@ -155,7 +155,7 @@ class Decoder:
     def decode_long(
         self, body: bytes, header_length: int | None, model: str, on_complete: Completion, regions: Regions
     ) -> tuple[InferenceRequest, Reply]:
-        """As `decode`, on a thread for which nobody should wait: large JSON is read slice by slice.
+        """As `decode`, on a thread: large JSON is read slice by slice.
 
         Raises:
             MmeError: as there; TOO_LARGE for JSON that can't be read so, and is too much to be read at once.
@@ -311,7 +311,7 @@ def _tensor(
 def _requested(
     document: dict[str, Any], regions: Regions
 ) -> tuple[list[str], dict[str, bool], dict[str, int], dict[str, Place]]:
-    """The requested outputs; of them, who says whether it is binary, who wants classes, who lies in a region."""
+    """The requested outputs; of them, whether they are binary, those that want classes and those in a region."""
     names: list[str] = []
     binary: dict[str, bool] = {}
     classes: dict[str, int] = {}

@@ -241,7 +241,7 @@ OF_SEQUENCES = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 RESERVED = frozenset({"priority", "timeout", "binary_data_output"}) | OF_SEQUENCES
 _NONFINITE = (b"NaN", b"Infinity")  # and -Infinity: as Triton's parser and Python's write and read them
 _LONGEST_SEQUENCE_ID = 128  # bytes, as Triton has it
-_LONGEST_HEADER = 1 << 16  # bytes in which the end of JSON is looked for, where nobody said where it is
+_LONGEST_HEADER = 1 << 16  # bytes in which the end of JSON is looked for, where its length is not told
 
 
 class RequestFields:
@@ -336,7 +336,7 @@ def _not_json(error: orjson.JSONDecodeError, text: bytes) -> MmeError:
 
 
 def _tensors_behind(text: bytes) -> str:
-    """What to do about tensors behind JSON whose length nobody told."""
+    """What to do about tensors behind JSON whose length is not told."""
     begin = bytes(text[:_LONGEST_HEADER]).decode("latin-1")  # of which each character is a byte
     try:
         document, end = json.JSONDecoder().raw_decode(begin)

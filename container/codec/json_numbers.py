@@ -100,7 +100,7 @@ def with_numbers(text: bytes, *, beyond: bool = False) -> dict[str, Any]:
     """
     loads = beyond_json if beyond else orjson.loads
     spans = list(_spans(text))
-    mark = secrets.token_hex(16)  # nobody can have written it
+    mark = secrets.token_hex(16)  # no client can have written it
     rest, at = [], 0
     for number, (start, end) in enumerate(spans):
         rest += [text[at:start], b'"%b%d"' % (mark.encode(), number)]

@@ -38,7 +38,7 @@ class Documents:
     Args:
         engine: whose models.
         settings: where they come from.
-        watcher: what it did of late.
+        watcher: what it did lately.
     """
 
     def __init__(self, engine: Engine, settings: Settings, watcher: Watcher) -> None:

@@ -8,6 +8,6 @@ and `grpc_service_pb2.pyi` are generated from `grpc_service.proto`; from the rep
     python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. container/grpc/grpc_service.proto
 
 The server is ours, on the HTTP/2 of `container.http2`: grpcio's server for asyncio takes 170 to 200 µs of processor
-time a call before anybody has looked at it, on a machine where ours takes 10 to 20. Its threaded one takes as long, and
+time a call before any of our code has run, on a machine where ours takes 10 to 20. Its threaded one takes as long, and
 has a thread for every request that waits.
 """

@@ -347,7 +347,7 @@ def _shared(message: ModelInferRequest, form: tuple[Description, ...], regions: 
 def _requested(
     message: ModelInferRequest, regions: Regions
 ) -> tuple[tuple[str, ...], dict[str, int], dict[str, Place]]:
-    """The requested outputs, who of them wants classes, and who lies in shared memory."""
+    """The requested outputs; of them, those that want classes, and those that lie in shared memory."""
     names: list[str] = []
     classes: dict[str, int] = {}
     places: dict[str, Place] = {}

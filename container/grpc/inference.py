@@ -70,7 +70,7 @@ class Codec:
     """What all calls share that read requests and write responses.
 
     Args:
-        engine: who knows what models and their classes are called.
+        engine: knows what models and their classes are called.
         forwarding: which metadata models see, None for none.
         regions: of shared memory, in which tensors may lie; None for none.
     """
@@ -274,7 +274,7 @@ class Inference:
     """ModelInfer over an engine.
 
     Args:
-        engine: who errors.
+        engine: that of the server.
         codec: what reads and writes messages.
         tracer: what traces requests, None where traces go nowhere.
         limit: of the time that a request may take.
@@ -385,7 +385,7 @@ class Streams:
     """ModelStreamInfer over an engine, and the streams that are open.
 
     Args:
-        engine: who errors.
+        engine: that of the server.
         codec: what reads and writes messages.
         tracer: what traces requests, None where traces go nowhere.
         limit: of the time that a request may take.
@@ -578,7 +578,7 @@ class Stream:
             self._reader.cancel()
 
     def close(self) -> None:
-        """The stream is over, or its client has left: nobody waits for what is not answered."""
+        """The stream is over, or its client has left: what is not answered is not waited for."""
         self.drain()
         for call in list(self._calls):
             call.abandon()

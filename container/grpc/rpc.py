@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _PREFIX = 5  # bytes before a message
 _LONG = 64 << 10  # bytes of a message from which threads inflate and deflate it
-_UNREAD = 1 << 20  # bytes of messages that nobody has read at which the client has to wait
+_UNREAD = 1 << 20  # bytes of unread messages at which the client has to wait
 _MOST_HOSTS = 64  # that are remembered
 _KEPT = 128  # bytes that a message takes beside its own
 _MOST_CUT = 1024  # messages that wait to be read; further ones stay in one piece
@@ -173,7 +173,7 @@ class Rpc:
         memory: of requests on the way.
 
     Attributes:
-        on_cancel: who is told when nobody waits for an answer any more.
+        on_cancel: called when no answer is waited for any more.
     """
 
     def __init__(
@@ -325,11 +325,11 @@ class Rpc:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for an answer any more."""
+        """Whether no answer is waited for any more."""
         return self._stream.over or self._failed
 
     def _credit(self) -> None:
-        """Have the client send more, unless there is enough that nobody has read."""
+        """Have the client send more, unless enough is unread."""
         if self._unread < _UNREAD and not self._uncut:
             self._stream.credit()
 
@@ -342,7 +342,7 @@ class Rpc:
     def metadata(self) -> list[tuple[str, str | bytes]]:
         """What the client sent of it: bytes under keys that end in -bin, text under others.
 
-        Several values of bytes may have come as one, with commas between them, as whoever is in between may write them.
+        Several values of bytes may have come as one, with commas between them, as proxies may write them.
         """
         found: list[tuple[str, str | bytes]] = []
         for name, value in self._fields:
@@ -505,7 +505,7 @@ class Rpc:
         stream.end(frames.header_block(fields if self._sent else [*_FIELDS, *fields]))
 
     def _leave(self) -> None:
-        """Whoever works for an answer may stop."""
+        """Work for an answer may stop."""
         told, self.on_cancel = self.on_cancel, None
         if self._task is not None:
             self._task.cancel()

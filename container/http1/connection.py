@@ -271,7 +271,7 @@ class RequestReader:
         self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header field, or one trailer field: nobody looks at those."""
+        """One header field, or one trailer field: those are ignored."""
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -472,7 +472,7 @@ class RequestReader:
     def _fail(self, error: HttpParserError) -> None:
         """Refuse what llhttp cannot parse, or what was refused by one of the calls above."""
         if not self._taking:
-            self._take_no_more()  # again: this is behind the last request, and nobody's business
+            self._take_no_more()  # again: this is behind the last request
             return
         if not isinstance(error, HttpParserCallbackError):
             version = self._parser.get_http_version() if self._parser is not None else "0.0"
@@ -692,7 +692,7 @@ class HttpProtocol(EndingConnection, asyncio.Protocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  why does not matter
-        """Forget everything, and tell the handler that nobody waits any more."""
+        """Forget everything, and tell the handler that no answer is waited for any more."""
         current, self._current = self._current, None
         if current is not None:
             self.release(current)

@@ -89,7 +89,7 @@ class Exchange:
         connection.answer(self, status, headers, body)
 
     def begin(self, status: int, headers: bytes) -> None:
-        """Begin an answer whose length nobody knows yet. Its head goes out at once.
+        """Begin an answer whose length is not known yet. Its head goes out at once.
 
         So the client learns that it is served, however long the first part takes, and an answer that is cut before its
         first part is seen to be one. A client of HTTP/1.0 gets it until the connection closes, any other in chunks.
@@ -109,7 +109,7 @@ class Exchange:
     def write(self, data: bytes | memoryview) -> None:
         """Send one part of the body at once, as one chunk; nothing for b"", or if the request was HEAD.
 
-        Whoever has many parts ready looks at `unsent` first: a client that leaves more than `Limits.stream_buffer`
+        A handler with many parts ready looks at `unsent` first: a client that leaves more than `Limits.stream_buffer`
         unread when another part comes is cut off.
 
         Args:

@@ -68,7 +68,7 @@ def learn_name(raw: bytes) -> str:
     name = raw.decode("latin-1").lower()
     if len(raw) <= _NAME_LONGEST:
         if len(NAMES) >= _NAMES_MOST:
-            NAMES.clear()  # somebody invents names; the usual ones are back with the next request
+            NAMES.clear()  # a client invents names; the usual ones are back with the next request
         NAMES[raw] = name
     return name
 
@@ -206,7 +206,7 @@ def status_line(status: int) -> bytes:
 
 
 def rebuild(method: str, target: bytes, headers: dict[str, str], *, http10: bool) -> bytes:
-    """The head of a request, written anew from its parts."""
+    """The head of a request, written again from its parts."""
     fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     line = b"%b %b HTTP/1.%d\r\n" % (method.encode(), target, 0 if http10 else 1)
     return line + fields.encode("latin-1") + b"\r\n"

@@ -1,4 +1,4 @@
-"""Heads that clients repeat byte for byte, on any connection of a server, and what they mean: nobody parses them again.
+"""Heads that clients repeat byte for byte, on any connection of a server, and what they mean, parsed once.
 
 A head is known from its second time on, so that those that never come again cost no memory.
 """

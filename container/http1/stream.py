@@ -128,7 +128,7 @@ class Stream:
         self._connection.hang_up(exchange, now=self._form is Form.UNTIL_CLOSE)
 
     def ask(self) -> bool:
-        """Send something that means nothing, for the client's system to say whether anybody reads; False if we can't.
+        """Send something that means nothing, for the client's system to say whether it is read; False if we can't.
 
         A chunk's size may begin with zeros. One is enough until the next part, and some clients count them.
         """

@@ -1,6 +1,6 @@
 """One connection of HTTP/2: frames in, streams out, windows kept. On the event loop.
 
-Whoever serves streams is told of each when its headers have come, and gives a receiver for the rest of it. What is sent
+What serves streams is told of each when its headers have come, and gives a receiver for the rest of it. What is sent
 in one turn of the loop leaves in one write: the answers of a batch, as a rule.
 
 Both sides send no more than the other side's windows allow. Ours are opened again when a receiver has made use of what
@@ -12,7 +12,7 @@ loses its connection with a word of why; one that breaks it on a stream alone lo
 What costs more than the connection's budget of a turn of the loop waits for a later turn, and reading with it.
 
 The end is said, and nothing is sent behind it. What comes is read and forgotten until the client ends it as well:
-whoever closes a socket that holds something unread takes back what he has sent (RFC 9112, section 9.6).
+closing a socket that holds something unread takes back what was sent (RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     Begin = Callable[["Stream", Fields], Receiver | None]
 
 _log = logging.getLogger("mme.http2")
-WINDOW = 1 << 20  # bytes that a client may send on a stream before anybody has made use of any
+WINDOW = 1 << 20  # bytes that a client may send on a stream before any of it is used
 _WIDE = 1 << 24  # and on the connection
 _FRAME = 1 << 18  # of the largest frame that we take
 _MOST_STREAMS = 1024
@@ -195,18 +195,18 @@ class Stream:
             await self._drained
 
     def tell_drained(self) -> None:
-        """Look again, who waits."""
+        """Have those look again that wait."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
     def received(self, size: int) -> None:
-        """So many bytes came, which nobody has made use of."""
+        """So many bytes came, and are not used yet."""
         self._uncredited += size
         if self._uncredited > WINDOW:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"more on stream {self.id} than its window allows")
 
     def credit(self) -> None:
-        """Whoever reads it has made use of all that came."""
+        """All that came has been used."""
         if self._uncredited >= WINDOW // 2 and not self.got_end and not self.over:
             self._connection.put(frames.window_update(self.id, self._uncredited))
             self._uncredited = 0
@@ -488,7 +488,7 @@ class Connection(asyncio.Protocol):
             self._other(kind, number, len(payload))
 
     def _other(self, kind: int, number: int, size: int) -> None:
-        """PRIORITY, which nobody heeds; GOAWAY, behind which streams go on; and what is unknown."""
+        """PRIORITY, which is ignored; GOAWAY, behind which streams go on; and what is unknown."""
         if (kind == frames.PRIORITY and not number) or (kind == frames.GOAWAY and number):
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of type {kind} for stream {number}")
         if (kind == frames.PRIORITY and size != 5) or (kind == frames.GOAWAY and size < 8):
@@ -769,7 +769,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def say(self, *parts: bytes | memoryview) -> None:
-        """Likewise, of what belongs to a call."""
+        """The same, of what belongs to a call."""
         self._says = True
         self.put(*parts)
 

@@ -1,7 +1,7 @@
 """Pings and ages of connections, by the rules and names of gRPC's settings. On the event loop.
 
 A client is pinged now and then, and a connection that neither answers nor shows another sign of life is ended; a client
-that pings too often is told off; and old connections end, so that clients look for a server anew.
+that pings too often is told off; and old connections end, so that clients look for a server again.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Call:
     """One request of a client.
 
     Args:
-        engine: who errors.
+        engine: that of the server.
         limit: of the time that it may take.
         body: what was sent.
         reply: where the answer goes.
@@ -113,7 +113,7 @@ class Call:
         steps: what else is done around it, () for nothing.
         request: what was submitted, None once it is over.
         report: what its load cost, if it had to wait for one.
-        over: whether nobody waits for an answer any more.
+        over: whether no answer is waited for any more.
     """
 
     def __init__(self, engine: Engine, limit: RequestLimit | None, body: Body, reply: Reply) -> None:
@@ -308,7 +308,7 @@ class Call:
         self.finish(MmeError(Kind.CANCELLED, "the client left"))
 
     def finish(self, error: MmeError | None) -> None:
-        """Nobody waits any more: all is said, or the client has left.
+        """No answer is waited for any more: all is said, or the client has left.
 
         What knew each other until now would stay until garbage is collected, and with it bodies of any size.
         """

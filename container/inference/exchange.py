@@ -1,4 +1,4 @@
-"""One HTTP request and its one answer, whoever speaks HTTP: our own server, or Flask on somebody else's."""
+"""One HTTP request and its one answer, over HTTP/1.1 or HTTP/2."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Exchange(Protocol):
         """Answer, exactly once. `headers` holds whole lines, each ending in CR LF; length and date are added."""
 
     def begin(self, status: int, headers: bytes) -> None:
-        """Begin an answer whose length nobody knows yet; `headers` as of `respond`."""
+        """Begin an answer whose length is not known yet; `headers` as of `respond`."""
 
     def write(self, data: bytes | memoryview) -> None:
         """One part of the body, sent at once; nothing for b"". Do not change it afterwards."""

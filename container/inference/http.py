@@ -205,7 +205,7 @@ class HttpReply(Reply):
         self.exchange.write(streaming.payload_part(data) if self._framed else data)
 
     def acknowledge(self, call: Call, body: bytes) -> None:
-        """Answer a request that was not for the model, if anybody waits for it."""
+        """Answer a request that was not for the model, if the client waits for it."""
         if not call.over:
             self._whole(_JSON, self._headers(call, None), (body,))
             call.finish(None)
@@ -515,9 +515,9 @@ class InferRoutes:
     """Answers the hot requests.
 
     Args:
-        engine: who errors.
+        engine: that of the server.
         default_model: the model of /invocations without a target model header, "" for none.
-        starting: whether /ping has to wait until somebody sets `starting` to False.
+        starting: whether /ping has to wait until `starting` is set to False.
         max_body: bytes that a compressed body may have once it is inflated.
         patience: seconds after which the Runtime API answers that a model still loads.
         session_seconds: how long a stateful session may lie unused.
@@ -534,7 +534,7 @@ class InferRoutes:
 
     Attributes:
         draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
-        broken: set when the instance should be replaced: likewise.
+        broken: set when the instance should be replaced; /ping fails then.
         on_healthy: called whenever /ping is answered 200.
         decoder: of requests for tensors; reading: lets few large ones be read at once.
     """
@@ -647,7 +647,7 @@ class InferRoutes:
             visit.leave(failed=True)
             call.fail(reply.patience_is_over(call) if isinstance(error, TimeoutError) else known(error))
             return
-        visit.leave(failed=visit.new and call.over)  # a session whose id nobody hears is none
+        visit.leave(failed=visit.new and call.over)  # a session whose id is never told is none
         reply.acknowledge(call, b'{"sessionId":"%b"}' % visit.session.id.encode())
 
     def _learn(self, target: bytes) -> Target | None:

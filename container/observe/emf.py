@@ -103,7 +103,7 @@ class EmfReporter:
         self._heard: _Metrics = {}
         self._heard_of: dict[str, _Metrics] = {}
         self._counted: dict[str, tuple[int, int]] = {}
-        # A name that nobody has is a client's mistake; memory that is full is what SageMaker makes room after.
+        # A name without a model is a client's mistake; memory that is full is what SageMaker makes room after.
         self._no_failures = {Kind.UNKNOWN_MODEL} | ({Kind.OUT_OF_MEMORY} if settings.mode is Mode.PLATFORM else set())
         engine.cache.events.listen(self._hear)
 
@@ -150,7 +150,7 @@ class EmfReporter:
         counted = {name: (stats.hits, stats.misses) for name, stats in self._engine.registry.stats.items()}
         for name, (hits, misses) in counted.items():
             before = self._counted.get(name, (0, 0))
-            if hits < before[0] or misses < before[1]:  # it was forgotten meanwhile, and counts anew
+            if hits < before[0] or misses < before[1]:  # it was forgotten meanwhile, and counts from 0 again
                 before = (0, 0)
             if (hits, misses) != before:
                 found[name] = (hits - before[0], misses - before[1])
@@ -188,7 +188,7 @@ class EmfReporter:
             self.start(loop)
 
     def _report(self) -> bool:
-        """Write the documents; False where nobody reads them any more."""
+        """Write the documents; False where they are not read any more."""
         documents = self.documents(time.time_ns() // 1_000_000)
         try:
             self._write(b"".join(orjson.dumps(document) + b"\n" for document in documents))

@@ -417,7 +417,7 @@ _OF_THE_PROCESS: tuple[tuple[Any, ...], ...] = (
             ("nv_energy_consumption", "counter", "GPU energy since the driver was loaded, joules", "energy"),
         )
     ),
-    # Triton's pool of pinned memory: there is none here, and who looks for it finds that.
+    # Triton's pool of pinned memory: there is none here, and a look-up says so.
     ("nv_pinned_memory_pool_total_bytes", "gauge", "Pool of pinned memory, which is not needed", _one("pinned")),
     ("nv_pinned_memory_pool_used_bytes", "gauge", "Pool of pinned memory in use", _one("pinned")),
     ("nv_cpu_utilization", "gauge", "CPU utilization, 0.0 to 1.0", _one("processors")),

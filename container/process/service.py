@@ -192,7 +192,7 @@ class Service:
             await asyncio.sleep(self.settings.poll_seconds)
 
     async def _look_for_models(self) -> None:
-        """Whoever starts a server learns in its log what else the first client would be told."""
+        """The log says at the start what else the first client would be told."""
         try:
             if await on_daemon("look", self.engine.origins.is_bare):
                 _log.warning("%s", await on_daemon("look", lambda: bare_source(self.settings)))
@@ -231,7 +231,7 @@ class Service:
     def ready(self) -> bool:
         """Whether every start-up model is there, where that is waited for, and we are not on our way out.
 
-        Of a repository, and where only those models answer that somebody loaded, the loads at start are over, however
+        Of a repository, and where only models answer that were loaded by name, the loads at start are over, however
         each of them ended: a rollout that waits for this sends its requests to models in memory.
         """
         going = self.routes.draining or self.routes.broken

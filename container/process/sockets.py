@@ -26,7 +26,7 @@ _LACKING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def authority(host: str, port: int) -> str:
-    """`host:port`, an IPv6 address in brackets: without them nobody could tell the port from it."""
+    """`host:port`, an IPv6 address in brackets: without them the port could not be told from it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -159,7 +159,7 @@ class Tls(Followed):
 
 
 class _Handshake(ssl.SSLObject):
-    """One connection's; whoever serves it drops it without a word where the handshake fails."""
+    """One connection's; its server drops it without a word where the handshake fails."""
 
     def do_handshake(self) -> None:
         """Go on with the handshake."""

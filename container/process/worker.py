@@ -45,7 +45,7 @@ _log = logging.getLogger("mme.worker")
 _SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop waiting for Python's default of 5 ms
 _NOTIFY_SECONDS = 1.0
 _FOLLOW_SECONDS = 1.0  # between two looks at the files of certificates and keys
-_QUICK_SECONDS = 1.0  # for models to end that owe answers which nobody gets any more
+_QUICK_SECONDS = 1.0  # for models to end that owe answers to clients that have left
 _CLOSE_SECONDS = 2.0  # for models to end that owe none; gunicorn kills us a second later
 _TELLING_SECONDS = 1.0  # for clients to hear it that wait for a load which does not end in time
 _PARTING_SECONDS = 1.0  # for clients that keep connections to hear, with one more answer, that they are to leave
@@ -134,7 +134,7 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     ) -> None:
         """Take no more, answer what was taken, and close."""
         settings, loop = service.settings, asyncio.get_running_loop()
-        # Who looks after us by a connection that it keeps would take the server for lost, whose next worker is there.
+        # A supervisor that keeps a connection would take the server for lost, whose next worker is there.
         service.routes.draining = not (self._graceful and is_followed(self.ppid))
         for listener in listeners:
             listener.close()
@@ -201,7 +201,7 @@ def _tls(settings: Settings) -> Tls | None:
 
 
 async def _follow(files: Sequence[Followed], forget: Sequence[Callable[[], None]]) -> None:
-    """Look at files now and then, for ever; when one says something else, forget whom what it said let in."""
+    """Look at files now and then, for ever; when one says something else, forget what it let in."""
     while files:
         await asyncio.sleep(_FOLLOW_SECONDS)
         if any([await by_thread(each.look) for each in files]):
@@ -241,7 +241,7 @@ def _grpc_server(service: Service, turns: Turns, cap: ConnectionCap) -> GrpcServ
 
 
 async def _close_in_time(service: Service, seconds: float) -> None:
-    """Give models some time to end, then end without them: one that is stuck would keep us until somebody kills us."""
+    """Give models some time to end, then end without them: a stuck one would keep the process until it is killed."""
     try:
         async with asyncio.timeout(seconds):
             await service.close(ends=True)

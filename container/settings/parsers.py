@@ -48,7 +48,7 @@ class Refused(ValueError):  # noqa: N818 - it is a value that is refused, and re
 
 
 class Mode(Enum):
-    """Where models come from and who decides which are loaded."""
+    """Where models come from, and what decides which are loaded."""
 
     PLATFORM = "platform"  # SageMaker unpacks, loads and unloads
     SINGLE = "single"  # one model directory, pinned

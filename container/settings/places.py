@@ -115,7 +115,7 @@ def _why_none(folder: Path) -> str:
 
 
 class Certificates(NamedTuple):
-    """A server's certificate, its key and who vouches for clients; whether these show one; variables of the files."""
+    """A server's certificate, its key and authorities for clients'; whether clients show one; the files' variables."""
 
     certificate: Path
     key: Path

@@ -3,7 +3,7 @@
 A browser sends requests for any page that it shows, and reaches servers that nothing else from outside reaches. Its
 headers tell:
 
-    Host, :authority          whom it believes to ask. A page whose own name leads to 127.0.0.1 (DNS rebinding) says
+    Host, :authority          which host it asks. A page whose own name leads to 127.0.0.1 (DNS rebinding) says
                               that name, so a server on loopback answers to none but local ones.
     Origin, Sec-Fetch-Site    which page asks. A page of another site may not change anything: load, unload or infer,
                               which loads a model that is not in memory.

@@ -123,7 +123,7 @@ class Sessions:
         return over
 
     def expire(self, now: float) -> list[Session]:
-        """Take out those that were not used for too long. Who waits for an answer uses his."""
+        """Take out those that were not used for too long. One that waits for an answer is used."""
         over = []
         while self._sessions:
             session = next(iter(self._sessions.values()))
@@ -274,7 +274,7 @@ class Visit(Step):
 
     def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
         """The request was answered."""
-        failed = isinstance(result, MmeError) or (self.new and call.over)  # whose id nobody has heard
+        failed = isinstance(result, MmeError) or (self.new and call.over)  # whose id was never told
         if isinstance(result, MmeError) and result.kind is Kind.CANCELLED and self._state:
             self._ends, failed = True, False  # its sequence has ended with it
         self.leave(failed=failed)

@@ -2,9 +2,9 @@
 
 A region is a part of a POSIX shared memory object that a client made, and whose key it tells. It is opened here, never
 made, and read and written by `pread` and `pwrite`, never mapped: the owner can cut the object short at any moment, and
-whoever then touches a mapping of it is killed by SIGBUS. A read is one copy, as receiving a body is; what was read and
-checked does not change any more. The event loop reads and writes small tensors itself, and leaves large ones to a
-thread.
+a process that then touches a mapping of it is killed by SIGBUS. A read is one copy, as receiving a body is; what was
+read and checked does not change any more. The event loop reads and writes small tensors itself, and leaves large ones
+to a thread.
 
 A region that is unregistered is unknown at once; a request that has found it before keeps it open until it is answered.
 
@@ -31,7 +31,7 @@ DISABLED = "Client shared memory is disabled. Start the server with '--allow-cli
 
 
 class Region:
-    """A part of a shared memory object, open for as long as somebody holds this.
+    """A part of a shared memory object, open for as long as this is held.
 
     Args:
         name: what requests call it.
@@ -93,7 +93,7 @@ class Place(NamedTuple):
         return self.region.read(self.offset, self.byte_size)
 
 
-class Unread(Exception):  # noqa: N818 - it says what is to be done, and is the error of nobody
+class Unread(Exception):  # noqa: N818 - it says what is to be done, and is no client's error
     """A tensor is so large that a thread has to read it: see `Regions.held`."""
 
 
@@ -156,7 +156,7 @@ class Regions:
 
 
 class HeldRegions(Regions):
-    """The regions that there were when a request came, whoever is unregistered while its tensors are read."""
+    """The regions that there were when a request came, whichever are unregistered while its tensors are read."""
 
     def __init__(self, regions: dict[str, Region], *, allowed: bool) -> None:
         super().__init__(allowed=allowed)
@@ -235,7 +235,7 @@ def _open(name: str, key: Any) -> int:
             f"shared memory region '{name}' can not have key '{key}': keys that begin with '{_RESERVED}' are reserved"
         )
     try:
-        # no link is followed, and no pipe waited for, that somebody has put there
+        # no link is followed, and no pipe waited for, that another process has put there
         return os.open(f"{_FOLDER}/{file}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         reason = f"Unable to open shared memory region: '{key}': {error.strerror}"

@@ -104,7 +104,7 @@ def _written_since(since: float, path: str) -> bool:
     try:
         status = Path(path).stat()
         return stat.S_ISREG(status.st_mode) and status.st_mtime >= since
-    except OSError:  # there is none, or whoever writes it tells
+    except OSError:  # there is none, or its writer tells
         return False
 
 

@@ -117,5 +117,5 @@ class Tracer(Tracing):
         span.end(epoch + phase.end)
 
     def close(self) -> None:
-        """Send what is left. Blocks for some seconds where nobody takes it: not for the loop."""
+        """Send what is left. Blocks for some seconds where it is not taken: not for the loop."""
         self._provider.shutdown()

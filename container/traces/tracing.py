@@ -153,7 +153,7 @@ class Tracing(ABC):
         sampled = None if trace.origin is None else trace.origin.sampled
         return trace.decided or self.control.traces(trace.model[0], sampled)
 
-    def handed_on(self, trace: Trace) -> str:  # noqa: ARG002 - for those who send spans
+    def handed_on(self, trace: Trace) -> str:  # noqa: ARG002 - for tracers that send spans
         """What models are told of it, see `ModelRequest`."""
         return ""
 
