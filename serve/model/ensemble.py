@@ -55,6 +55,8 @@ _now = time.perf_counter_ns
 class StepTarget(Protocol):
     """The loaded versions of a step's model."""
 
+    steps: tuple[str, ...]  # names of the served models that it consists of itself
+
     def version(self, number: int | None) -> Model | EnsembleModel:
         """One version, the latest if none is named."""
 
@@ -160,8 +162,12 @@ class EnsembleModel:
         if steps is None:
             raise MmeError(Kind.INTERNAL, f"ensemble '{self.name}' is used without leases on its steps")
         targets = [steps[name] for name in served.names]
+        for target in targets:  # which grows by the steps of ensembles: they make the answers
+            for name in target.steps:
+                if steps[name] not in targets:
+                    targets.append(steps[name])
         if wiring is None or wiring.targets != targets:
-            members = step_models(served.told, targets)
+            members = step_models(served.told, targets[: len(served.names)])
             config = checked_config(served.told, members)
             wiring = self._wiring = Wiring(self.name, config, members, self._limiters, targets)
             self.config = config
@@ -175,7 +181,7 @@ class EnsembleModel:
         return cached_responses(self.config, self._responses, self.stats, self._loop, reads_parameters=True)
 
     def unwire(self) -> None:
-        """A step has left memory, which a wiring must not keep."""
+        """A step has left memory, or a step of one, which a wiring must not keep."""
         if self.served is not None:
             self._wiring = None
 
@@ -227,7 +233,8 @@ class Wiring:
         limiters: InflightLimiters | None,
         targets: Sequence[StepTarget] = (),
     ) -> None:
-        self.targets = targets  # of which the models are a version; () where they are an archive's
+        # of which the models are a version, and those that they consist of; () where they are an archive's
+        self.targets = targets
         self.leased: Mapping[str, StepTarget] | None = None  # what the last request had leased
         self.config = config
         decoupled = [bool(member.config.decoupled) for member in members]
@@ -485,7 +492,7 @@ class EnsembleRun:
         result: InferenceResponse | MmeError | None = self._error
         if result is None and self._route.plan.responds_once:
             result = self._response(self._root, self._route.plan.wanted)
-            if ensemble.config.decoupled:
+            if self._wiring.config.decoupled:
                 self._respond(result, final=True)
                 result = self._error
         ensemble.outstanding -= 1

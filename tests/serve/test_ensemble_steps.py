@@ -343,3 +343,14 @@ async def test_an_ensemble_s_cached_answers_go_with_a_step_that_changed(toys, wo
         write_onnx(world.folder / "b" / "1" / "model.onnx", 5.0)
         await engine.reload("b")
         assert [await answered(engine, toys, "e") for _ in range(2)] == [10, 10]
+
+
+async def test_an_ensemble_s_cached_answers_go_with_a_step_of_a_step(toys, world):
+    """It left memory, its files changed, and a request brings it back: only the models in the middle hear of that."""
+    world.models("a", SIZE)
+    world.ensembles(f=ensemble("a"), e=ensemble("f", more="response_cache { enable: true }"))
+    async with world.engine(response_cache_bytes=1 << 20) as engine:
+        assert [await answered(engine, toys, "e") for _ in range(2)] == [2, 2]
+        await engine.cache.relieve("", Footprint(SIZE), "load")
+        write_heavy(world.folder / "a" / "1" / "model.onnx", 5.0, SIZE)
+        assert [await answered(engine, toys, "e") for _ in range(2)] == [5, 5]
