@@ -96,7 +96,8 @@ class StepLoads:
                 entry.release()
             else:
                 await self._check_together(name, self._cache.entries[name].steps)
-                _, more = await self._load_all(name, away)
+                with self._cache.wanting(name):
+                    _, more = await self._load_all(name, away)
             report = report.then(more)
             lease = self._cache.lease(name)
         return lease, report

@@ -89,7 +89,6 @@ class Entry:
         self.footprint = Footprint()
         self.measured: Footprint | None = None  # what it took by itself when it was in memory last
         self.leases = 0
-        self.pins = 0  # loads of other models during which it stays in memory; a `pinned` one is never evicted
         self.loaded_at = 0.0  # on the monotonic clock, as the next one and `loading_since`
         self.last_used = 0.0
         self.reload_ns = 0  # that its last load took without waiting; download_ns: its last download
@@ -188,14 +187,6 @@ class Entry:
             if self._drained is not None and not self._drained.done():
                 self._drained.set_result(None)
             self._lease_ended(self)
-
-    def pin(self) -> None:
-        """Not to be evicted until `unpin`, as with a lease; an unload does not wait for that."""
-        self.pins += 1
-
-    def unpin(self) -> None:
-        self.pins -= 1
-        self._lease_ended(self)
 
     @property
     def steps(self) -> tuple[str, ...]:

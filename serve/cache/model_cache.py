@@ -151,7 +151,13 @@ class ModelCache:
 
     def away(self, name: str) -> list[str]:
         """Of a model and all that it consists of, as far as that is known, what is not in memory to take requests."""
-        return list(self._away((name,), {}))
+        return list(dict.fromkeys(self._away((name,), {})))
+
+    def wanting(self, name: str) -> AbstractContextManager[None]:
+        """While what is `away` of a model is loaded, others leave for it rather than the rest of that model."""
+        held: dict[str, Entry] = {}
+        away = list(self._away((name,), held))
+        return self.residents.wanting([*held, *away])
 
     def _away(self, names: Iterable[str], held: dict[str, Entry]) -> Iterator[str]:
         for name in names:

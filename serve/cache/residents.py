@@ -8,8 +8,11 @@ a heap by what was known at the last look: use only moves a model back, so one i
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from bisect import bisect_left
+from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from model_handlers.base import Footprint
@@ -17,7 +20,7 @@ from serve.cache import eviction
 from serve.cache.entry import Event, State, transition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from serve.cache.entry import Entry
     from serve.cache.load import Reservation
@@ -151,6 +154,7 @@ class Residents:
         self.pinned = eviction.Tally()  # those of them that are never evicted
         self.shared: SharedBytes[Entry] = SharedBytes()
         self.order: Order[Entry] = Order(self._place)
+        self._wanted: Counter[str] = Counter()  # names of models that are about to be leased together
         self._payers: dict[str, Reservation] = {}  # of files that no model maps yet
         self._entries = entries
         self._rules = rules
@@ -189,7 +193,7 @@ class Residents:
             (entry.reload_ns + (entry.download_ns if and_from_disk else 0)) / 1e9,
             self._age_at_last_use(entry),
             self._keep_until(entry),
-            entry.leases + entry.pins > 0,
+            entry.leases > 0,
             entry.state is State.UNLOADING,
             files,
             self.shared.charge(entry) if files else 0,
@@ -242,6 +246,20 @@ class Residents:
         self._disown(entry)
         entry.pinned = pinned
         self._own(entry, own, self.shared.charge(entry))
+
+    @contextmanager
+    def wanting(self, names: Sequence[str]) -> Iterator[None]:
+        """Models that are about to be leased together: all others leave first, whatever these were used before."""
+        self._wanted.update(names)
+        self._reorder_named(names)
+        try:
+            yield
+        finally:
+            self._wanted -= Counter(names)
+            self._reorder_named(names)
+
+    def _reorder_named(self, names: Sequence[str]) -> None:
+        self._reorder({self._entries[name] for name in names if name in self._entries})
 
     def arrived(self, entry: Entry) -> None:
         self.order.put(entry)
@@ -325,6 +343,8 @@ class Residents:
 
     def _place(self, entry: Entry) -> tuple[float, float]:
         policy = self._rules.policy
+        if entry.name in self._wanted:
+            return math.inf, entry.last_used
         if policy is eviction.Policy.GDSF:
             return eviction.worth(self.candidate(entry), self._budget), entry.last_used
         return (entry.uses if policy is eviction.Policy.LFU else 0), entry.last_used
@@ -334,7 +354,7 @@ class Residents:
         return self._ages[reached] if reached >= 0 else entry.age
 
     def _may_go(self, entry: Entry, now: float) -> bool:
-        return entry.leases + entry.pins == 0 and self._keep_until(entry) <= now
+        return entry.leases == 0 and self._keep_until(entry) <= now
 
     def _keep_until(self, entry: Entry) -> float:
         if entry.pinned:

@@ -12,6 +12,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
 from serve.cache.entry import State
+from serve.cache.eviction import Policy, Rules
 from serve.control import Control
 from serve.request import InferenceResponse
 from tests.serve.engines import PLENTY, answered, ask, engine_of
@@ -152,6 +153,21 @@ async def test_an_idle_step_is_evicted_and_comes_back(toys, world):
         assert ready(engine) in (["a", "c", "e"], ["b", "c", "e"])
         assert await answered(engine, toys, "e") == 4
         assert ready(engine) == ["a", "b", "e"]
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+async def test_steps_do_not_leave_for_each_other(toys, world, policy):
+    """One that comes back has another model leave, however much more often and later that one was used."""
+    world.models("abc", SIZE)
+    world.ensembles(e=ensemble("a", "b"))
+    async with world.engine(Footprint(int(2.7 * SIZE)), eviction=Rules(policy)) as engine:
+        await answered(engine, toys, "e")
+        await engine.unload("b")
+        for _ in range(9):
+            await answered(engine, toys, "c")
+        assert await answered(engine, toys, "e") == 4
+        evictions = {name: engine.cache.entries[name].stats.evictions.total() for name in "abc"}
+        assert evictions == {"a": 0, "b": 0, "c": 1}
 
 
 async def test_a_step_in_use_is_not_evicted(toys, world):
