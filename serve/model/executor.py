@@ -177,7 +177,8 @@ class InProcessExecutor(ThreadExecutor):
         self._overruns = overruns
 
     def submit(self, batch: Batch, done: Done) -> Execution | None:
-        if self._costs.limit_ns and self._costs.should_inline(size := input_bytes(batch)):
+        alone = self.pending < 2  # else the instance executes on its thread, and this one waits behind that
+        if alone and self._costs.limit_ns and self._costs.should_inline(size := input_bytes(batch)):
             execution = self._execute(batch)
             self._costs.observe(size, execution.processor_ns)
             self._executed.add(size)

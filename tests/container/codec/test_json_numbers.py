@@ -339,11 +339,13 @@ def refused(body):
         ("[" + '"a",' * MOST_VALUES + '"a"]', "BYTES"),
         ('["' + "a" * MOST_WHOLE + '"]', "BYTES"),
         ("[" + "[1]," * MOST_VALUES + "[1,2]]", "FP32"),
+        ("[[1]" + " " * MOST_WHOLE + ",[2]]", "FP32"),
+        ("[[0." + "1" * MOST_WHOLE + "]]", "FP32"),
     ],
-    ids=["many strings", "a long string", "uneven"],
+    ids=["many strings", "a long string", "uneven", "blanks", "a long number"],
 )
 def test_what_would_keep_others_waiting_is_refused(data, datatype):
-    """Strings of which there are too many or too much, and what is nested unevenly."""
+    """Strings of which there are too many or too much, what is nested unevenly, and one number that is too long."""
     kind, message = refused(infer_body(data, datatype))
     assert (kind, "send tensors as binary data" in message) == (Kind.TOO_LARGE, True)
 
