@@ -482,13 +482,13 @@ def test_what_is_logged_is_changed_by_clients(client, triton, server):
 
     changed = log_settings(client, log_verbose_level=1, log_format="default")
     assert changed == first | {"log_verbose_level": 1, "log_format": "default"}
-    assert re.match(r"I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ failures\.py:\d+\] \"", failure("] "))
+    assert re.match(r"I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ errors\.py:\d+\] \"", failure("] "))
     said = server.log.count("counts now")
     one = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [1]}]}
     assert server.ask("POST", "/models/counter/invoke", one).status == 200
     eventually(lambda: server.log.count("counts now") > said, "the verbose line of a model")
     assert log_settings(client, log_format="ISO8601")["log_format"] == "ISO8601"
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ failures\.py:\d+\] \"", failure("Z I "))
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ errors\.py:\d+\] \"", failure("Z I "))
     assert log_settings(client, log_verbose_level=0, log_format="json") == first
 
     bad, unsupported, no_format = (
