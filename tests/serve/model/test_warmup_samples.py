@@ -272,6 +272,9 @@ class Answering:
     def __init__(self, *ways):
         self.ways = list(ways)
 
+    def warm(self, *, begins):
+        """It has no limit of time."""
+
     def execute_requests(self, requests):
         """Each request in its own way."""
         return [way(request.responder) for way, request in zip(self.ways, requests, strict=True)]
