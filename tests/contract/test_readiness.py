@@ -222,9 +222,11 @@ def test_nobody_else_waits_for_models_that_think_or_load(server, repository, hol
     ask_ready = b"GET /v2/models/coroutine/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
     ask_load = post("/v2/repository/models/slow/load", {})
     with ExitStack() as connections:
-        asked = [connections.enter_context(server.connect()).send(request) for request in [ask_ready, ask_load] * MANY]
-        entered(repository, "coroutine", "is_ready")
+        asked = [connections.enter_context(server.connect()).send(ask_load) for _ in range(MANY)]
         eventually((repository / "slow" / "entered-initialize-0").exists, "the load")
+        # last, since a model that thinks for five seconds is not ready
+        asked += [connections.enter_context(server.connect()).send(ask_ready) for _ in range(MANY)]
+        entered(repository, "coroutine", "is_ready")
         for path in ("/v2/health/ready", "/ping", "/v2/models/silent/ready", "/v2/models/stats", "/metrics"):
             assert server.ask("GET", path).status == 200
         infer(server, "silent")
