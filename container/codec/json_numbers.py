@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 LARGE = 1 << 18  # bytes of JSON from which a thread reads it: up to there the loop does, in half a millisecond or three
 MOST_WHOLE = 16 << 20  # bytes of JSON that are read at once,
 MOST_VALUES = 500_000  # and values, each with a comma behind it, and characters behind a backslash
-_PIECE = 1 << 16  # bytes that are read at a time
+_PIECE = 1 << 16  # bytes that are read at a time,
+_LONGEST = 1 << 18  # up to the next comma: one number of more, or blanks around it, would keep others waiting
 _ARRAY = 1 << 10  # of a text that is an array worth taking out
 _STRETCH = 1 << 18  # bytes that are looked through at a time
 _DEEPEST = 64  # levels of arrays
@@ -76,6 +77,8 @@ class Numbers:
         while at < self._end:
             cut = text.find(b",", at + _PIECE, self._end)
             cut = self._end if cut < 0 else cut
+            if cut - at > _LONGEST:
+                raise NotNumbers
             piece = text[at:cut]
             if b"[" in piece or b"]" in piece:
                 if _STRAY.search(piece):
