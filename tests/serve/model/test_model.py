@@ -341,6 +341,27 @@ async def test_a_request_made_while_another_is_answered_on_the_loop_is_served(to
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
+async def test_an_instance_executes_one_batch_at_a_time(toys):
+    """One that is quick enough for the loop waits all the same behind one that is on the instance's thread."""
+    gate = toys.Gate()
+    async with serving(toys, inline_ns=ALWAYS_NS, max_batch_size=2) as (model, handler):
+        first = toys.Call(1)
+        model.submit(first.request)
+        await first.answer()
+        handler.script = gate
+        large, small = toys.Call(2, 3), [toys.Call(4), toys.Call(5, 6)]
+        model.submit(large.request)  # of a size that was not seen before
+        await gate.arrived()
+        for call in small:
+            model.submit(call.request)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert handler.batches == [[1], [2, 3]]
+        gate.open()
+        await asyncio.gather(*(call.answer() for call in (large, *small)))
+        assert handler.batches == [[1], [2, 3], [4], [5, 6]]
+
+
 @pytest.mark.parametrize("inline_ns", [0, ALWAYS_NS], ids=["instance", "loop"])
 async def test_an_answer_that_cannot_be_handed_over_does_not_cost_others_theirs(toys, caplog, inline_ns):
     """A completion that raises is logged; everybody else in its batch is answered and every lease ends."""
