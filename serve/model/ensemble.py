@@ -363,6 +363,8 @@ class EnsembleRun:
 
     def _made(self, scope: ResponseScope[Tensor], step: PlannedStep, part: Part) -> InferenceRequest:
         request = self._request
+        if request.cancelled and not request.correlation_id:  # the end of a sequence frees its slot
+            raise MmeError(Kind.CANCELLED, f"the client of model '{part.model.name}' left")
         held, batched = scope.tensors, self._route.batched
         arrays = []
         for name, place in step.inputs:

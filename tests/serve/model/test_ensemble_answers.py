@@ -22,7 +22,7 @@ def no_array(_rows):
     return [[[1.0, 2.0]]]
 
 
-async def answered(toys, script, second, *, decoupled=False, cached=False):
+async def answered(toys, script, second, *, decoupled=False, cached=False, client=lambda _: None):
     """What a client of an ensemble is told, whose first step does that, and whether anybody is still owed an answer."""
     loop = asyncio.get_running_loop()
     first = toys.config("first", **SPECS)
@@ -39,6 +39,7 @@ async def answered(toys, script, second, *, decoupled=False, cached=False):
         call = toys.Call(1)
         call.request.on_response = lambda *_: None
         ensemble.submit(call.request)
+        client(call.request)
         async with asyncio.timeout(60):
             answer = await call.answer()
         assert [model.outstanding for model in (*models, ensemble)] == [0, 0, 0]
@@ -71,3 +72,17 @@ async def test_elements_that_can_not_be_compared_with_those_of_requests_before(t
 
     assert answer.kind is Kind.INTERNAL
     assert "UnicodeEncodeError" in answer.message
+
+
+async def test_no_step_is_executed_for_a_client_that_left(toys):
+    """It left while the first one was executing, which goes on: the second one is not asked."""
+    requests = []
+
+    def leaves(rows):
+        requests[0].cancel()
+        return [rows]
+
+    answer = await answered(toys, leaves, SPECS, client=requests.append)
+
+    assert isinstance(answer, MmeError)
+    assert answer.kind is Kind.CANCELLED
