@@ -19,7 +19,6 @@ import orjson
 from flask import Response, render_template, request, send_from_directory
 
 from container.control.http import argument
-from container.version import installed_version
 
 if TYPE_CHECKING:
     from container.control.http import Build, Operation
@@ -68,5 +67,5 @@ class Pages:
 
 def _page() -> Response:
     here = "" if request.path.endswith("/") else "dashboard/"  # a proxy may put us under another path
-    text = render_template("dashboard.html", here=here, version=installed_version())
+    text = render_template("dashboard.html", here=here)
     return Response(text, headers=_HEADERS, content_type="text/html; charset=utf-8")
