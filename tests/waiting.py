@@ -23,8 +23,15 @@ def eventually(condition, what: str = "it"):
 
 def ends(thread: threading.Thread) -> bool:
     """Whether a thread does, as the last that it did for the test said."""
-    eventually(lambda: thread.ident, "a thread to begin that is just being started")
-    thread.join(PATIENCE)
+
+    def joined() -> bool:
+        try:
+            thread.join(PATIENCE)
+        except RuntimeError:  # it is just being started
+            return False
+        return True
+
+    eventually(joined, "a thread to begin")
     return not thread.is_alive()
 
 
