@@ -296,9 +296,7 @@ class Engine:
         if lease is None:
             lease, report = await self._load_api.acquire(name, version)
         try:
-            model = lease.leased().version(version)
-            request = make(model.config)
-            _check_client(model, request)
+            request = _made(lease.leased().version(version), make)
         except BaseException:
             lease.release()
             raise
@@ -417,6 +415,17 @@ def end_shared() -> None:
         WRITER.end()
         stop_fork_servers()
         STARTER.end()
+
+
+def _made(model: AnyModel, make: Callable[[ModelConfig], InferenceRequest]) -> InferenceRequest:
+    try:
+        request = make(model.config)
+    except MmeError as error:
+        if error.kind is Kind.CANCELLED:
+            model.stats.failed(error.kind, 0)
+        raise
+    _check_client(model, request)
+    return request
 
 
 def _check_client(model: AnyModel, request: InferenceRequest) -> None:
