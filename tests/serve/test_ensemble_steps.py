@@ -14,6 +14,7 @@ from model_handlers.model_calls import Override
 from serve.cache.entry import State
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
+from serve.loading.measuring import Scales
 from serve.request import InferenceResponse
 from tests.serve.engines import PLENTY, answered, ask, engine_of
 from tests.serve.integrity import check_integrity
@@ -48,6 +49,12 @@ def write_heavy(path, factor, weights):
     graph = helper.make_graph(nodes, "heavy", [x], [y], initializers)
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+@pytest.fixture(autouse=True)
+def weighed(monkeypatch):
+    """A model takes its weights, and nothing beside: a process of many tests also measures what others take meanwhile."""
+    monkeypatch.setattr(Scales, "weigh", lambda _scales, load, _token=None: (load(), Footprint()))
 
 
 @pytest.fixture
