@@ -259,7 +259,7 @@ async def test_several_responses_keep_their_order(tracer):
 
 @pytest.mark.parametrize("several", [False, True])
 async def test_a_long_answer_that_can_not_be_written_is_an_error(several, tracer):
-    """The client hears of it, once, and the model that nobody wants more of it."""
+    """The client is told, once, and the model is told to send no more."""
     _, request, exchange = asked(tracer)
     wrong = response(np.full(1 << 12, b"\xff", np.object_), BYTES)
     if several:
@@ -273,7 +273,7 @@ async def test_a_long_answer_that_can_not_be_written_is_an_error(several, tracer
 
 @pytest.mark.parametrize("several", [False, True])
 async def test_what_is_no_array_is_an_error(several, tracer):
-    """As code of others may return it: nobody can say how long it takes to write, and the client is told at once."""
+    """As foreign code may return it: how long writing takes is unknown, and the client is told at once."""
     _, request, exchange = asked(tracer)
     if several:
         request.respond(response([1.0]))
@@ -284,7 +284,7 @@ async def test_what_is_no_array_is_an_error(several, tracer):
 
 
 async def test_a_client_that_leaves_while_its_answer_is_written_gets_none(tracer, threads):
-    """Nobody misses it."""
+    """It is not missed."""
     call, request, exchange = asked(tracer)
     request.respond(response(LARGE))
     request.respond(response(SMALL))

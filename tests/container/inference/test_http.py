@@ -626,7 +626,7 @@ def test_what_is_read_ahead_is_answered_as_any_other(path, session, server, sums
 
 
 def test_large_generate_is_read_once_its_model_is_in_memory(start, repository, readers):
-    """By a thread; what a version that is not there would make of it nobody reads."""
+    """By a thread; what a version that is not there would make of it is not read."""
     running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
     for version in ("", "/versions/1", "/versions/2"):
         reply = running.http("POST", f"/v2/models/twice{version}/generate", {}, b'{"X": [1, 2, 3, 4]}')
