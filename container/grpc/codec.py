@@ -9,7 +9,7 @@ fields in the order of their numbers; a message in which anything else is the ca
 
 What a response says of its outputs is written once as a message and kept, too. Bytes of messages that stand one behind
 the other are one message with the fields of all: the id and the tensors are put behind those bytes, without another
-copy. A `Decoder` belongs to the event loop, see `codec.decode` for the threads that decode for it.
+copy. A `GrpcDecoder` belongs to the event loop, see `codec.decode` for the threads that decode for it.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Remembered(NamedTuple):
     wanted: Wanted
 
 
-class Decoder:
+class GrpcDecoder:
     """Decodes requests, and remembers the forms that it has seen.
 
     Args:

@@ -28,8 +28,8 @@ from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.codec import (
     PLAIN,
-    Decoder,
     Encoder,
+    GrpcDecoder,
     error_in_stream,
     final_response,
     headers_of,
@@ -79,7 +79,7 @@ class Codec:
         self.engine = engine
         self.forwarding = forwarding
         self.regions = Regions() if regions is None else regions
-        self.decoder = Decoder(self.regions)
+        self.decoder = GrpcDecoder(self.regions)
         self.encoder = Encoder()
 
     def target(self, model: str, version: str) -> tuple[str, int | None]:
@@ -319,7 +319,7 @@ class StreamReply(GrpcReply):
 
     takes_several = True
 
-    def __init__(self, codec: Codec, stream: Stream, size: int) -> None:
+    def __init__(self, codec: Codec, stream: InferStream, size: int) -> None:
         super().__init__(codec)
         self.ordered = True
         self.answer: bytes | None = None
@@ -396,7 +396,7 @@ class Streams:
         self._codec = codec
         self._tracer = tracer
         self._limit = limit
-        self._open: set[Stream] = set()
+        self._open: set[InferStream] = set()
         self._draining = False
 
     async def serve(self, rpc: Rpc) -> None:
@@ -407,7 +407,7 @@ class Streams:
         """
         if self._draining:  # its client has not heard of the end yet
             raise _going()
-        stream = Stream(rpc, self.call, headers_of(rpc))
+        stream = InferStream(rpc, self.call, headers_of(rpc))
         self._open.add(stream)
         try:
             await stream.serve()
@@ -415,7 +415,7 @@ class Streams:
             self._open.discard(stream)
             stream.close()
 
-    def call(self, stream: Stream, data: bytes) -> tuple[Call, Coroutine[Any, Any, None] | None]:
+    def call(self, stream: InferStream, data: bytes) -> tuple[Call, Coroutine[Any, Any, None] | None]:
         """Begin one request of a stream; return its call, and what is left to be awaited for that."""
         reply = StreamReply(self._codec, stream, len(data))
         body = MessageBody(self._codec, data, reply, stream.metadata)
@@ -438,7 +438,7 @@ class Streams:
             stream.drain()
 
 
-class Stream:
+class InferStream:
     """One stream: what its client may have under way, and in which order it is answered.
 
     Args:
@@ -454,7 +454,7 @@ class Stream:
     def __init__(
         self,
         rpc: Rpc,
-        take: Callable[[Stream, bytes], tuple[Call, Coroutine[Any, Any, None] | None]],
+        take: Callable[[InferStream, bytes], tuple[Call, Coroutine[Any, Any, None] | None]],
         headers: dict[str, str],
     ) -> None:
         self.headers = headers

@@ -31,7 +31,7 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from container.http2.connection import Stream
+    from container.http2.connection import Http2Stream
     from container.http2.header_blocks import Fields
     from container.inference.request_memory import RequestMemory
 
@@ -115,7 +115,7 @@ class Calls:
         self._known_hosts: set[bytes] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
 
-    def begin(self, stream: Stream, fields: Fields) -> Rpc | None:
+    def begin(self, stream: Http2Stream, fields: Fields) -> Rpc | None:
         """The call that it is; None where it was refused."""
         path = kind = method = host = b""
         for name, value in fields:
@@ -178,7 +178,7 @@ class Rpc:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Http2Stream,
         fields: Fields,
         method: Method,
         largest: int,
@@ -543,7 +543,7 @@ def refuse(call: Rpc, error: Exception) -> None:
     call.fail(STATUSES[problem.kind].grpc, message[:most])
 
 
-def _refuse_stream(stream: Stream, http_status: int, words: str, status: Status = Status.INTERNAL) -> None:
+def _refuse_stream(stream: Http2Stream, http_status: int, words: str, status: Status = Status.INTERNAL) -> None:
     """Answer what is no call of gRPC, or one whose headers are not taken, where both its clients and others look."""
     fields = [(b":status", b"%d" % http_status), _TYPE, *_status(status, words)]
     stream.end(frames.header_block(fields))

@@ -4,7 +4,7 @@ What serves streams is told of each when its headers have come, and gives a rece
 in one turn of the loop leaves in one write: the answers of a batch, as a rule.
 
 Both sides send no more than the other side's windows allow. Ours are opened again when a receiver has made use of what
-came (`Stream.credit`); the connection's own is opened at once, since streams hold back what belongs to them.
+came (`Http2Stream.credit`); the connection's own is opened at once, since streams hold back what belongs to them.
 
 A client that breaks the protocol, or makes us work for nothing (frames without content, pings, resets without end),
 loses its connection with a word of why; one that breaks it on a stream alone loses the stream.
@@ -27,7 +27,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 from container.http2 import frames
-from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
+from container.http2.frames import ConnectionFault, ErrorCode, OversizedFault, StreamFault
 from container.http2.header_blocks import LARGEST, LARGEST_READ, OVERSIZED, HeaderBlocks
 from container.inference.turn_budget import BODY, SMALL, STEP, TurnBudget
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from container.inference.turn_budget import Turns
     from container.process.resources import ConnectionCap
 
-    Begin = Callable[["Stream", Fields], Receiver | None]
+    Begin = Callable[["Http2Stream", Fields], Receiver | None]
 
 _log = logging.getLogger("mme.http2")
 WINDOW = 1 << 20  # bytes that a client may send on a stream before any of it is used
@@ -79,7 +79,7 @@ _NO_HTTP1 = (
 )
 
 
-class Stream:
+class Http2Stream:
     """One of a connection's streams.
 
     Attributes:
@@ -152,7 +152,7 @@ class Stream:
             block = self._connection.shrunk(block)
         self._connection.say(frames.frame(frames.HEADERS, flags, self.id, bytes(block)))
         if not self.got_end:
-            self._connection.put(frames.reset(self.id, Code.NO_ERROR))
+            self._connection.put(frames.reset(self.id, ErrorCode.NO_ERROR))
         self.close()
 
     def pump(self) -> None:
@@ -203,7 +203,7 @@ class Stream:
         """So many bytes came, and are not used yet."""
         self._uncredited += size
         if self._uncredited > WINDOW:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"more on stream {self.id} than its window allows")
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"more on stream {self.id} than its window allows")
 
     def credit(self) -> None:
         """All that came has been used."""
@@ -278,14 +278,16 @@ class Connection(asyncio.Protocol):
         self._greeted = False
         self._blocks = HeaderBlocks()
         self._block: tuple[int, int, bytearray] | None = None  # stream and flags of headers that are not complete
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, Http2Stream] = {}
         self._last = 0  # the highest stream that the client has opened
         self._window = frames.DEFAULT_WINDOW
         self._stream_window = frames.DEFAULT_WINDOW
         self._frame_size = frames.SMALLEST_FRAME_SIZE
         self.shrinks = False  # the table of headers, which has to be said once
         self._uncredited = 0
-        self._waiting: OrderedDict[Stream, None] = OrderedDict()  # for the connection's window, which is closed then
+        self._waiting: OrderedDict[Http2Stream, None] = (
+            OrderedDict()
+        )  # for the connection's window, which is closed then
         self._out: list[bytes | memoryview] = []
         self._flushes = False
         self._says = False  # something of a call is to be sent
@@ -420,7 +422,9 @@ class Connection(asyncio.Protocol):
         while size - at >= frames.HEAD and not self._ended:
             length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
             if length > _FRAME:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes, at most {_FRAME} are taken")
+                raise ConnectionFault(
+                    ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes, at most {_FRAME} are taken"
+                )
             start = at + frames.HEAD
             if size - start < length:
                 self._needs = frames.HEAD + length
@@ -442,7 +446,7 @@ class Connection(asyncio.Protocol):
         if not data.startswith(frames.PREFACE[: len(data)]):
             if _OF_HTTP1.match(data):
                 self._out.append(_NO_HTTP1)
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "this is no HTTP/2")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is no HTTP/2")
         if len(data) < first + frames.HEAD:
             return 0
         self._greeted = True
@@ -459,15 +463,15 @@ class Connection(asyncio.Protocol):
             frames.window_update(0, _WIDE - frames.DEFAULT_WINDOW),
         )
         if data[first + 3] != frames.SETTINGS or data[first + 4] & frames.ACK:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS in front")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no SETTINGS in front")
         if self._refused:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, self._cap.full)
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, self._cap.full)
         self.watch.begin()
         return first
 
     def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and kind != frames.CONTINUATION:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "headers were not brought to their end")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "headers were not brought to their end")
         if kind == frames.DATA:
             self._data(flags, number, payload)
         elif kind == frames.HEADERS:
@@ -483,16 +487,16 @@ class Connection(asyncio.Protocol):
         elif kind == frames.CONTINUATION:
             self._continuation(flags, number, payload)
         elif kind == frames.PUSH_PROMISE:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "clients don't push")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients don't push")
         else:
             self._other(kind, number, len(payload))
 
     def _other(self, kind: int, number: int, size: int) -> None:
         """PRIORITY, which is ignored; GOAWAY, behind which streams go on; and what is unknown."""
         if (kind == frames.PRIORITY and not number) or (kind == frames.GOAWAY and number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of type {kind} for stream {number}")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} for stream {number}")
         if (kind == frames.PRIORITY and size != 5) or (kind == frames.GOAWAY and size < 8):
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} of {size} bytes")
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} of {size} bytes")
         self._nothing_new()
 
     def _data(self, flags: int, number: int, payload: bytes) -> None:
@@ -514,31 +518,31 @@ class Connection(asyncio.Protocol):
         if stream.awaited is not None:
             stream.awaited -= len(payload)
             if stream.awaited < 0:
-                self._fault(number, Code.PROTOCOL_ERROR)
+                self._fault(number, ErrorCode.PROTOCOL_ERROR)
                 return
         if stream.receiver is not None and payload:
             stream.receiver.received(payload)
         if flags & frames.END_STREAM:
             self._got_end(stream)
 
-    def _receiving(self, number: int, size: int = 0) -> Stream | None:
+    def _receiving(self, number: int, size: int = 0) -> Http2Stream | None:
         """The stream that something came for, of so many bytes; None where it takes nothing any more."""
         stream = self.streams.get(number)
         if stream is None:
             self._late(number, size)
         elif stream.got_end:
-            self._fault(number, Code.STREAM_CLOSED)
+            self._fault(number, ErrorCode.STREAM_CLOSED)
             stream = None
         return stream
 
     def _late(self, number: int, size: int = 0) -> None:
         """Something came for a stream that is over here, as may happen, or that never was."""
         if number == 0 or number > self._last or number % 2 == 0:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"data for stream {number}, which is not open")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"data for stream {number}, which is not open")
         if not size:  # what it had sent of a long message may be any number of frames
             self._nothing_new()
 
-    def _fault(self, number: int, code: Code) -> None:
+    def _fault(self, number: int, code: ErrorCode) -> None:
         """The client broke the protocol on one stream, which ends, unless it has."""
         self._nothing_new()
         stream = self.streams.get(number)
@@ -557,17 +561,17 @@ class Connection(asyncio.Protocol):
             self._empty = 0
             if time.monotonic() - self._empty_since > _EMPTY_SECONDS:
                 return
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & frames.PADDED:
             payload = _unpadded(payload)
         if flags & frames.WITH_PRIORITY:
             if len(payload) < 5:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a priority of less than 5 bytes")
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a priority of less than 5 bytes")
             payload = payload[5:]
         if number % 2 == 0:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"headers on stream {number}, which no client can open")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"headers on stream {number}, which no client can open")
         if flags & frames.END_HEADERS:
             self._open(flags, number, payload)
         else:
@@ -575,11 +579,11 @@ class Connection(asyncio.Protocol):
 
     def _continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a continuation of nothing")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a continuation of nothing")
         _, first, block = self._block
         block += payload
         if len(block) > LARGEST_READ:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 256 KiB")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers of more than 256 KiB")
         if not payload:
             self._nothing_new()
         if flags & frames.END_HEADERS:
@@ -601,15 +605,15 @@ class Connection(asyncio.Protocol):
         self._last = number
         if len(self.streams) >= _MOST_STREAMS or self._final is not None:
             self._count_reset()
-            self.put(frames.reset(number, Code.REFUSED_STREAM))
+            self.put(frames.reset(number, ErrorCode.REFUSED_STREAM))
             return
         self._empty = 0
         self.turns.left -= _NEW_STREAM
-        stream = self.streams[number] = Stream(self, number, self._stream_window)
+        stream = self.streams[number] = Http2Stream(self, number, self._stream_window)
         stream.awaited = self._blocks.length
         if flags & frames.END_STREAM:
             if stream.awaited:
-                self._fault(number, Code.PROTOCOL_ERROR)
+                self._fault(number, ErrorCode.PROTOCOL_ERROR)
                 return
             stream.got_end = True
         receiver = self._begin(stream, fields)
@@ -622,25 +626,25 @@ class Connection(asyncio.Protocol):
     def _trailers(self, flags: int, number: int, fields: Fields) -> None:
         """Headers behind data, which say nothing that we want to know; or of a stream that is over here."""
         if fields and fields[0][0].startswith(b":"):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"a request on stream {number}, which was opened before")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a request on stream {number}, which was opened before")
         stream = self._receiving(number)
         if stream is None:
             return
         if not flags & frames.END_STREAM:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "headers in the middle of a stream")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "headers in the middle of a stream")
         self._got_end(stream)
 
-    def _got_end(self, stream: Stream) -> None:
+    def _got_end(self, stream: Http2Stream) -> None:
         """The client has sent all of a stream."""
         stream.got_end = True
         if stream.awaited:
-            self._fault(stream.id, Code.PROTOCOL_ERROR)
+            self._fault(stream.id, ErrorCode.PROTOCOL_ERROR)
         elif stream.receiver is not None:
             stream.receiver.ended()
 
     def _reset(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM of another length than 4")
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another length than 4")
         stream = self.streams.get(number)
         if stream is None:
             self._late(number)
@@ -652,10 +656,10 @@ class Connection(asyncio.Protocol):
         """Count a stream that the client gives up, or has us give up: its work was begun for nothing."""
         now = time.monotonic()
         if len(self._resets) == _MOST_RESETS and now - self._resets[0] < _RESET_SECONDS:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many streams that were given up")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams that were given up")
         self._resets.append(now)
 
-    def _give_up(self, stream: Stream) -> None:
+    def _give_up(self, stream: Http2Stream) -> None:
         receiver = stream.receiver
         stream.close()
         if receiver is not None:
@@ -663,10 +667,10 @@ class Connection(asyncio.Protocol):
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
         if flags & frames.ACK:
             if payload:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS acknowledged with others")
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS acknowledged with others")
             return
         wanted = frames.settings_of(payload)
         if frames.INITIAL_WINDOW_SIZE in wanted:
@@ -683,7 +687,9 @@ class Connection(asyncio.Protocol):
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR if not number else Code.PROTOCOL_ERROR, "a PING that is none")
+            raise ConnectionFault(
+                ErrorCode.FRAME_SIZE_ERROR if not number else ErrorCode.PROTOCOL_ERROR, "a PING that is none"
+            )
         if flags & frames.ACK:
             self._nothing_new()
             self.watch.answered()
@@ -697,25 +703,25 @@ class Connection(asyncio.Protocol):
         """Answer what a client may ask for any number of times, as long as it reads the answers."""
         self._nothing_new()
         if self._transport.get_write_buffer_size() > _MOST_UNREAD:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many questions whose answers are not read")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many questions whose answers are not read")
         self.put(answer)
 
     def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than 4")
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than 4")
         more = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
         if number:
             stream = self.streams.get(number)
             if stream is None:
                 self._late(number)
             elif not more or stream.window + more > frames.LARGEST_WINDOW:
-                self._fault(number, Code.FLOW_CONTROL_ERROR if more else Code.PROTOCOL_ERROR)
+                self._fault(number, ErrorCode.FLOW_CONTROL_ERROR if more else ErrorCode.PROTOCOL_ERROR)
             else:
                 stream.window += more
                 stream.pump()
             return
         if not more:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a window that opens by nothing")
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a window that opens by nothing")
         self._window = _opened(self._window, more)
         self._pump()
 
@@ -735,7 +741,7 @@ class Connection(asyncio.Protocol):
             self._window -= size
         return size
 
-    def wait(self, stream: Stream) -> None:
+    def wait(self, stream: Http2Stream) -> None:
         """Have a stream go on when there is room."""
         self._waiting[stream] = None
 
@@ -746,7 +752,7 @@ class Connection(asyncio.Protocol):
             if stream.send_one():
                 self._waiting[stream] = None
 
-    def closed(self, stream: Stream) -> None:
+    def closed(self, stream: Http2Stream) -> None:
         """A stream is over."""
         self.streams.pop(stream.id, None)
         if self._waiting:
@@ -805,7 +811,9 @@ class Connection(asyncio.Protocol):
         if not self._greeted:
             self.abort()
             return
-        self.put(frames.go_away(frames.LARGEST_WINDOW, Code.NO_ERROR), frames.frame(frames.PING, 0, 0, _NEAR_THE_END))
+        self.put(
+            frames.go_away(frames.LARGEST_WINDOW, ErrorCode.NO_ERROR), frames.frame(frames.PING, 0, 0, _NEAR_THE_END)
+        )
         self._patience = self._loop.call_later(_NOTICE_SECONDS, self._take_no_more)
 
     def _take_no_more(self) -> None:
@@ -814,16 +822,16 @@ class Connection(asyncio.Protocol):
             return
         self._wait_no_more()
         self._final = self._last
-        self.put(frames.go_away(self._final, Code.NO_ERROR))
+        self.put(frames.go_away(self._final, ErrorCode.NO_ERROR))
         if not self.streams:
             self._part()
 
     def _part(self) -> None:
         """All is answered: the client ends the connection, as calls may be on their way that are refused; or we do."""
         if self._patience is None and not self._ended:
-            self._patience = self._loop.call_later(_PARTING_SECONDS, self.end, Code.NO_ERROR)
+            self._patience = self._loop.call_later(_PARTING_SECONDS, self.end, ErrorCode.NO_ERROR)
 
-    def end(self, code: Code, why: str = "") -> None:
+    def end(self, code: ErrorCode, why: str = "") -> None:
         """Say why, and end."""
         if self._ended:
             return
@@ -875,11 +883,11 @@ def _acknowledged(transport: asyncio.Transport) -> int:
 def _opened(window: int, more: int) -> int:
     """A window once it is open by so many more bytes."""
     if window + more > frames.LARGEST_WINDOW:
-        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
     return window + more
 
 
 def _unpadded(payload: bytes) -> bytes:
     if not payload or payload[0] >= len(payload):
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "padding of more than there is")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding of more than there is")
     return payload[1 : len(payload) - payload[0]]

@@ -36,7 +36,7 @@ LARGEST_WINDOW = 2**31 - 1
 SMALLEST_FRAME_SIZE, LARGEST_FRAME_SIZE = 1 << 14, (1 << 24) - 1
 
 
-class Code(IntEnum):
+class ErrorCode(IntEnum):
     """Why a stream or a connection ends."""
 
     NO_ERROR = 0
@@ -56,7 +56,7 @@ class Code(IntEnum):
 class Fault(Exception):  # noqa: N818 - the protocol's errors have codes; this is what the other side did
     """The other side broke the protocol."""
 
-    def __init__(self, code: Code, why: str) -> None:
+    def __init__(self, code: ErrorCode, why: str) -> None:
         super().__init__(why)
         self.code = code
         self.why = why
@@ -98,19 +98,19 @@ def settings_of(payload: bytes) -> dict[int, int]:
         ConnectionFault: this can't be wanted.
     """
     if len(payload) % 6:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of another length than a multiple of 6")
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of another length than a multiple of 6")
     found = {
         int.from_bytes(payload[at : at + 2], "big"): int.from_bytes(payload[at + 2 : at + 6], "big")
         for at in range(0, len(payload), 6)
     }
     if found.get(INITIAL_WINDOW_SIZE, 0) > LARGEST_WINDOW:
-        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "an initial window of more than 2^31 - 1 bytes")
+        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "an initial window of more than 2^31 - 1 bytes")
     if not SMALLEST_FRAME_SIZE <= found.get(MAX_FRAME_SIZE, SMALLEST_FRAME_SIZE) <= LARGEST_FRAME_SIZE:
         raise ConnectionFault(
-            Code.PROTOCOL_ERROR, "a largest frame of less than 16,384 bytes, or of more than 16,777,215"
+            ErrorCode.PROTOCOL_ERROR, "a largest frame of less than 16,384 bytes, or of more than 16,777,215"
         )
     if found.get(ENABLE_PUSH, 0) > 1:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH that is neither 0 nor 1")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH that is neither 0 nor 1")
     return found
 
 
@@ -119,12 +119,12 @@ def window_update(stream: int, more: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream, more.to_bytes(4, "big"))
 
 
-def reset(stream: int, code: Code) -> bytes:
+def reset(stream: int, code: ErrorCode) -> bytes:
     """A stream is over."""
     return frame(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
 
 
-def go_away(last: int, code: Code, why: str = "") -> bytes:
+def go_away(last: int, code: ErrorCode, why: str = "") -> bytes:
     """The connection is over, or no stream behind the last one will be served."""
     return frame(GOAWAY, 0, 0, last.to_bytes(4, "big") + code.to_bytes(4, "big") + why.encode())
 

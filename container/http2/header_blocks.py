@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
-from container.http2.frames import Code, ConnectionFault, OversizedFault, StreamFault
+from container.http2.frames import ConnectionFault, ErrorCode, OversizedFault, StreamFault
 
 if TYPE_CHECKING:
     from collections import deque
@@ -72,9 +72,9 @@ class HeaderBlocks:
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 256 KiB") from error
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers of more than 256 KiB") from error
         except (HPACKError, ValueError, IndexError) as error:
-            raise ConnectionFault(Code.COMPRESSION_ERROR, f"headers that can't be read: {error}") from error
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers that can't be read: {error}") from error
         size_now, count_now, first_now = self._state()
         changed = size_now != size or count_now != count or first_now is not first
         if changed or len(self._known) >= _MOST:
@@ -94,9 +94,9 @@ class HeaderBlocks:
         values = b" ".join([value for _, value in fields])
         size = sum(map(len, names))
         if size + len(values) + _FIELD * len(names) > LARGEST:
-            raise OversizedFault(Code.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")
+            raise OversizedFault(ErrorCode.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")
         if len(names) > MOST_FIELDS:
-            raise OversizedFault(Code.ENHANCE_YOUR_CALM, f"more than {MOST_FIELDS} headers")
+            raise OversizedFault(ErrorCode.ENHANCE_YOUR_CALM, f"more than {MOST_FIELDS} headers")
         if names not in self._good:
             _check_names(names)
             if len(self._good) >= _MOST:
@@ -104,12 +104,12 @@ class HeaderBlocks:
             if size <= _LONGEST:
                 self._good.add(names)
         if b"\n" in values or b"\r" in values or b"\0" in values:
-            raise StreamFault(Code.PROTOCOL_ERROR, "a header with a line break or a NUL in it")
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a header with a line break or a NUL in it")
         if (b":path", b"") in fields or (b"te" in names and (b"te", b"trailers") not in fields):
-            raise StreamFault(Code.PROTOCOL_ERROR, "an empty :path, or a te that is not 'trailers'")
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "an empty :path, or a te that is not 'trailers'")
         for _, value in fields:
             if value and (value[0] in _SPACE or value[-1] in _SPACE):
-                raise StreamFault(Code.PROTOCOL_ERROR, "a header with white space around its value")
+                raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a header with white space around its value")
         if b"content-length" in names:
             self.length = _length({value for name, value in fields if name == b"content-length"})
 
@@ -132,7 +132,7 @@ def _length(values: set[bytes]) -> int:
     """
     value = values.pop()
     if values or not _LENGTH.fullmatch(value):
-        raise StreamFault(Code.PROTOCOL_ERROR, "a content-length that is no number, or several")
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a content-length that is no number, or several")
     return int(value)
 
 
@@ -148,12 +148,14 @@ def _measure(block: bytes) -> None:
         if first & 0xE0 == 0x20:
             updates += 1
             if updates > _MOST_UPDATES:
-                raise ConnectionFault(Code.COMPRESSION_ERROR, "more than two updates of the table's size in a block")
+                raise ConnectionFault(
+                    ErrorCode.COMPRESSION_ERROR, "more than two updates of the table's size in a block"
+                )
             at = _integer(block, at, 0x1F)[1]
             continue
         fields += 1
         if fields > _MOST_READ:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"a block of more than {_MOST_READ} headers")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"a block of more than {_MOST_READ} headers")
         if first & 0x80:
             at = _integer(block, at, 0x7F)[1]
             continue
@@ -167,7 +169,7 @@ def _measure(block: bytes) -> None:
             if is_coded:
                 coded += length
         if coded > _MOST_CODED:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "headers of more than 16 KiB in Huffman's code")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "headers of more than 16 KiB in Huffman's code")
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
@@ -197,9 +199,9 @@ def _check_names(names: tuple[bytes, ...]) -> None:
         first += 1
     pseudo = frozenset(names[:first])
     if len(pseudo) < first or not pseudo <= _PSEUDO:
-        raise StreamFault(Code.PROTOCOL_ERROR, "a pseudo-header that comes twice, or that there is not")
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a pseudo-header that comes twice, or that there is not")
     if first and not pseudo >= _REQUIRED:
-        raise StreamFault(Code.PROTOCOL_ERROR, "a request without :method, :scheme or :path")
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a request without :method, :scheme or :path")
     for name in names[first:]:
         if not _NAME.fullmatch(name) or name in _OF_CONNECTIONS:
-            raise StreamFault(Code.PROTOCOL_ERROR, f"a header that HTTP/2 does not have: {name[:32]!r}")
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR, f"a header that HTTP/2 does not have: {name[:32]!r}")

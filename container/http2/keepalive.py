@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from container.http2 import frames
-from container.http2.frames import Code, ConnectionFault
+from container.http2.frames import ConnectionFault, ErrorCode
 
 if TYPE_CHECKING:
     import asyncio
@@ -126,7 +126,7 @@ class Watch:
         if now - self._pinged < interval:
             self._strikes += 1
             if rules.max_ping_strikes and self._strikes > rules.max_ping_strikes:
-                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too_many_pings")
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self._pinged = now
 
     def _old(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
 from container.http2.connection import Connection
-from container.http2.frames import Code, ConnectionFault, OversizedFault
+from container.http2.frames import ConnectionFault, ErrorCode, OversizedFault
 from container.http2.header_blocks import MOST_FIELDS, HeaderBlocks
 from container.http2.keepalive import Keepalive
 from container.inference.request_memory import RequestMemory
@@ -61,7 +61,7 @@ class Client(Wire):
     def ends(self):
         """The code with which the connection has ended."""
         at = self.written.index(b"\x07\0\0\0\0\0")  # GOAWAY's type, flags and stream
-        return Code(int.from_bytes(self.written[at + 10 : at + 14], "big"))
+        return ErrorCode(int.from_bytes(self.written[at + 10 : at + 14], "big"))
 
 
 class Plain:
@@ -161,7 +161,7 @@ async def test_a_connection_that_ends_drops_what_waits(loop):
     client.connection.data_received(frames.frame(frames.DATA, 0, 1, b"x") * 25_000)
     assert not client.reads
     seen = len(client.told[1].data)
-    client.connection.end(Code.NO_ERROR)
+    client.connection.end(ErrorCode.NO_ERROR)
     assert client.reads
     while loop.turn():
         pass
@@ -181,7 +181,7 @@ async def test_streams_that_the_server_has_to_reset_count_as_given_up(loop):
         if client.closed:
             break
     assert len(client.told) == 10_241
-    assert client.ends() is Code.ENHANCE_YOUR_CALM
+    assert client.ends() is ErrorCode.ENHANCE_YOUR_CALM
     client.connection.connection_lost(None)
 
 
@@ -197,7 +197,7 @@ async def test_reading_goes_on_behind_a_fault_in_a_later_turn(loop):
     while loop.turn():
         pass
     assert client.reads
-    assert client.ends() is Code.PROTOCOL_ERROR
+    assert client.ends() is ErrorCode.PROTOCOL_ERROR
     client.connection.connection_lost(None)
 
 
@@ -212,11 +212,11 @@ def _coded(size):
 @pytest.mark.parametrize(
     ("block", "code"),
     [
-        (b"\x20" * (250 << 10) + REQUEST, Code.COMPRESSION_ERROR),
-        (b"\x20\x20\x20" + REQUEST, Code.COMPRESSION_ERROR),
-        (REQUEST + b"\x82" * 7000, Code.ENHANCE_YOUR_CALM),
-        (REQUEST + TRAILERS * 7000, Code.ENHANCE_YOUR_CALM),
-        (REQUEST + _coded(60_000), Code.ENHANCE_YOUR_CALM),
+        (b"\x20" * (250 << 10) + REQUEST, ErrorCode.COMPRESSION_ERROR),
+        (b"\x20\x20\x20" + REQUEST, ErrorCode.COMPRESSION_ERROR),
+        (REQUEST + b"\x82" * 7000, ErrorCode.ENHANCE_YOUR_CALM),
+        (REQUEST + TRAILERS * 7000, ErrorCode.ENHANCE_YOUR_CALM),
+        (REQUEST + _coded(60_000), ErrorCode.ENHANCE_YOUR_CALM),
     ],
 )
 def test_blocks_that_take_long_to_read_are_refused_unread(block, code, monkeypatch):

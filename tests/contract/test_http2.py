@@ -15,7 +15,7 @@ from hpack import Decoder
 from tritonclient.grpc import service_pb2 as pb
 
 from container.http2 import frames
-from container.http2.frames import Code
+from container.http2.frames import ErrorCode
 from tests.contract import models
 from tests.contract.server import Server
 from tests.waiting import PATIENCE
@@ -101,7 +101,7 @@ class Client:
     def _take(self, kind, flags, number, payload):
         if kind == frames.GOAWAY:
             self.last = int.from_bytes(payload[:4], "big")
-            assert int.from_bytes(payload[4:8], "big") == Code.NO_ERROR
+            assert int.from_bytes(payload[4:8], "big") == ErrorCode.NO_ERROR
         elif kind == frames.PING and not flags:
             self.send(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif number and kind != frames.WINDOW_UPDATE:
@@ -113,7 +113,7 @@ class Client:
                 found["data"] += payload
                 self.send(frames.window_update(0, max(len(payload), 1)))
             elif not found["ended"]:
-                found["reset"] = Code(int.from_bytes(payload, "big"))
+                found["reset"] = ErrorCode(int.from_bytes(payload, "big"))
             found["ended"] = "reset" in found or bool(kind != frames.RST_STREAM and flags & frames.END_STREAM)
 
 
@@ -208,7 +208,7 @@ def test_headers_that_are_too_large_or_against_the_rules_cost_their_call(port):
             client.answer(3)[0]["grpc-message"]
             == "the metadata are more than 64 KiB or 100 fields: send fewer or shorter ones"
         )
-        assert client.answer(5) is Code.PROTOCOL_ERROR
+        assert client.answer(5) is ErrorCode.PROTOCOL_ERROR
         client.send(frames.frame(frames.DATA, frames.END_STREAM, 1, message()))
         assert client.answer(1)[0]["grpc-status"] == "0"
 
@@ -232,7 +232,7 @@ def test_a_server_that_goes_answers_all_that_it_says_it_serves(start):
         client.ask(3, data=message(rows))
         server.process.terminate()
         number, answer = 5, None
-        while answer is not Code.REFUSED_STREAM:
+        while answer is not ErrorCode.REFUSED_STREAM:
             client.ask(number)
             answer = client.answer(number)
             number += 2

@@ -18,8 +18,7 @@ from container.codec.generate import decode_generate
 from container.control.operations import load_override
 from container.control.routes import only_reads, parse_target, path_version
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.codec import Decoder as GrpcDecoder
-from container.grpc.codec import parsed, values
+from container.grpc.codec import GrpcDecoder, parsed, values
 from model_handlers.config.pbtxt import config_text, parse_config
 from model_handlers.errors import Kind, MmeError
 from model_handlers.proto import model_config_pb2

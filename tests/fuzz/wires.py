@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
-from container.http2.frames import Code, ConnectionFault, StreamFault
+from container.http2.frames import ConnectionFault, ErrorCode, StreamFault
 from container.http2.header_blocks import HeaderBlocks
 from container.inference.turn_budget import Turns
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Life, Told, Wire
@@ -190,7 +190,7 @@ class _Streams(Life):
         return self.told[stream.id]
 
 
-def _ending(wire: Wire) -> Code | None:
+def _ending(wire: Wire) -> ErrorCode | None:
     """The code of the last frame, if it says the end; frames are read by the letter."""
     data, at, code = wire.written, 0, None
     while at < len(data) and data[at : at + 5] != b"HTTP/":
@@ -200,7 +200,7 @@ def _ending(wire: Wire) -> Code | None:
         if code is not None:
             raise FindingError("something was sent behind the end")
         if data[at + 3] == frames.GOAWAY:
-            code = Code(int.from_bytes(data[at + 13 : at + 17], "big"))
+            code = ErrorCode(int.from_bytes(data[at + 13 : at + 17], "big"))
         at += frames.HEAD + size
     return code
 

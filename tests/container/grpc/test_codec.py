@@ -6,7 +6,7 @@ from tritonclient.grpc import service_pb2 as published
 
 from container.grpc import codec as decode_module
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.codec import PLAIN, Decoder, Encoder, error_in_stream, final_response, in_stream, placed
+from container.grpc.codec import PLAIN, Encoder, GrpcDecoder, error_in_stream, final_response, in_stream, placed
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME
 from serve.request import InferenceResponse
@@ -21,7 +21,7 @@ TEXT = pb.InferParameter(string_param="a")
 def decode(*inputs, raw=(), **fields):
     """A request out of a message."""
     message = pb.ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=raw, **fields)
-    return Decoder().decode(message, lambda *_: None)
+    return GrpcDecoder().decode(message, lambda *_: None)
 
 
 def x(datatype="FP32", shape=(2,), **contents):
@@ -147,7 +147,7 @@ def there(offset=0, size=8):
 @pytest.mark.parametrize("where", ["input", "output"])
 def test_regions_are_refused_where_no_memory_is_shared(where):
     """By the tensor that names one, also where the form of the request is known."""
-    decoder = Decoder()
+    decoder = GrpcDecoder()
     plain = pb.ModelInferRequest(model_name="m", inputs=[x(fp32_contents=[1, 2])])
     decoder.decode(plain, lambda *_: None)
     if where == "input":
@@ -177,24 +177,24 @@ def test_inputs_in_a_region_beside_others(raw, regions, shared):
         else:
             message.inputs[place].contents.int_contents.append(number)
 
-    request, wanted = Decoder(regions).decode(message, lambda *_: None)
+    request, wanted = GrpcDecoder(regions).decode(message, lambda *_: None)
 
     assert [array.tolist() for array in request.inputs] == [[1], [5, 6], [2]]
     assert wanted is PLAIN
 
     message.inputs[1].contents.fp32_contents.extend([1, 2])
     with pytest.raises(MmeError, match="unexpected 'contents' of input 'X' for model 'm', which lies in shared memory"):
-        Decoder(regions).decode(message, lambda *_: None)
+        GrpcDecoder(regions).decode(message, lambda *_: None)
     message.inputs[1].ClearField("contents")
     del message.inputs[2]
-    assert len(Decoder(regions).decode(message, lambda *_: None)[0].inputs) == 2
+    assert len(GrpcDecoder(regions).decode(message, lambda *_: None)[0].inputs) == 2
 
 
 def test_outputs_in_a_region_beside_others(regions, shared):
     """Each has its place in the raw contents, that of one in a region being empty."""
     outputs = [Output(name="Y", parameters=there(16)), Output(name="Z")]
     message = pb.ModelInferRequest(model_name="m", inputs=[x(fp32_contents=[1, 2])], outputs=outputs)
-    _, wanted = Decoder(regions).decode(message, lambda *_: None)
+    _, wanted = GrpcDecoder(regions).decode(message, lambda *_: None)
     numbers, texts = np.array([7, 8], np.float32), np.array([b"ab"], object)
     given = response(("Y", "FP32", numbers), ("Z", "BYTES", texts), id="i", parameters={"own": 1})
 
@@ -213,7 +213,7 @@ def test_outputs_in_a_region_beside_others(regions, shared):
     classes = there(16) | {"classification": pb.InferParameter(int64_param=1)}
     message.outputs[0].CopyFrom(Output(name="Y", parameters=classes))
     with pytest.raises(MmeError, match="output 'Y' can not be in a shared memory region and have 'classification'"):
-        Decoder(regions).decode(message, lambda *_: None)
+        GrpcDecoder(regions).decode(message, lambda *_: None)
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_the_fields_of_a_request():
         outputs=[Output(name="Y", parameters=classes), Output(name="Z")],
         parameters=parameters,
     )
-    decoder = Decoder()
+    decoder = GrpcDecoder()
 
     request, wanted = decoder.decode(message, lambda *_: None)
 
@@ -334,14 +334,14 @@ def test_what_nobody_sends_so_many_of_is_refused_before_it_is_looked_at(many):
             message.parameters[name].CopyFrom(TEXT)
 
     with pytest.raises(MmeError, match=f"a request may have at most 4096 {many}, got ") as caught:
-        Decoder().decode(message, lambda *_: None)
+        GrpcDecoder().decode(message, lambda *_: None)
     assert caught.value.kind is Kind.INVALID_ARGUMENT
 
 
 def test_forms_of_long_names_are_not_remembered(monkeypatch):
     """Clients choose names: only forms that take little memory are checked once for all."""
     monkeypatch.setattr(decode_module, "_MAX_BYTES", 5000)
-    decoder = Decoder()
+    decoder = GrpcDecoder()
     for number in range(20):
         name = "X" * (1000 if number else 6000) + str(number)
         message = pb.ModelInferRequest(inputs=[Tensor(name=name, datatype="FP32", shape=[1])])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.codec import PLAIN, Decoder, contents, split
+from container.grpc.codec import PLAIN, GrpcDecoder, contents, split
 from model_handlers.errors import MmeError
 
 _DTYPES = {"FP32": np.float32, "INT8": np.int8, "BYTES": None}
@@ -74,12 +74,12 @@ def _by_protobuf(decoder, data):
 @given(st.lists(_messages(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=8))
 def test_what_is_remembered_means_what_protobuf_says(pool, order):
     """Several messages, again and again, some of them damaged."""
-    decoder = Decoder()
+    decoder = GrpcDecoder()
     for data in [*pool, *(pool[at % len(pool)] for at in order)]:
         try:
             found = decoder.remembered(data, _ignore)
         except MmeError:
-            assert _by_protobuf(Decoder(), data) is None
+            assert _by_protobuf(GrpcDecoder(), data) is None
             continue
         meant = _by_protobuf(decoder, data)
         if found is not None:
@@ -89,7 +89,7 @@ def test_what_is_remembered_means_what_protobuf_says(pool, order):
 
 def test_the_like_of_a_request_needs_no_protobuf():
     """Other ids and other numbers, or none of an id."""
-    decoder = Decoder()
+    decoder = GrpcDecoder()
     message = _message(parameters={"triton_enable_empty_final_response": pb.InferParameter(bool_param=True)})
     data = message.SerializeToString()
     assert decoder.remembered(data, _ignore) is None
@@ -115,8 +115,8 @@ def _with_region():
 )
 def test_what_a_head_does_not_say_is_not_remembered(message):
     """What parameters mean may change from one request to the next."""
-    decoder, data = Decoder(), message.SerializeToString()
-    decoder.remember(data, message, Decoder().decode(_message(), _ignore)[0].layout, PLAIN)
+    decoder, data = GrpcDecoder(), message.SerializeToString()
+    decoder.remember(data, message, GrpcDecoder().decode(_message(), _ignore)[0].layout, PLAIN)
     assert decoder.remembered(data, _ignore) is None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc import inference as module
-from container.grpc.inference import Codec, Stream, Streams
+from container.grpc.inference import Codec, InferStream, Streams
 from container.inference.request_limit import RequestLimit
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32
@@ -109,7 +109,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
 async def test_what_is_written_at_once_overtakes_nothing():
     """A client that is not ready for one response gets the next ones behind it, though it is ready for those."""
     rpc = Rpc(ends=False)
-    stream = Stream(rpc, None, {})
+    stream = InferStream(rpc, None, {})
     serving = asyncio.create_task(stream.serve())
     await asyncio.sleep(0)
     rpc.ready = [True, False, True]

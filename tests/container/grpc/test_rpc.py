@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from container.grpc import rpc
 from container.grpc.rpc import Calls, Method, Rpc
 from container.http2 import frames
-from container.http2.connection import WINDOW, Connection, Stream
+from container.http2.connection import WINDOW, Connection, Http2Stream
 from container.http2.keepalive import Keepalive
 from container.inference.errors import Status
 from container.inference.request_memory import RequestMemory
@@ -219,7 +219,7 @@ async def _served(compression="", options=(("grpc.max_receive_message_length", -
             each.abort()
         await asyncio.sleep(0.001)
     gc.collect()
-    assert not [each for each in gc.get_objects() if type(each) in {Rpc, Stream}]
+    assert not [each for each in gc.get_objects() if type(each) in {Rpc, Http2Stream}]
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ class Life:
         """The code with which it has ended; None while it lasts."""
         *_, (kind, _flags, _stream, payload) = await self.sent() or [(None, 0, 0, b"")]
         assert (kind == frames.GOAWAY) == self.wire.closed
-        return frames.Code(int.from_bytes(payload[4:8], "big")) if self.wire.closed else None
+        return frames.ErrorCode(int.from_bytes(payload[4:8], "big")) if self.wire.closed else None
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from container.http2 import connection as module
 from container.http2 import frames
 from container.http2.connection import WINDOW, Connection
-from container.http2.frames import Code
+from container.http2.frames import ErrorCode
 from container.http2.keepalive import Keepalive
 from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap
@@ -52,54 +52,60 @@ async def test_frames_come_in_any_pieces(life, step):
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
-        (frames.frame(frames.DATA, 0, 0, b"x"), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.DATA, 0, 5, b"x"), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.DATA, frames.PADDED, 1, b"\x05abcd"), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.DATA, frames.PADDED, 1), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.HEADERS, BOTH, 2, REQUEST), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.HEADERS, BOTH, 0, REQUEST), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, TRAILERS), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.HEADERS, BOTH, 1, REQUEST), Code.PROTOCOL_ERROR),
+        (frames.frame(frames.DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.DATA, 0, 5, b"x"), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.DATA, frames.PADDED, 1, b"\x05abcd"), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.DATA, frames.PADDED, 1), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, BOTH, 2, REQUEST), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, BOTH, 0, REQUEST), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, TRAILERS), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.HEADERS, BOTH, 1, REQUEST), ErrorCode.PROTOCOL_ERROR),
         (
             frames.frame(frames.HEADERS, BOTH, 5, REQUEST) + frames.frame(frames.HEADERS, BOTH, 3, REQUEST),
-            Code.PROTOCOL_ERROR,
+            ErrorCode.PROTOCOL_ERROR,
         ),
-        (frames.frame(frames.HEADERS, 0, 3, REQUEST) + frames.frame(frames.PING, 0, 0, bytes(8)), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 5), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, REQUEST), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3) * 5000, Code.ENHANCE_YOUR_CALM),
+        (
+            frames.frame(frames.HEADERS, 0, 3, REQUEST) + frames.frame(frames.PING, 0, 0, bytes(8)),
+            ErrorCode.PROTOCOL_ERROR,
+        ),
+        (frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 5), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, REQUEST), ErrorCode.PROTOCOL_ERROR),
+        (
+            frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3) * 5000,
+            ErrorCode.ENHANCE_YOUR_CALM,
+        ),
         (
             frames.frame(frames.HEADERS, 0, 3) + frames.frame(frames.CONTINUATION, 0, 3, bytes(1000)) * 300,
-            Code.ENHANCE_YOUR_CALM,
+            ErrorCode.ENHANCE_YOUR_CALM,
         ),
-        (frames.frame(frames.HEADERS, BOTH, 3, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
-        (frames.frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.PRIORITY, 0, 1, bytes(4)), Code.FRAME_SIZE_ERROR),
-        (frames.frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
-        (frames.frame(frames.PUSH_PROMISE, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.RST_STREAM, 0, 1, bytes(3)), Code.FRAME_SIZE_ERROR),
-        (frames.frame(frames.RST_STREAM, 0, 9, bytes(4)), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
-        (frames.frame(frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.SETTINGS, 0, 1), Code.PROTOCOL_ERROR),
-        (frames.frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
-        (frames.frame(frames.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE_ERROR),
-        (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), Code.FLOW_CONTROL_ERROR),
-        (frames.settings({frames.MAX_FRAME_SIZE: 16_383}), Code.PROTOCOL_ERROR),
-        (frames.settings({frames.MAX_FRAME_SIZE: 1 << 24}), Code.PROTOCOL_ERROR),
-        (frames.settings({frames.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR),
-        (_window(1, 10) + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}), Code.FLOW_CONTROL_ERROR),
-        (_window(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
-        (_window(0, 0), Code.PROTOCOL_ERROR),
-        (_window(7, 1), Code.PROTOCOL_ERROR),
-        (frames.frame_head(1 << 20, frames.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
-        (frames.settings({}) * 5000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 5000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(99, 0, 1) * 5000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(frames.PING, frames.ACK, 0, bytes(8)) * 5000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(frames.DATA, 0, 1) * 5000, Code.ENHANCE_YOUR_CALM),
-        (frames.frame(frames.DATA, 0, 1, bytes(1 << 16)) * 17, Code.FLOW_CONTROL_ERROR),
+        (frames.frame(frames.HEADERS, BOTH, 3, b"\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
+        (frames.frame(frames.PRIORITY, 0, 0, bytes(5)), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.PRIORITY, 0, 1, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.frame(frames.GOAWAY, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.GOAWAY, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.frame(frames.PUSH_PROMISE, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.frame(frames.RST_STREAM, 0, 9, bytes(4)), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.frame(frames.PING, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.frame(frames.SETTINGS, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), ErrorCode.FLOW_CONTROL_ERROR),
+        (frames.settings({frames.MAX_FRAME_SIZE: 16_383}), ErrorCode.PROTOCOL_ERROR),
+        (frames.settings({frames.MAX_FRAME_SIZE: 1 << 24}), ErrorCode.PROTOCOL_ERROR),
+        (frames.settings({frames.ENABLE_PUSH: 2}), ErrorCode.PROTOCOL_ERROR),
+        (_window(1, 10) + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}), ErrorCode.FLOW_CONTROL_ERROR),
+        (_window(0, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR),
+        (_window(0, 0), ErrorCode.PROTOCOL_ERROR),
+        (_window(7, 1), ErrorCode.PROTOCOL_ERROR),
+        (frames.frame_head(1 << 20, frames.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.settings({}) * 5000, ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 5000, ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.frame(99, 0, 1) * 5000, ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.PING, frames.ACK, 0, bytes(8)) * 5000, ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.DATA, 0, 1) * 5000, ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.frame(frames.DATA, 0, 1, bytes(1 << 16)) * 17, ErrorCode.FLOW_CONTROL_ERROR),
     ],
 )
 async def test_what_ends_a_connection(life, raw, code):
@@ -134,9 +140,11 @@ async def test_a_content_length_is_that_of_the_data(life, sent, taken):
     head = b"" if sent[3] == frames.HEADERS else frames.frame(frames.HEADERS, frames.END_HEADERS, 1, _OF_FIVE)
     life.send(OPENING + head + sent)
     resets = [
-        Code(int.from_bytes(payload, "big")) for kind, *_, payload in await life.sent() if kind == frames.RST_STREAM
+        ErrorCode(int.from_bytes(payload, "big"))
+        for kind, *_, payload in await life.sent()
+        if kind == frames.RST_STREAM
     ]
-    assert resets == ([] if taken else [Code.PROTOCOL_ERROR])
+    assert resets == ([] if taken else [ErrorCode.PROTOCOL_ERROR])
     assert [each.over for each in life.told.values()] == ([taken] if head else [])
     life.send(frames.frame(frames.PING, 0, 0, bytes(8)))
     assert await life.fault() is None
@@ -229,7 +237,7 @@ async def test_streams_that_wait_are_forgotten_when_they_are_given_up(life):
         life.open(number, flags=BOTH)
         stream = life.told[number].stream
         stream.data(bytes(100_000))
-        life.send(frames.reset(number, Code.CANCEL))
+        life.send(frames.reset(number, ErrorCode.CANCEL))
         stream.headers(TRAILERS)
         stream.data(b"x")
         stream.end(TRAILERS)
@@ -289,7 +297,7 @@ async def test_what_comes_behind_the_end_ends_the_stream(life, kind):
     life.open(1, 3, flags=BOTH)
     await life.sent()
     life.send(frames.frame(kind, BOTH, 1, TRAILERS))
-    assert await life.sent() == [(frames.RST_STREAM, 0, 1, Code.STREAM_CLOSED.to_bytes(4, "big"))]
+    assert await life.sent() == [(frames.RST_STREAM, 0, 1, ErrorCode.STREAM_CLOSED.to_bytes(4, "big"))]
     assert life.told[1].gone
     assert not life.told[3].gone
 
@@ -301,7 +309,7 @@ async def test_headers_against_the_rules_end_their_stream(life, block):
     life.open(1, 3)
     await life.sent()
     life.send(frames.frame(frames.HEADERS, BOTH, 5, block) + frames.frame(frames.HEADERS, BOTH, 1, block))
-    refused = Code.PROTOCOL_ERROR.to_bytes(4, "big")
+    refused = ErrorCode.PROTOCOL_ERROR.to_bytes(4, "big")
     assert await life.sent() == [(frames.RST_STREAM, 0, 5, refused), (frames.RST_STREAM, 0, 1, refused)]
     assert list(life.told) == [1, 3]
     assert life.told[1].gone
@@ -312,7 +320,7 @@ async def test_headers_against_the_rules_end_their_stream(life, block):
     assert life.told[7]
 
 
-@pytest.mark.parametrize(("more", "code"), [(0, Code.PROTOCOL_ERROR), (2**31 - 1, Code.FLOW_CONTROL_ERROR)])
+@pytest.mark.parametrize(("more", "code"), [(0, ErrorCode.PROTOCOL_ERROR), (2**31 - 1, ErrorCode.FLOW_CONTROL_ERROR)])
 async def test_windows_that_there_are_not_end_their_stream(life, more, code):
     """And no other."""
     life.send(OPENING)
@@ -334,7 +342,7 @@ async def test_a_client_gives_up_all_streams_that_end_at_once(life):
     await life.sent()
     for number in numbers:
         life.send(_window(number, 1) + frames.frame(frames.HEADERS, BOTH, number, TRAILERS))
-        life.send(frames.reset(number, Code.CANCEL))
+        life.send(frames.reset(number, ErrorCode.CANCEL))
     assert await life.fault() is None
 
 
@@ -368,14 +376,14 @@ async def test_as_many_streams_as_were_agreed(life):
     life.open(*numbers)
     await life.sent()
     life.open(5001)
-    assert await life.sent() == [(frames.RST_STREAM, 0, 5001, Code.REFUSED_STREAM.to_bytes(4, "big"))]
+    assert await life.sent() == [(frames.RST_STREAM, 0, 5001, ErrorCode.REFUSED_STREAM.to_bytes(4, "big"))]
     for number in numbers:
-        life.send(frames.reset(number, Code.CANCEL))
+        life.send(frames.reset(number, ErrorCode.CANCEL))
     assert await life.fault() is None
     for number in range(6001, 6001 + 2 * module._MOST_RESETS, 2):
         life.open(number)
-        life.send(frames.reset(number, Code.CANCEL))
-    assert await life.fault() is Code.ENHANCE_YOUR_CALM
+        life.send(frames.reset(number, ErrorCode.CANCEL))
+    assert await life.fault() is ErrorCode.ENHANCE_YOUR_CALM
 
 
 async def test_what_was_used_may_be_sent_again(life):
@@ -460,11 +468,11 @@ async def test_draining(life, monkeypatch):
     life.send(_ENDS)
     assert _lasts(await life.sent()) == [(3, 0)]
     life.send(frames.frame(frames.HEADERS, frames.END_HEADERS, 5, REQUEST) + frames.frame(frames.DATA, 1, 5, b"x"))
-    assert await life.sent() == [(frames.RST_STREAM, 0, 5, Code.REFUSED_STREAM.to_bytes(4, "big"))]
+    assert await life.sent() == [(frames.RST_STREAM, 0, 5, ErrorCode.REFUSED_STREAM.to_bytes(4, "big"))]
     life.told[3].stream.end(TRAILERS)
     life.open(7)
     sent = await life.sent()
-    assert sent[-1] == (frames.RST_STREAM, 0, 7, Code.REFUSED_STREAM.to_bytes(4, "big"))
+    assert sent[-1] == (frames.RST_STREAM, 0, 7, ErrorCode.REFUSED_STREAM.to_bytes(4, "big"))
     await _until_closed(life)
     assert _lasts(sent + await life.sent()) == []
 
@@ -497,7 +505,7 @@ async def test_draining_a_client_that_breaks_the_rules(life):
     life.open(3)
     await life.sent()
     life.send(_window(0, 0))
-    assert _lasts(await life.sent()) == [(1, Code.PROTOCOL_ERROR)]
+    assert _lasts(await life.sent()) == [(1, ErrorCode.PROTOCOL_ERROR)]
 
 
 async def test_a_client_that_does_not_say_that_it_has_heard(life, monkeypatch):
@@ -523,7 +531,7 @@ async def test_what_was_said_last_may_be_read(life, monkeypatch, signs):
     life.send(OPENING)
     life.open(1)
     life.wire.unread = 1000 * (signs == "reading")
-    life.connection.end(Code.NO_ERROR)
+    life.connection.end(ErrorCode.NO_ERROR)
     assert life.wire.closed
     assert life.told[1].gone
     for _ in range(100 * (signs != "none")):
@@ -544,7 +552,7 @@ async def test_by_tls_the_end_waits_for_who_reads(life, monkeypatch):
     life.wire.secure = True
     life.send(OPENING)
     life.connection.say(bytes(1000))
-    life.connection.end(Code.NO_ERROR)
+    life.connection.end(ErrorCode.NO_ERROR)
     for _ in range(100):
         life.wire.acknowledged += 1
         await asyncio.sleep(0)
@@ -613,7 +621,7 @@ async def test_nothing_is_left_of_a_connection():
     life.connection.pause_writing()
     waits = asyncio.ensure_future(life.told[1].stream.drained())
     await asyncio.sleep(0)
-    life.connection.end(Code.NO_ERROR)
+    life.connection.end(ErrorCode.NO_ERROR)
     life.connection.connection_lost(None)
     await waits
     weak = weakref.ref(life.connection)
@@ -653,13 +661,13 @@ async def test_an_end_takes_back_nothing_that_was_said(loop_factory):
     writer.write(OPENING + wide + _window(0, 1 << 28) + frames.frame(frames.HEADERS, BOTH, 1, REQUEST))
     got = await reader.readexactly(1 << 20)
     (connection,) = all_
-    connection.end(Code.NO_ERROR)
+    connection.end(ErrorCode.NO_ERROR)
     while piece := await reader.read(1 << 14):
         got += piece
         writer.write(_window(0, 1))
         await writer.drain()
     assert len(got) > size
-    assert frames.go_away(1, Code.NO_ERROR) in got[size:]
+    assert frames.go_away(1, ErrorCode.NO_ERROR) in got[size:]
     writer.close()
     server.close()
     await until(lambda: not all_)

@@ -5,7 +5,7 @@ from hpack import Decoder, HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.http2.frames import Code, ConnectionFault, StreamFault, header_block
+from container.http2.frames import ConnectionFault, ErrorCode, StreamFault, header_block
 from container.http2.header_blocks import LARGEST, HeaderBlocks
 from tests.container.http2.conftest import FIELDS
 
@@ -102,12 +102,12 @@ def test_many_blocks_are_not_all_remembered():
 @pytest.mark.parametrize(
     ("block", "code"),
     [
-        (b"\xff" + b"\xff" * 100_000, Code.COMPRESSION_ERROR),
-        (b"\xbe", Code.COMPRESSION_ERROR),
-        (b"\x00\x05ab", Code.COMPRESSION_ERROR),
-        (b"\x80", Code.COMPRESSION_ERROR),
-        (header_block([(b"n", b"v" * 60_000)] * 5), Code.ENHANCE_YOUR_CALM),
-        (b"\x40\x01n\x7f\xd1\x0e" + b"v" * 2000 + b"\xbe" * 150, Code.ENHANCE_YOUR_CALM),
+        (b"\xff" + b"\xff" * 100_000, ErrorCode.COMPRESSION_ERROR),
+        (b"\xbe", ErrorCode.COMPRESSION_ERROR),
+        (b"\x00\x05ab", ErrorCode.COMPRESSION_ERROR),
+        (b"\x80", ErrorCode.COMPRESSION_ERROR),
+        (header_block([(b"n", b"v" * 60_000)] * 5), ErrorCode.ENHANCE_YOUR_CALM),
+        (b"\x40\x01n\x7f\xd1\x0e" + b"v" * 2000 + b"\xbe" * 150, ErrorCode.ENHANCE_YOUR_CALM),
     ],
 )
 def test_what_cannot_be_read_ends_the_connection(block, code):
@@ -158,7 +158,7 @@ def test_what_no_client_may_say_ends_its_stream_alone(fields):
     for _ in range(2):
         with pytest.raises(StreamFault) as fault:
             blocks.read(header_block(fields))
-        assert fault.value.code is Code.PROTOCOL_ERROR
+        assert fault.value.code is ErrorCode.PROTOCOL_ERROR
     with pytest.raises(StreamFault):
         blocks.read(header_block(fields) + _literal(b"n", b"1") + _literal(b"Big", b"2"))
     assert blocks.read(b"\xbf") == ((b"n", b"1"),)
@@ -193,5 +193,5 @@ def test_who_says_too_much_loses_its_stream_alone():
     blocks = HeaderBlocks()
     with pytest.raises(StreamFault) as fault:
         blocks.read(header_block([*FIELDS, (b"n", b"v" * LARGEST)]) + _literal(b"n", b"1"))
-    assert fault.value.code is Code.ENHANCE_YOUR_CALM
+    assert fault.value.code is ErrorCode.ENHANCE_YOUR_CALM
     assert blocks.read(b"\xbe") == ((b"n", b"1"),)

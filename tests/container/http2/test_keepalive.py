@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from container.http2 import connection, frames
-from container.http2.frames import Code
+from container.http2.frames import ErrorCode
 from tests.container.http2.conftest import OPENING, live
 from tests.waiting import until
 
@@ -85,7 +85,7 @@ async def test_a_client_that_asks_too_often_is_told_off(strikes):
         life.send(PING * 3)
         assert [each[0] for each in await life.sent()] == [frames.PING] * 3
         life.send(PING)
-        assert await life.fault() is (Code.ENHANCE_YOUR_CALM if strikes else None)
+        assert await life.fault() is (ErrorCode.ENHANCE_YOUR_CALM if strikes else None)
 
 
 async def test_an_answer_forgives():
