@@ -15,6 +15,7 @@ Draw what was saved by `python -m benchmarks.plots docs/plots --growth FILE`. Ea
     list     GET /models, the first page                         ┐ as SageMaker runs it, so many
     post     POST /models and DELETE of one more model           ┘ registered
     archive  a load from an archive of 1,000 files, beside so many archives on disk
+    waiting  GET /models beside so many POST /models (--waiting) of models whose code does not come back
     limiter  the rate limiter's grant, over so many instances
     workers  a Python model's process: until it runs the model's code, until it has loaded, and its end, over so many
              processes (--workers)
@@ -57,6 +58,7 @@ from benchmarks.hot_path import build_mlp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from http.client import HTTPConnection
 
     from benchmarks.servers import Server
 
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
 
 SIZES, QUICK_SIZES = (10, 100, 300, 1000, 3000), (10, 100)
 WORKERS, QUICK_WORKERS = (1, 10, 30, 100, 300), (1, 3)
+WAITING, QUICK_WAITING = (1, 10, 100, 300), (1, 3)
 _HIDDEN = 192  # of an MLP of 0.2 MB
 _CLIENTS = 2  # that fill a server
 _DRAIN = {"MME_DRAIN_SECONDS": "300"}  # a stop is measured to its end: by default the server is killed after 28 s
@@ -100,6 +103,14 @@ class TritonPythonModel:
         said = [pb_utils.Tensor("BEGAN", np.array([BEGAN])), pb_utils.Tensor("PID", np.array([os.getpid()]))]
         return [pb_utils.InferenceResponse(said) for _ in requests]
 """
+_STUCK = (
+    _PYTHON_MODEL
+    + """
+    def initialize(self, args):
+        while True:
+            time.sleep(60)
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +141,7 @@ class Run:
     """What is to be measured, and where it is written down.
 
     Attributes:
-        sizes, workers: how many models, and how many processes of models.
+        sizes, workers, waiting: how many models, processes of models, and loads under way.
         effort: how often.
         folder: where models lie.
         file, name: where figures are saved, and under which name.
@@ -138,6 +149,7 @@ class Run:
 
     sizes: Sequence[int]
     workers: Sequence[int]
+    waiting: Sequence[int]
     effort: Effort
     folder: Path
     file: Path
@@ -426,6 +438,32 @@ def delete(server: Server, number: int) -> float:
     return server.ask("DELETE", f"/models/m{number}")[0]
 
 
+def measure_waiting(run: Run, _parts: Sequence[str]) -> None:
+    """See the module. Each load has a connection of its own, which is closed with the server."""
+    with tempfile.TemporaryDirectory() as cache, servers.managed_mme({"MME_CACHE_DIR": cache}) as server:
+        with contextlib.ExitStack() as connections:
+            under_way = 0
+            for size in run.waiting:
+                for number in range(under_way, size):
+                    send_load(connections.enter_context(load.connect(server.address)), run, number)
+                under_way = size
+                time.sleep(_SETTLE_SECONDS)
+                times = [server.ask("GET", "/models")[0] * 1e3 for _ in range(run.effort.scrapes)]
+                figures = {"time, ms": statistics.median(times), "longest, ms": max(times)}
+                run.add("waiting", size, figures | count_threads(run, server, size))
+        kill(server)
+
+
+def send_load(connection: HTTPConnection, run: Run, number: int) -> None:
+    """Ask for a load that does not come back, and do not wait."""
+    version = run.folder / "stuck" / f"s{number}" / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (version / "model.py").write_text(_STUCK)
+    (version.parent / "config.pbtxt").write_text(_PYTHON_CONFIG)
+    document = {"model_name": f"s{number}", "url": str(version.parent)}
+    connection.request("POST", "/models", json.dumps(document).encode(), {"Content-Type": "application/json"})
+
+
 # -- over archives on disk -------------------------------------------------------------------------------------------
 
 
@@ -523,6 +561,7 @@ def life(server: Server, name: str) -> tuple[float, ...]:
 GROUPS: dict[Callable[[Run, Sequence[str]], None], tuple[str, ...]] = {
     measure_stores: ("memory", *OF_STORES),
     measure_platform: ("list", "post"),
+    measure_waiting: ("waiting",),
     measure_archives: ("archive",),
     measure_limiter: ("limiter",),
     measure_workers: ("workers",),
@@ -569,6 +608,7 @@ def measure_other(other: Path, file: Path, folder: Path, arguments: argparse.Nam
     command += ["--quick"] if arguments.quick else []
     command += ["--sizes", *map(str, arguments.sizes)] if arguments.sizes else []
     command += ["--workers", *map(str, arguments.workers)] if arguments.workers else []
+    command += ["--waiting", *map(str, arguments.waiting)] if arguments.waiting else []
     subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
 
 
@@ -578,6 +618,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="these parts")
     parser.add_argument("--sizes", nargs="+", type=int, help=f"models, archives and instances (default {SIZES})")
     parser.add_argument("--workers", nargs="+", type=int, help=f"processes of models (default {WORKERS})")
+    parser.add_argument("--waiting", nargs="+", type=int, help=f"loads under way (default {WAITING})")
     parser.add_argument("--quick", action="store_true", help="small sizes and few repeats: whether it works")
     parser.add_argument("--folder", type=Path, help="where models are built, and kept for the next time")
     parser.add_argument("--save", type=Path, help="a file to add the figures to, as JSON")
@@ -585,13 +626,14 @@ def main() -> int:
     arguments = parser.parse_args()
     sizes = arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES)
     workers = arguments.workers or (QUICK_WORKERS if arguments.quick else WORKERS)
+    waiting = arguments.waiting or (QUICK_WAITING if arguments.quick else WAITING)
     name = checkout()
     print(f"{load.setting().rpartition(',')[0]}; mme: {name}\n", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder, file = arguments.folder or Path(temporary), arguments.save or Path(temporary, "growth.json")
         folder.mkdir(parents=True, exist_ok=True)
         effort = QUICK if arguments.quick else FULL
-        run = Run(sorted(sizes), sorted(workers), effort, folder.resolve(), file, name)
+        run = Run(sorted(sizes), sorted(workers), sorted(waiting), effort, folder.resolve(), file, name)
         for measure, parts in GROUPS.items():
             if chosen := [part for part in parts if part in arguments.only]:
                 measure(run, chosen)

@@ -24,13 +24,13 @@ def test_a_slope_is_the_exponent_of_growth():
 
 @pytest.mark.long
 def test_parts_measured_one_after_another_are_saved_together(tmp_path):
-    """Two runs of a part each leave one file, with a value for each size of each curve."""
+    """Three runs of a part each leave one file, with a value for each size of each curve."""
     file = tmp_path / "growth.json"
-    for part in ("load", "limiter"):
-        words = ["--quick", "--only", part, "--sizes", "4", "2", "--save", str(file)]
+    for part in ("load", "limiter", "waiting"):
+        words = ["--quick", "--only", part, "--sizes", "4", "2", "--waiting", "4", "2", "--save", str(file)]
         subprocess.run([sys.executable, "-m", "benchmarks.growth", *words], cwd=ROOT, check=True, capture_output=True)
 
     (curves,) = read(file).values()
 
-    assert {curve.partition(": ")[0] for curve in curves} == {"load", "limiter"}
+    assert {curve.partition(": ")[0] for curve in curves} == {"load", "limiter", "waiting"}
     assert all([*points] == [2, 4] and min(points.values()) > 0 for points in curves.values())
