@@ -21,7 +21,7 @@ from model_handlers.errors import invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    Change = list[Any]
+    Standing = list[Any]
 
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -119,16 +119,13 @@ class Metric:
         self.value = 0.0  # where a counter or gauge stands; the sum of a histogram's observations
         self.owners: set[object] = set()  # a gauge's, which goes with the last of them
         self._number = 0  # what the other side calls it, 0 while it does not know it
-        self._set = False  # a gauge, since the last change was told
-        self._added = 0.0
+        self._sets = 0  # how often a gauge was set
         self._shares: dict[object, float] = {}  # owner → by how much it raised a gauge since that was last set
-        self._told = [0] * len(self.counts)
 
     def add(self, value: float, owner: object = None) -> None:
         """Raise a counter or a gauge; a gauge for as long as the owner is there, if one is named."""
         with self._metrics.lock:
             self.value += value
-            self._added += value
             if owner is not None and self.family.kind is MetricKind.GAUGE:
                 self._shares[owner] = self._shares.get(owner, 0.0) + value
             self._metrics.changed(self)
@@ -136,7 +133,7 @@ class Metric:
     def set(self, value: float) -> None:
         with self._metrics.lock:
             self.value = value
-            self._set = True
+            self._sets += 1
             self._shares.clear()
             self._metrics.changed(self)
 
@@ -150,7 +147,6 @@ class Metric:
         with self._metrics.lock:
             self.counts[bisect_left(self.buckets, value)] += 1
             self.value += value
-            self._added += value
             self._metrics.changed(self)
 
     def merge(self, counts: Sequence[int], total: float) -> None:
@@ -159,24 +155,15 @@ class Metric:
             self.counts = [mine + theirs for mine, theirs in zip(self.counts, counts, strict=True)]
             self.value += total
 
-    def take_changes(self, number: int) -> list[Change]:
-        """What has changed since this was last called; `number` is what it is called from the first time on."""
-        changes: list[Change] = []
-        if not self._number:
-            self._number, family = number, self.family
-            changes.append(
-                [number, "new", family.name, family.description, family.kind.value, self.labels, list(self.buckets)]
-            )
-        if self.family.kind is MetricKind.HISTOGRAM:
-            counted = [now - told for now, told in zip(self.counts, self._told, strict=True)]
-            changes.append([self._number, "observe", counted, _sent(self._added)])
-            self._told = list(self.counts)
-        elif self._set:
-            changes.append([self._number, "set", _sent(self.value)])
-        else:
-            changes.append([self._number, "add", _sent(self._added)])
-        self._set, self._added = False, 0.0
-        return changes
+    def standing(self, number: int) -> Standing:
+        """Where it stands, to be told; `number` is what it is called from the first time on, when it is described."""
+        value = self.value if math.isfinite(self.value) else str(self.value)
+        family = self.family
+        more = list(self.counts) if family.kind is MetricKind.HISTOGRAM else self._sets
+        if self._number:
+            return [self._number, value, more]
+        self._number = number
+        return [number, value, more, [family.name, family.description, family.kind.value, self.labels, self.buckets]]
 
 
 @dataclass(slots=True)
@@ -214,7 +201,7 @@ class Metrics:
         self._series: dict[str, str] = {}  # a sample's name → its family's
         self._count = 0
         self._dirty: dict[Metric, None] = {}
-        self._numbers = self._tellings = 0
+        self._numbers = 0
         self._when_dirty: Callable[[], None] | None = None
         self._gauges: dict[object, set[Metric]] = {}
 
@@ -299,22 +286,19 @@ class Metrics:
         if first and self._when_dirty is not None:
             self._when_dirty()
 
-    # [n, [[7, "new", name, description, kind, labels, buckets], [7, "add", 2.0], [9, "set", 1.5], [4, "observe", …]]]
+    # [[7, 2.0, 0, [name, description, kind, labels, buckets]], [9, 1.5, 3], [4, 12.0, [1, 0, 5]], …]
     #
-    # Metrics go by numbers that the process gave them. Tellings are numbered too, since they cross on two ways, with
-    # batches' answers and between them; `worker.channel.MetricReceiver` is where they arrive.
-    def changes(self) -> list[Any] | None:
-        """What has changed since this was last called; None for nothing."""
-        if not self._dirty:
-            return None
-        found: list[Change] = []
+    # Metrics go by numbers that the process gave them. Behind a number there is where the metric stands, and how often
+    # a gauge was set, or what a histogram counted; `worker.channel.MetricReceiver` takes it.
+    def changes(self) -> list[Standing]:
+        """Where those stand that have changed since this was last called."""
+        found: list[Standing] = []
         with self.lock:
             dirty, self._dirty = self._dirty, {}
             for metric in dirty:
                 self._numbers += 1
-                found += metric.take_changes(self._numbers)
-            self._tellings += 1
-            return [self._tellings, found]
+                found.append(metric.standing(self._numbers))
+        return found
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -330,10 +314,6 @@ class Metrics:
 
 def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(labels.items()))
-
-
-def _sent(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 def _reading(metric: Metric) -> Reading:

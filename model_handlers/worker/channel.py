@@ -639,91 +639,70 @@ def _input_in(shared: Array, model: str, name: Any, kind: Any, place: Any) -> tu
 _metrics_log = logging.getLogger("mme.metrics")
 _MOST_SHOWN = 1000  # metrics of one process
 _MOST_KNOWN = 20_000  # twice as many as a process makes
-_MOST_EARLY = 100  # tellings
 _MOST_WARNINGS = 10
 
 
 class MetricReceiver:
-    """The metrics of one process. Any thread may take what it tells.
-
-    What comes with batches' answers may be far ahead of what is still to be read between them: a thread that takes the
-    former, and can wait, waits for the latter where too much has come early.
-    """
+    """The metrics of one process, where they stand there."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
-        self._changed = threading.Condition()
-        self._known: dict[int, Metric | None] = {}  # None: refused
-        self._early: dict[int, Any] = {}  # tellings whose predecessor is still to come
-        self._last = 0
+        self._known: dict[int, _ToldMetric | None] = {}  # None: refused
         self._warnings = 0
 
-    def take(self, telling: Any) -> None:
+    def take(self, told: Any) -> None:
         """Add what it tells, see `Metrics.changes`. LookupError, TypeError, ValueError, OverflowError: malformed."""
-        number, changes = telling
-        with self._changed:
-            if number <= self._last or (number > self._last + 1 and self.crowded):
-                raise ValueError(f"metrics out of turn: told {str(number)[:50]} behind {self._last}")
-            self._early[int(number)] = changes
-            while self._last + 1 in self._early:
-                self._last += 1
-                self._apply(self._early.pop(self._last))
-            self._changed.notify_all()
-
-    @property
-    def crowded(self) -> bool:
-        """Whether so much came early that nothing more is taken before what it waits for."""
-        return len(self._early) >= _MOST_EARLY
-
-    def await_room(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self.crowded, seconds)
+        for number, value, more, *description in told:
+            if description:
+                if len(self._known) >= _MOST_KNOWN:
+                    raise ValueError(f"more than {_MOST_KNOWN} metrics")
+                self._known[int(number)] = self._met(*description[0])
+            known = self._known[number]
+            if known is not None:
+                known.take(float(value), more)
 
     def close(self) -> None:
         self._metrics.release(self)
 
-    def _apply(self, changes: Any) -> None:
-        for number, what, *values in changes:
-            if what == "new":
-                if len(self._known) >= _MOST_KNOWN:
-                    raise ValueError(f"more than {_MOST_KNOWN} metrics")
-                self._known[int(number)] = self._met(*values)
-                continue
-            metric = self._known[number]
-            if metric is not None:
-                _DEEDS[what](metric, self, *values)
-
-    def _met(self, name: Any, description: Any, kind: Any, labels: Any, buckets: Any) -> Metric | None:
+    def _met(self, name: Any, description: Any, kind: Any, labels: Any, buckets: Any) -> _ToldMetric | None:
         try:
             if len(self._known) >= _MOST_SHOWN:
                 raise invalid_argument(f"'{name}' is one too many: {_MOST_SHOWN} metrics of a process are shown")
             family = self._metrics.family(name, description, MetricKind(kind))
-            return self._metrics.metric(family, dict(labels), tuple(map(float, buckets)), self)
+            metric = self._metrics.metric(family, dict(labels), tuple(map(float, buckets)), self)
         except MmeError as error:
             self._warnings += 1
             if self._warnings <= _MOST_WARNINGS:
                 _metrics_log.warning("a metric is not shown: %s", error, extra={"target_model": self._model})
             return None
+        return _ToldMetric(metric, self)
 
 
-def _add(metric: Metric, owner: MetricReceiver, value: Any) -> None:
-    number, kind = float(value), metric.family.kind
-    if kind is MetricKind.HISTOGRAM or (kind is MetricKind.COUNTER and not 0 <= number < math.inf):
-        raise ValueError(f"{str(value)[:50]} to add to a {kind.value}")
-    metric.add(number, owner)
+class _ToldMetric:
+    """A metric that several processes tell of, and where it stood in one of them when that told of it last."""
 
+    def __init__(self, metric: Metric, owner: MetricReceiver) -> None:
+        self._metric = metric
+        self._owner = owner
+        self._value = 0.0
+        self._sets: Any = 0
+        self._counts = [0] * len(metric.counts)
 
-def _set(metric: Metric, _: MetricReceiver, value: Any) -> None:
-    if metric.family.kind is not MetricKind.GAUGE:
-        raise ValueError(f"a {metric.family.kind.value} to set")
-    metric.set(float(value))
-
-
-def _observe(metric: Metric, _: MetricReceiver, counts: Any, total: Any) -> None:
-    if metric.family.kind is not MetricKind.HISTOGRAM or any(type(n) is not int or n < 0 for n in counts):
-        raise ValueError(f"observations of a {metric.family.kind.value}: {str(counts)[:200]}")
-    metric.merge(counts, float(total))
-
-
-_DEEDS: dict[str, Callable[..., None]] = {"add": _add, "set": _set, "observe": _observe}
+    def take(self, value: float, more: Any) -> None:
+        metric, kind = self._metric, self._metric.family.kind
+        grown = value - self._value if math.isfinite(value) else value
+        if kind is MetricKind.HISTOGRAM:
+            counted = [now - before for now, before in zip(more, self._counts, strict=True)]
+            if any(type(count) is not int or count < 0 for count in counted):
+                raise ValueError(f"a histogram that counted {str(more)[:200]}")
+            metric.merge(counted, grown)
+            self._counts = more
+        elif kind is MetricKind.GAUGE and more != self._sets:
+            metric.set(value)
+            self._sets = more
+        elif kind is MetricKind.COUNTER and not 0 <= grown < math.inf:
+            raise ValueError(f"a counter that comes to {str(value)[:50]}")
+        else:
+            metric.add(grown, self._owner)
+        self._value = value

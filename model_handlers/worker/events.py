@@ -385,7 +385,7 @@ _REPORT_PAUSE = 0.2  # seconds
 
 
 class MetricSender:
-    """Tells the server of changed metrics that no batch's answer has taken along."""
+    """Tells the server of changed metrics, five times a second at most."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -396,7 +396,7 @@ class MetricSender:
 
     def tell(self) -> None:
         changes = METRICS.changes()
-        if changes is not None:
+        if changes:
             self._events.send({"metrics": changes})
 
     def _soon(self) -> None:

@@ -57,7 +57,6 @@ _RESPONDING = "while it had requests to answer"
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
 _FEW_STRINGS = 2 * _SMALL  # bytes of a batch, its inputs included, whose strings the event loop takes apart itself
 _ALL = 1 << 20  # requests: more than a batch has
-_NEWS_SECONDS = 10.0  # for what was told before to be read
 
 
 class _Begun:
@@ -86,7 +85,6 @@ class OpenRequests(Lives):
     """The requests of one instance that are not over, and the channel on which its processes say things unasked."""
 
     def __init__(self, worker: RequestsWorker) -> None:
-        self.metrics: MetricReceiver
         self.written: Segment | None = None  # where requests lie that are executed one by one
         self.begun = 0  # requests of the batch that a process died of
         self.heard = 0.0  # when a batch was sent, or a response came, for the last time (monotonic)
@@ -98,6 +96,7 @@ class OpenRequests(Lives):
         self._error: tuple[Child, Exception | None] | None = None  # the end of a channel that is not mourned yet
         self._channel: Channel
         self._calls: ModelCallServer
+        self._metrics: MetricReceiver
         self._asking: list[Callable[[bool], None]] = []  # told whether the model is ready; as `_open`
 
     def __len__(self) -> int:
@@ -152,7 +151,7 @@ class OpenRequests(Lives):
         self._loading = True
         self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
         self._calls = ModelCallServer(name, self._channel)
-        self.metrics = MetricReceiver(METRICS, name)
+        self._metrics = MetricReceiver(METRICS, name)
         self._hears = False
         try:
             self._channel.start()
@@ -174,7 +173,7 @@ class OpenRequests(Lives):
     def ended(self, why: MmeError) -> None:
         self._channel.drain()
         self._calls.drop_all()
-        self.metrics.close()
+        self._metrics.close()
         self._told_ready(ready=False)
         while self._open:
             _respond(self._open.popitem()[1], why, final=True)
@@ -234,7 +233,7 @@ class OpenRequests(Lives):
         if "respond" in message:
             self._responded(message, shared)
         elif "metrics" in message:
-            self.metrics.take(message["metrics"])
+            self._metrics.take(message["metrics"])
         elif "hear" in message:
             self._hear()
         elif "ready" in message:
@@ -321,10 +320,9 @@ class RequestBatches:
         self._process.batches.unwrite(message, segment, fds)
 
     def takes_long(self, reply: Message) -> bool:
-        """Whether an answer is not for the event loop to take: it would have to wait, or to take many strings apart."""
+        """Whether an answer is not for the event loop to take: it would have to take many strings apart."""
         end = reply.get("end", 0)
-        small = type(end) is int and end <= _FEW_STRINGS
-        return ("metrics" in reply and self._opened.metrics.crowded) or (self._answers_text and not small)
+        return self._answers_text and not (type(end) is int and end <= _FEW_STRINGS)
 
     def wait(self, sent: _Sent, seconds: float = 0.0) -> Answers:
         """The answers to a batch, waited for so long, 0 for what is left of its time. Raises as `execute_requests`."""
@@ -361,10 +359,6 @@ class RequestBatches:
         """The answers in a reply. Raises MmeError: every request's error; others: it is no reply."""
         opened, numbers = self._opened, sent.numbers
         try:
-            if "metrics" in reply:
-                opened.metrics.await_room(_NEWS_SECONDS)
-                opened.metrics.take(reply["metrics"])
-                del reply["metrics"]  # an answer that something else is wrong with is looked at once more
             shared = self._process.batches.accept(reply, sent.segment)
             answers = unpack_answers(reply, shared, len(numbers), self._model)
         except MmeError as error:

@@ -32,7 +32,6 @@ import numpy as np
 from model_handlers.base import Device
 from model_handlers.config.convert import config_fields, config_from
 from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memory
-from model_handlers.metrics import METRICS
 from model_handlers.model_calls import offering
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import memory
@@ -185,7 +184,7 @@ class _Side:
         try:
             data = encode_message(message)
         except MmeError as error:
-            facts = {key: value for key, value in message.items() if key in {"ran", "size", "kept", "metrics"}}
+            facts = {key: value for key, value in message.items() if key in {"ran", "size", "kept"}}
             data = encode_message({**facts, "error": error_fields(error)})
         try:
             self._control.sendall(data)
@@ -266,9 +265,6 @@ class _Worker:
             answer = {"error": error_fields(_as_error(error, self._model, Kind.INTERNAL, "while it executed"))}
         kept = segment.busy  # what this batch lent is gone, unless the model kept some of it
         answer |= {"ran": message["batch"], "size": segment.size, "kept": kept}
-        counted = METRICS.changes() if self._handler.sees_requests else None
-        if counted is not None:  # whatever became of the batch: later tellings wait for this one
-            answer["metrics"] = counted
         if kept:
             del self._segments[segment.id]
             segment.close()

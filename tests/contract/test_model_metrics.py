@@ -93,7 +93,7 @@ def samples(server):
 
 
 def shows(server, name, *values, **labels):
-    """Wait until a sample has one of these values: what a process tells before its first answer may come behind that."""
+    """Wait until a sample has one of these values: processes tell what they count five times a second."""
     eventually(lambda: server.metric(name, **labels) in values, f"{name} to be one of {values}")
 
 
@@ -108,7 +108,7 @@ def test_what_models_count_is_shown_and_instances_add_up(server):
     ask(server, "a", 500)
     ask(server, "b", 1)
     ask(server, "inline", 10)
-    shows(server, "custom_requests_total", asked + 2, model="a")
+    shows(server, "custom_sizes_count", asked + 2, model="a")
     shows(server, "custom_requests_total", 1, model="b")
     shows(server, "custom_level", 2, model="a")
     told, kinds = samples(server)
@@ -154,6 +154,7 @@ def test_counts_outlive_deaths_and_unloads_and_gauges_do_not(server):
     """The counters go on from where they stood; what is counted in finalize counts."""
     pid = ask(server, "a", 3)
     shows(server, "custom_level", 2, model="a")
+    shows(server, "custom_sum", 3, model="a")
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(pid), "the end of the process")
     assert pid not in {ask(server, "a", 3), ask(server, "a", 3)}

@@ -1,7 +1,6 @@
 """Numbers that models count: one metric a name and its labels, whoever counts, from wherever."""
 
 import gc
-import random
 import threading
 
 import pytest
@@ -204,9 +203,7 @@ class Process:
 
     def tell(self):
         """Its changes arrive."""
-        changes = self.metrics.changes()
-        if changes is not None:
-            self.counted.take(changes)
+        self.counted.take(self.metrics.changes())
 
 
 def test_counts_of_processes_add_up():
@@ -221,7 +218,7 @@ def test_counts_of_processes_add_up():
                 process.tell()
 
     assert standing(server) == {("hits", ("model", "m")): 4 * 4.5, ("sizes",): ([4, 4, 4], 4 * 21)}
-    assert [process.metrics.changes() for process in processes] == [None] * 3
+    assert [process.metrics.changes() for process in processes] == [[]] * 3
 
 
 def test_the_last_word_about_a_gauge_counts_and_what_raises_it_adds_up():
@@ -247,55 +244,23 @@ def test_the_last_word_about_a_gauge_counts_and_what_raises_it_adds_up():
     assert standing(server) == {("level",): float("-inf")}
 
 
-def test_what_is_told_out_of_order_is_taken_in_order():
-    """Changes come on two ways, and the last word must be the last."""
+def test_what_is_told_again_counts_once():
+    """A process tells where its metrics stand, and the server adds what they grew by."""
     server = Metrics()
     process = Process(server)
-    tellings = []
-    for number in range(50):
-        gauge(process.metrics).set(number)
-        counter(process.metrics).add(1)
-        tellings.append(process.metrics.changes())
-    shuffled = tellings[:]
-    random.Random(3).shuffle(shuffled)
-    for telling in shuffled:
-        process.counted.take(telling)
+    for _ in range(2):
+        counter(process.metrics).add(0)
+        gauge(process.metrics).add(0)
+        histogram(process.metrics).observe(0)
+        process.tell()
+    counter(process.metrics).add(2)
+    gauge(process.metrics).set(3)
+    histogram(process.metrics).observe(7)
+    told = process.metrics.changes()
+    for _ in range(3):
+        process.counted.take(told)
 
-    assert standing(server) == {("level",): 49, ("hits",): 50}
-    for number in range(100):
-        process.counted.take([number + 100, []])
-    with pytest.raises(ValueError, match="metrics out of turn: told 200 behind 50"):
-        process.counted.take([200, []])
-    with pytest.raises(ValueError, match="metrics out of turn: told 50 behind 50"):
-        process.counted.take([50, []])
-
-
-def test_who_can_wait_waits_for_what_was_told_before():
-    """However late that is read: then there is room again, and nothing is lost."""
-    server = Metrics()
-    process = Process(server)
-    tellings = []
-    for _ in range(102):
-        counter(process.metrics).add(1)
-        tellings.append(process.metrics.changes())
-    first, *others, last = tellings
-    for telling in others:
-        assert not process.counted.crowded
-        process.counted.take(telling)
-    assert process.counted.crowded
-    process.counted.await_room(0)
-
-    def waits():
-        process.counted.await_room(60)
-        process.counted.take(last)
-
-    waiting = threading.Thread(target=waits)
-    waiting.start()
-    process.counted.take(first)
-    waiting.join(60)
-
-    assert not process.counted.crowded
-    assert standing(server) == {("hits",): 102}
+    assert standing(server) == {("hits",): 2, ("level",): 3, ("sizes",): ([2, 1, 0], 7)}
 
 
 def test_what_a_process_counted_outlives_it_and_its_gauges_do_not():
@@ -373,31 +338,36 @@ def test_metrics_that_the_server_refuses_are_not_shown(caplog):
     assert len(caplog.records) == 10
 
 
+def new(kind, value=0.0, more=0, *, name="a", labels=None, buckets=()):
+    """A process's first word on its metric 1."""
+    return [1, value, more, [name, "", kind, {} if labels is None else labels, list(buckets)]]
+
+
 NONSENSE = [
     3,
     None,
-    [],
     [1],
-    ["x", []],
-    [1, 7],
-    [1, [[1]]],
-    [1, [[1, "add", 1]]],
-    [1, [[1, "dance"]]],
-    [1, [[[], "add", 1]]],
-    [1, [[1, "new"]]],
-    [1, [[1, "new", "a", "", "meter", {}, []]]],
-    [1, [[1, "new", "a", "", "counter", 3, []]]],
-    [1, [[1, "new", "a", "", "histogram", {}, ["x"]]]],
-    [1, [[1, "new", "a", "", "counter", {}, []], [1, "add", -1]]],
-    [1, [[1, "new", "a", "", "counter", {}, []], [1, "add", "inf"]]],
-    [1, [[1, "new", "a", "", "counter", {}, []], [1, "add", "nan"]]],
-    [1, [[1, "new", "a", "", "counter", {}, []], [1, "add", 10**400]]],
-    [1, [[1, "new", "a", "", "counter", {}, []], [1, "set", 1]]],
-    [1, [[1, "new", "a", "", "gauge", {}, []], [1, "observe", [1], 1]]],
-    [1, [[1, "new", "a", "", "histogram", {}, [1]], [1, "add", 1]]],
-    [1, [[1, "new", "a", "", "histogram", {}, [1]], [1, "observe", [1], 1]]],
-    [1, [[1, "new", "a", "", "histogram", {}, [1]], [1, "observe", [1, -1], 1]]],
-    [1, [[1, "new", "a", "", "histogram", {}, [1]], [1, "observe", [1, 0.5], 1]]],
+    "x",
+    [[1]],
+    [[1, 1.0, 0]],
+    [[[], 1.0, 0]],
+    [[1, 1.0, 0, []]],
+    [[1, 1.0, 0, 7]],
+    [new("meter")],
+    [new("counter", labels=3)],
+    [new("histogram", buckets=["x"])],
+    [new("counter", -1)],
+    [new("counter", "x")],
+    [new("counter", "inf")],
+    [new("counter", "nan")],
+    [new("counter", 10**400)],
+    [new("counter", 2), [1, 1, 0]],
+    [new("histogram", buckets=[1])],
+    [new("histogram", 1, [1], buckets=[1])],
+    [new("histogram", 1, [1, -1], buckets=[1])],
+    [new("histogram", 1, [1, 0.5], buckets=[1])],
+    [new("histogram", 1, ["1", "2"], buckets=[1])],
+    [new("histogram", 1, [3, 4], buckets=[1]), [1, 1, [3, 3]]],
 ]
 
 
@@ -415,6 +385,7 @@ def test_nonsense_is_an_error_of_who_tells_it(telling):
 def test_a_process_cannot_make_the_server_grow_by_numbers():
     """However many metrics it makes up."""
     counted = MetricReceiver(Metrics(), "m")
-    counted.take([1, [[number, "new", "-", "", "counter", {}, []] for number in range(20_000)]])
+    described = ["-", "", "counter", {}, []]
+    counted.take([[number, 0, 0, described] for number in range(20_000)])
     with pytest.raises(ValueError, match="more than 20000 metrics"):
-        counted.take([2, [[20_000, "new", "-", "", "counter", {}, []]]])
+        counted.take([[20_000, 0, 0, described]])

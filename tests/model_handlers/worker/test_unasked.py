@@ -416,8 +416,8 @@ NONSENSE = {
     'say {"call": {}, "model": "m"}': "KeyError('correlation_id')",
     'say {"ask": 1, "what": "dance", "model": "m"}': "a question about nothing",
     'say {"ask": 1, "what": "ready", "model": "m", "version": []}': "int()",
-    'say {"metrics": [1, [[7, "add", 1]]]}': "KeyError(7)",
-    'say {"metrics": [1, [[7, "new", "a", "", "counter", {}, []], [7, "add", -1]]]}': "-1 to add to a counter",
+    'say {"metrics": [[7, 1, 0]]}': "KeyError(7)",
+    'say {"metrics": [[7, -1, 0, ["a", "", "counter", {}, []]]]}': "a counter that comes to -1",
     'say {"drop": []}': "a frame of another form: TypeError",
 }
 
