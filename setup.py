@@ -57,6 +57,7 @@ COMPILED = {
         "http2/connection",
         "http2/frames",
         "http2/header_blocks",
+        "http2/streams",
         "inference/http",
         "inference/request_limit",
         "inference/request_memory",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from container.codec.compression import inflate, inflate_quickly
 from container.http2 import frames
-from container.http2.header_blocks import LARGEST, MOST_FIELDS, OVERSIZED
+from container.http2.header_blocks import LARGEST, MOST_FIELDS
 from container.inference.errors import STATUSES, Status, known
 from container.inference.offload import by_thread
 from container.inference.request_memory import Inflating, out_of_request_memory
@@ -31,8 +31,8 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from container.http2.connection import Http2Stream
     from container.http2.header_blocks import Fields
+    from container.http2.streams import Http2Stream
     from container.inference.request_memory import RequestMemory
 
     Rest = Coroutine[Any, Any, bytes | None]
@@ -115,8 +115,11 @@ class Calls:
         self._known_hosts: set[bytes] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
 
-    def begin(self, stream: Http2Stream, fields: Fields) -> Rpc | None:
-        """The call that it is; None where it was refused."""
+    def begin(self, stream: Http2Stream, fields: Fields | None) -> Rpc | None:
+        """The call that it is; None where it was refused, as are headers that are larger than is taken."""
+        if fields is None:
+            _refuse_stream(stream, 200, _TOO_LARGE, Status.RESOURCE_EXHAUSTED)
+            return None
         path = kind = method = host = b""
         for name, value in fields:
             if name == b":path":
@@ -131,10 +134,7 @@ class Calls:
             _refuse_stream(stream, 403, why, Status.PERMISSION_DENIED)
             return None
         if method != b"POST":
-            if fields == OVERSIZED:
-                _refuse_stream(stream, 200, _TOO_LARGE, Status.RESOURCE_EXHAUSTED)
-            else:
-                _refuse_stream(stream, 405, _NO_CALL)
+            _refuse_stream(stream, 405, _NO_CALL)
             return None
         if kind != _TYPE[1] and not kind.startswith(_TYPES):
             _refuse_stream(stream, 415, _NO_TYPE)

@@ -14,8 +14,7 @@ from container.grpc.codec import headers_of
 from container.grpc.inference import Codec, Inference, Streams
 from container.grpc.methods import Methods
 from container.grpc.rpc import Calls, Method
-from container.http2.connection import Connection
-from container.http2.keepalive import Keepalive
+from container.http2.connection import Connection, Keepalive
 from container.inference.errors import Status
 from container.process.sockets import BACKLOG, PORT_SECONDS, Tls, listening
 from container.settings import GrpcCompression

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Fields = tuple[tuple[bytes, bytes], ...]
 
 LARGEST = 64 << 10  # bytes of all that a block says, as RFC 9113 counts them: 32 beside those of each field
-OVERSIZED: Fields = ((b":oversized", b""),)  # in place of a request's that are larger; no client can say it
 LARGEST_READ = 4 * LARGEST  # and of what is read before it is refused
 MOST_FIELDS = 100  # of a block; more are read, up to four times as many, for the table's sake
 _MOST_READ = 4 * MOST_FIELDS

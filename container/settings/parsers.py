@@ -414,7 +414,7 @@ def port_range(text: str) -> tuple[int, int]:
 # -- restrictions, forwarded headers, keepalive, latencies ------------------------------------------------------------
 
 _RESTRICTIONS = f"CATEGORY[,CATEGORY]:HEADER=VALUE, several of them between commas, of {', '.join(CATEGORIES)}"
-# Names of settings → those of `http2.keepalive.Keepalive`, and how many of them are a unit there.
+# Names of settings → those of `http2.connection.Keepalive`, and how many of them are a unit there.
 _KEEPALIVE: dict[str, tuple[str, int]] = {
     "time": ("time", 1000),
     "timeout": ("timeout", 1000),
@@ -482,7 +482,7 @@ def keepalive(text: str) -> tuple[str, ...]:
 
 
 def keepalive_rules(settings: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of `http2.keepalive.Keepalive` that the settings are which `keepalive` has read."""
+    """The arguments of `http2.connection.Keepalive` that the settings are which `keepalive` has read."""
     rules: dict[str, Any] = {}
     for name, number in (setting.split("=") for setting in settings):
         argument, unit = _KEEPALIVE[name]

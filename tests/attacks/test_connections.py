@@ -6,10 +6,9 @@ import pytest
 
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
-from container.http2.connection import Connection
+from container.http2.connection import Connection, Keepalive
 from container.http2.frames import ConnectionFault, ErrorCode, OversizedFault
 from container.http2.header_blocks import MOST_FIELDS, HeaderBlocks
-from container.http2.keepalive import Keepalive
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import ALL_SECONDS, EACH_SECONDS, HEADS, LEAST_SECONDS, STEP, TurnBudget, Turns
 from container.process.resources import ConnectionCap

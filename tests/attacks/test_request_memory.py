@@ -10,8 +10,7 @@ from container.codec.compression import inflate
 from container.grpc.rpc import Calls, Method
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
-from container.http2.connection import Connection
-from container.http2.keepalive import Keepalive
+from container.http2.connection import Connection, Keepalive
 from container.inference.request_memory import Inflating, RequestMemory
 from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap, most_connections

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from container.grpc import rpc
 from container.grpc.rpc import Calls, Method, Rpc
 from container.http2 import frames
-from container.http2.connection import WINDOW, Connection, Http2Stream
-from container.http2.keepalive import Keepalive
+from container.http2.connection import Connection, Keepalive
+from container.http2.streams import WINDOW, Http2Stream
 from container.inference.errors import Status
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import Turns
@@ -212,7 +212,7 @@ async def _served(compression="", options=(("grpc.max_receive_message_length", -
     port = server.sockets[0].getsockname()[1]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         yield channel
-        await until(lambda: not calls.tasks and not any(each.streams for each in all_))
+        await until(lambda: not calls.tasks and not any(each.streams.open for each in all_))
     server.close()
     while all_:
         for each in list(all_):

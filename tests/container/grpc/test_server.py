@@ -8,9 +8,7 @@ import pytest
 
 from container.grpc.rpc import Calls, Method, Rpc
 from container.grpc.server import GrpcServer
-from container.http2 import connection as http2
-from container.http2.connection import Connection
-from container.http2.keepalive import Keepalive
+from container.http2.connection import Connection, Keepalive
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap
@@ -67,17 +65,15 @@ class _NoStreams:
         """There are none."""
 
 
-async def test_a_drain_meets_connections_that_were_being_made(monkeypatch):
+async def test_a_drain_meets_connections_that_were_being_made():
     """They end, and it does."""
-    monkeypatch.setattr(http2, "_NOTICE_SECONDS", 0.0)
-    monkeypatch.setattr(http2, "_PARTING_SECONDS", 0.0)
     server = GrpcServer.__new__(GrpcServer)
     server._loop, server._draining, server._streams = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
-    early, server._listeners, server._calls = Life(server._loop), [], Calls({}, 0, "", RequestMemory(0))
+    early, server._listeners, server._calls = Life(server._loop, notice=0.0), [], Calls({}, 0, "", RequestMemory(0))
     server._connections = early.all
     drain = asyncio.ensure_future(server.drain(60))
     await early.sent()
-    late = Life(server._loop)
+    late = Life(server._loop, notice=0.0)
     late.send(OPENING)
     early.all.add(late.connection)
     early.connection.connection_lost(None)

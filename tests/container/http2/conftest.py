@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import struct
 
 import pytest
 
 from container.http2 import frames
-from container.http2.connection import Connection
-from container.http2.keepalive import Keepalive
+from container.http2.connection import Connection, Keepalive
 from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap
 
@@ -18,11 +16,11 @@ REQUEST = frames.header_block(FIELDS)
 
 
 class Wire:
-    """The transport: as much of one as a connection asks for. One of TLS has a socket that knows what was acknowledged."""
+    """The transport: as much of one as a connection asks for; by TLS where it is `secure`."""
 
     def __init__(self):
         self.written, self.closed, self.aborted, self.reads, self.unread = b"", False, False, True, 0
-        self.secure, self.acknowledged, self.said_goodbye = False, 0, False
+        self.secure, self.said_goodbye = False, False
 
     def write(self, data):
         """Keep it."""
@@ -44,14 +42,6 @@ class Wire:
     def close(self):
         """End behind what is written, by TLS."""
         self.closed = self.said_goodbye = True
-
-    def get_extra_info(self, _socket):
-        """The socket."""
-        return self
-
-    def getsockopt(self, *_):
-        """What TCP tells, of which nobody wants to know more."""
-        return struct.pack("=120xQ", self.acknowledged)
 
     def abort(self):
         """End."""
@@ -97,9 +87,8 @@ class Life:
     def __init__(self, loop, **rules):
         self.told, self.wire, self.all = {}, Wire(), set()
         self.turns = Turns(loop.call_soon, lambda: 0.0)
-        self.connection = Connection(
-            loop, self.begin, self.all, Keepalive(loop, **rules), self.turns, ConnectionCap(100)
-        )
+        keepalive = Keepalive(loop, **{"parting": 0.001, **rules})
+        self.connection = Connection(loop, self.begin, self.all, keepalive, self.turns, ConnectionCap(100))
         self.connection.connection_made(self.wire)
 
     def begin(self, stream, _fields):
@@ -145,7 +134,7 @@ async def live(**rules):
         yield life
     finally:
         life.connection.connection_lost(None)
-    assert not life.connection.streams
+    assert not life.connection.streams.open
     assert not life.all
     assert all(each.gone or each.stream.over for each in life.told.values())
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import ssl
 import weakref
 
 import pytest
@@ -11,11 +10,10 @@ from hpack import Decoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from container.http2 import connection as module
-from container.http2 import frames
-from container.http2.connection import WINDOW, Connection
+from container.http2 import frames, streams
+from container.http2.connection import LAST_PING, Connection, Keepalive
 from container.http2.frames import ErrorCode
-from container.http2.keepalive import Keepalive
+from container.http2.streams import WINDOW
 from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Life, live
@@ -243,7 +241,7 @@ async def test_streams_that_wait_are_forgotten_when_they_are_given_up(life):
         stream.end(TRAILERS)
         assert stream.over
         assert life.told[number].gone
-    assert not life.connection._waiting
+    assert not len(life.connection.streams.window)
     life.send(_window(0, 1 << 20))
     assert sum(kind in {frames.HEADERS, frames.DATA} for kind, *_ in await life.sent()) <= 4
 
@@ -274,7 +272,7 @@ async def test_pings_between_answers_of_a_stream_are_no_flood(life):
 
 async def test_frames_that_bring_nothing_may_come_now_and_then(life, monkeypatch):
     """Only many of them within a short time are a flood."""
-    monkeypatch.setattr(module, "_EMPTY_SECONDS", -1.0)
+    monkeypatch.setattr(streams, "EMPTY_SECONDS", -1.0)
     life.send(OPENING)
     life.open(1)
     life.send(frames.frame(frames.PRIORITY, 0, 1, bytes(5)) * 5000)
@@ -335,7 +333,7 @@ async def test_windows_that_there_are_not_end_their_stream(life, more, code):
 async def test_a_client_gives_up_all_streams_that_end_at_once(life):
     """And says so of each, and opens its window, as it does not know yet that it is over."""
     life.send(OPENING)
-    numbers = range(1, 2 * module._MOST_STREAMS, 2)
+    numbers = range(1, 2 * streams.MAX_STREAMS, 2)
     life.open(*numbers)
     for number in numbers:
         life.told[number].stream.end(TRAILERS)
@@ -372,7 +370,7 @@ async def test_a_client_whose_table_of_headers_is_small(life, size, whole):
 async def test_as_many_streams_as_were_agreed(life):
     """Those beyond are refused; all may be given up at once, and not again and again."""
     life.send(OPENING)
-    numbers = range(1, 2 * module._MOST_STREAMS, 2)
+    numbers = range(1, 2 * streams.MAX_STREAMS, 2)
     life.open(*numbers)
     await life.sent()
     life.open(5001)
@@ -380,7 +378,7 @@ async def test_as_many_streams_as_were_agreed(life):
     for number in numbers:
         life.send(frames.reset(number, ErrorCode.CANCEL))
     assert await life.fault() is None
-    for number in range(6001, 6001 + 2 * module._MOST_RESETS, 2):
+    for number in range(6001, 6001 + 2 * streams.MAX_RESETS, 2):
         life.open(number)
         life.send(frames.reset(number, ErrorCode.CANCEL))
     assert await life.fault() is ErrorCode.ENHANCE_YOUR_CALM
@@ -402,10 +400,9 @@ async def test_what_was_used_may_be_sent_again(life):
 
 
 @pytest.mark.parametrize("said", [OPENING, OPENING[:5]])
-async def test_a_client_that_says_nothing_is_given_up(said, monkeypatch):
+async def test_a_client_that_says_nothing_is_given_up(said):
     """One that has said its first words is not."""
-    monkeypatch.setattr(module, "_GREETING_SECONDS", 0.0)
-    async with live() as life:
+    async with live(greeting=0.0) as life:
         life.send(said)
         await life.sent()
         assert not life.wire.closed if said == OPENING else life.wire.aborted
@@ -438,7 +435,7 @@ async def test_settings_come_first(life, first):
     assert life.wire.closed
 
 
-_ENDS = frames.frame(frames.PING, frames.ACK, 0, module._NEAR_THE_END)
+_ENDS = frames.frame(frames.PING, frames.ACK, 0, LAST_PING)
 
 
 async def _until_closed(life):
@@ -451,9 +448,8 @@ def _lasts(sent):
     return [(int.from_bytes(each[:4], "big"), int.from_bytes(each[4:8], "big")) for each in found]
 
 
-async def test_draining(life, monkeypatch):
+async def test_draining(life):
     """Streams come to their end that there are, or that were opened before the client had heard of it."""
-    monkeypatch.setattr(module, "_PARTING_SECONDS", 0.001)
     life.send(OPENING)
     life.open(1, flags=BOTH)
     await life.sent()
@@ -477,9 +473,8 @@ async def test_draining(life, monkeypatch):
     assert _lasts(sent + await life.sent()) == []
 
 
-async def test_draining_without_streams(life, monkeypatch):
+async def test_draining_without_streams(life):
     """The connection ends as soon as the client has heard of it."""
-    monkeypatch.setattr(module, "_PARTING_SECONDS", 0.001)
     life.send(OPENING)
     life.connection.drain()
     await life.sent()
@@ -508,13 +503,12 @@ async def test_draining_a_client_that_breaks_the_rules(life):
     assert _lasts(await life.sent()) == [(1, ErrorCode.PROTOCOL_ERROR)]
 
 
-async def test_a_client_that_does_not_say_that_it_has_heard(life, monkeypatch):
+async def test_a_client_that_does_not_say_that_it_has_heard():
     """Has its time to."""
-    monkeypatch.setattr(module, "_NOTICE_SECONDS", 0.0)
-    monkeypatch.setattr(module, "_PARTING_SECONDS", 0.0)
-    life.send(OPENING)
-    life.connection.drain()
-    await _until_closed(life)
+    async with live(notice=0.0) as life:
+        life.send(OPENING)
+        life.connection.drain()
+        await _until_closed(life)
 
 
 async def test_pings_of_a_client_end_nothing(life):
@@ -525,92 +519,39 @@ async def test_pings_of_a_client_end_nothing(life):
 
 
 @pytest.mark.parametrize("signs", ["words", "reading", "none"])
-async def test_what_was_said_last_may_be_read(life, monkeypatch, signs):
+async def test_what_was_said_last_may_be_read(signs):
     """As long as the client says or reads anything; nothing is made of what it says."""
-    monkeypatch.setattr(module, "_GOODBYE_SECONDS", 0.0)
-    life.send(OPENING)
-    life.open(1)
-    life.wire.unread = 1000 * (signs == "reading")
-    life.connection.end(ErrorCode.NO_ERROR)
-    assert life.wire.closed
-    assert life.told[1].gone
-    for _ in range(100 * (signs != "none")):
-        if signs == "words":
-            life.open(3)
-        else:
-            life.wire.unread -= 1
-        await asyncio.sleep(0)
+    async with live(goodbye=0.0) as life:
+        life.send(OPENING)
+        life.open(1)
+        life.wire.unread = 1000 * (signs == "reading")
+        life.connection.end(ErrorCode.NO_ERROR)
+        assert life.wire.closed
+        assert life.told[1].gone
+        for _ in range(100 * (signs != "none")):
+            if signs == "words":
+                life.open(3)
+            else:
+                life.wire.unread -= 1
+            await asyncio.sleep(0)
+            assert not life.wire.aborted
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: life.wire.aborted)
+        assert list(life.told) == [1]
+
+
+async def test_by_tls_the_end_waits_for_a_client_that_speaks():
+    """TLS has a goodbye of its own, which would wait only so long for what the client has yet to read."""
+    async with live(goodbye=0.0) as life:
+        life.wire.secure = True
+        life.send(OPENING)
+        life.connection.end(ErrorCode.NO_ERROR)
+        for _ in range(100):
+            life.send(_window(0, 1))
+            await asyncio.sleep(0)
+            assert not life.wire.closed
+        await until(lambda: life.wire.said_goodbye)
         assert not life.wire.aborted
-    async with asyncio.timeout(PATIENCE):
-        await until(lambda: life.wire.aborted)
-    assert list(life.told) == [1]
-
-
-async def test_by_tls_the_end_waits_for_who_reads(life, monkeypatch):
-    """Its transport has handed on what the client has yet to read, and would wait only so long for that."""
-    monkeypatch.setattr(module, "_GOODBYE_SECONDS", 0.0)
-    life.wire.secure = True
-    life.send(OPENING)
-    life.connection.say(bytes(1000))
-    life.connection.end(ErrorCode.NO_ERROR)
-    for _ in range(100):
-        life.wire.acknowledged += 1
-        await asyncio.sleep(0)
-        assert not life.wire.closed
-    life.wire.acknowledged = len(life.wire.written)
-    async with asyncio.timeout(PATIENCE):
-        await until(lambda: life.wire.aborted)
-    assert life.wire.said_goodbye
-
-
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-async def test_what_a_client_has_taken_is_known(loop_factory):
-    """However much of it the system has taken from us."""
-    made, size = [], 1 << 16
-
-    class Speaks(asyncio.Protocol):
-        def connection_made(self, transport):
-            made.append(transport)
-
-    server = await asyncio.get_running_loop().create_server(Speaks, "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    await until(lambda: made)
-    assert module._acknowledged(made[0]) == 0
-    made[0].write(bytes(size))
-    await reader.readexactly(size)
-    await until(lambda: module._acknowledged(made[0]) == size)
-    writer.close()
-    server.close()
-
-
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-async def test_nothing_is_known_of_a_client_whose_tls_has_ended(loop_factory):
-    """Its transport has no socket any more; whoever waited for a sign of the client may ask just then."""
-    told = []
-    ciphers = "AECDH-AES256-SHA:@SECLEVEL=0"  # which need no certificate
-
-    def context(side):
-        made = ssl.SSLContext(side)
-        made.check_hostname, made.verify_mode, made.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
-        made.set_ciphers(ciphers)
-        return made
-
-    class Speaks(asyncio.Protocol):
-        def connection_made(self, transport):
-            self.transport = transport
-            told.append(module._acknowledged(transport) >= 0)
-
-        def connection_lost(self, _error):
-            told.append(module._acknowledged(self.transport))
-
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(Speaks, "127.0.0.1", 0, ssl=context(ssl.PROTOCOL_TLS_SERVER))
-    address = server.sockets[0].getsockname()
-    _, writer = await asyncio.open_connection(*address, ssl=context(ssl.PROTOCOL_TLS_CLIENT))
-    writer.transport.abort()
-    await until(lambda: len(told) == 2)
-    server.close()
-    assert told == [True, -1]
 
 
 async def test_nothing_is_left_of_a_connection():
