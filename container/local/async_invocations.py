@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from container.local.errors import RuntimeApiError
+from container.local.container import RuntimeApiError, invalid
 from container.ship.aws import split_uri
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
-
-    from werkzeug.datastructures import Headers
 
     from container.local.front import Endpoint
 
-_PREFIX = "X-Amzn-SageMaker-"
+_PREFIX = "x-amzn-sagemaker-"  # headers have names in lower case
 _TIME_TO_LIVE = 6 * 3600.0
 _PATIENCE = 900.0
 
@@ -77,19 +75,19 @@ class AsyncInvocations:
         self._running: set[asyncio.Task[None]] = set()
         self._report = report
 
-    async def accept(self, target: str, headers: Headers) -> Accepted:
+    def accept(self, target: str, headers: Mapping[str, str]) -> Accepted:
         """Queue an invocation."""
-        source = headers.get(f"{_PREFIX}InputLocation", "")
+        source = headers.get(f"{_PREFIX}inputlocation", "")
         try:
             split_uri(source)
         except MmeError:
-            raise RuntimeApiError("ValidationError", f"InputLocation '{source}' is not an s3:// URI") from None
+            raise invalid(f"InputLocation '{source}' is not an s3:// URI") from None
         file = str(uuid.uuid4())
-        extension = headers.get(f"{_PREFIX}S3OutputPathExtension", "").strip("/")
+        extension = headers.get(f"{_PREFIX}s3outputpathextension", "").strip("/")
         folder = f"{self._output}/{extension}" if extension else self._output
-        name = headers.get(f"{_PREFIX}Filename") or f"{file}.out"
+        name = headers.get(f"{_PREFIX}filename") or f"{file}.out"
         accepted = Accepted(
-            headers.get(f"{_PREFIX}Inference-Id") or file,
+            headers.get(f"{_PREFIX}inference-id") or file,
             f"{folder}/{name}",
             f"{self._failure}/{file}-error.out",
             time.monotonic(),
@@ -147,30 +145,30 @@ class AsyncInvocations:
         self._s3.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
 
 
-def _seconds(headers: Headers, name: str, default: float) -> float:
+def _seconds(headers: Mapping[str, str], name: str, default: float) -> float:
     """What a header says of a time."""
-    text = headers.get(f"{_PREFIX}{name}", "")
+    text = headers.get(f"{_PREFIX}{name.lower()}", "")
     try:
         seconds = float(text) if text else default
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise RuntimeApiError("ValidationError", f"{name} '{text}' is not a number of seconds")
+        raise invalid(f"{name} '{text}' is not a number of seconds")
     return seconds
 
 
 def _check_age(accepted: Accepted) -> None:
     most = accepted.time_to_live
     if time.monotonic() - accepted.came > most:
-        raise RuntimeApiError("ValidationError", f"The request expired: it waited longer than {most:.0f} seconds.")
+        raise invalid(f"The request expired: it waited longer than {most:.0f} seconds.")
 
 
-def _passed_on(headers: Headers) -> dict[str, str]:
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers that the container sees: content type and accept have names of their own in this operation."""
     names = {
-        f"{_PREFIX}Content-Type": "Content-Type",
-        f"{_PREFIX}Accept": "Accept",
-        f"{_PREFIX}Custom-Attributes": f"{_PREFIX}Custom-Attributes",
-        f"{_PREFIX}Inference-Id": f"{_PREFIX}Inference-Id",
+        f"{_PREFIX}content-type": "Content-Type",
+        f"{_PREFIX}accept": "Accept",
+        f"{_PREFIX}custom-attributes": "X-Amzn-SageMaker-Custom-Attributes",
+        f"{_PREFIX}inference-id": "X-Amzn-SageMaker-Inference-Id",
     }
     return {ours: headers[theirs] for theirs, ours in names.items() if theirs in headers}

@@ -1,45 +1,81 @@
-"""The container over HTTP, as SageMaker asks it: health, LOAD, UNLOAD, invocations.
+"""The container over HTTP, as SageMaker asks it, and what boto3 is told where it does not answer. On an event loop.
 
 One connection a request. What the container says is handed on as it is; only that it says nothing, or not in time, is
-an error here. On an event loop.
+an error here. The sentences are SageMaker's where they are known, their form the server's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import httptools
 
-from container.ship.client import NO_IDENTITY, HttpResponse
+from container.inference.errors import model_error_body, runtime_answer
+from container.ship.client import JSON, NO_IDENTITY, HttpResponse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from container.ship.client import Identity
 
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
-_JSON = "application/json"
+ACCOUNT = "000000000000"
 _PING_SECONDS = 2.0  # what SageMaker grants
 _PIECE = 1 << 16
+
+
+class RuntimeApiError(Exception):
+    """An error of the Runtime API: its class in boto3's eyes, the sentence, and what else its body has."""
+
+    def __init__(self, name: str, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.name = name
+        self.message = message
+        self.facts = facts
+
+    def answer(self) -> tuple[int, bytes, bytes]:
+        """Status, header lines and body."""
+        return runtime_answer(self.name, {"Message": self.message, **self.facts})
+
+
+def invalid(sentence: str, **facts: Any) -> RuntimeApiError:
+    """What SageMaker calls a ValidationError."""
+    return RuntimeApiError("ValidationError", sentence, **facts)
+
+
+def model_error(status: int, original: str, endpoint: str) -> RuntimeApiError:
+    """A container's error, wrapped as SageMaker wraps it; status 0 means that it said nothing in time."""
+    logs = f"/aws/sagemaker/Endpoints/{endpoint}"
+    advice = f"See the log of `mme local`, which on AWS is the log group {logs}, for more information."
+    body = model_error_body(status, original, advice, f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:{logs}")
+    return RuntimeApiError("ModelError", body.pop("Message"), **body)
 
 
 class SilentError(Exception):
     """The container did not answer, or not in time."""
 
+    def __init__(self, sentence: str, *, late: bool = False) -> None:
+        super().__init__(sentence)
+        self.late = late
+
+    def of_invocation(self, endpoint: str) -> RuntimeApiError:
+        """The same of a request to a model."""
+        if not self.late:
+            return model_error(502, str(self), endpoint)
+        sentence = (
+            "Your invocation timed out while waiting for a response from container model. Review the latency metrics "
+            "for each container in Amazon CloudWatch, resolve the issue, and try again."
+        )
+        return model_error(0, sentence, endpoint)
+
 
 class Container:
-    """A container.
-
-    Args:
-        url: where it listens.
-        identity: how it is known, and we to it.
-    """
+    """A container: where it listens, how it is known, and we to it."""
 
     def __init__(self, url: str, identity: Identity = NO_IDENTITY) -> None:
         self.url = url.rstrip("/")
@@ -59,13 +95,11 @@ class Container:
         return ""
 
     async def load(self, name: str, url: str, target: str, patience: float) -> HttpResponse:
-        """LOAD: `POST /models`."""
         body = json.dumps({"model_name": name, "url": url}).encode()
-        headers = {"Content-Type": _JSON, "Accept": _JSON, TARGET_MODEL: target}
+        headers = {"Content-Type": JSON, "Accept": JSON, TARGET_MODEL: target}
         return await self.ask("POST", "/models", body, headers, patience)
 
     async def unload(self, name: str, target: str, patience: float) -> HttpResponse:
-        """UNLOAD: `DELETE /models/{name}`."""
         return await self.ask("DELETE", f"/models/{quote(name)}", b"", {TARGET_MODEL: target}, patience)
 
     async def ask(
@@ -83,28 +117,38 @@ class Container:
 
         The time is for all of it, however often something comes.
         """
-        deadline = time.monotonic() + patience
+        ends = asyncio.get_running_loop().time() + patience
         writer = None
         response = _Response()
-        host, port = self._parts.hostname, self._parts.port or (443 if self._context else 80)
+
+        @asynccontextmanager
+        async def in_time() -> AsyncIterator[None]:
+            try:
+                async with asyncio.timeout_at(ends):
+                    yield
+            except TimeoutError as error:
+                raise SilentError(f"no answer within {patience:.0f} s", late=True) from error
+            except (OSError, httptools.HttpParserError) as error:
+                what = str(error) or type(error).__name__
+                raise SilentError(f"the container at {self.url} does not answer: {what}") from error
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                for piece in response.taken():
+                    yield piece
+                if response.complete:
+                    return
+                async with in_time():
+                    await response.read(reader)
+
         try:
-            with self._silence(patience):
-                opening = asyncio.open_connection(host, port, ssl=self._context)
-                reader, writer = await asyncio.wait_for(opening, _left(deadline))
+            async with in_time():
+                port = self._parts.port or (443 if self._context else 80)
+                reader, writer = await asyncio.open_connection(self._parts.hostname, port, ssl=self._context)
                 writer.write(self._head(method, path, body, headers))
                 writer.write(body)
                 while not response.begun:
-                    await response.read(reader, deadline)
-
-            async def pieces() -> AsyncIterator[bytes]:
-                while True:
-                    for piece in response.taken():
-                        yield piece
-                    if response.complete:
-                        return
-                    with self._silence(patience):
-                        await response.read(reader, deadline)
-
+                    await response.read(reader)
             yield HttpResponse(response.status, response.headers), pieces()
         finally:
             if writer is not None:
@@ -121,19 +165,9 @@ class Container:
         head = b"".join(b"%s: %s\r\n" % (name.encode(), value) for name, value in lines)
         return b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), path.encode(), head)
 
-    @contextmanager
-    def _silence(self, patience: float) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            raise SilentError(f"no answer within {patience:.0f} s") from error
-        except (OSError, httptools.HttpParserError) as error:
-            what = str(error) or type(error).__name__
-            raise SilentError(f"the container at {self.url} does not answer: {what}") from error
-
 
 class _Response:
-    """An answer as it comes in."""
+    """An answer as it comes in; httptools calls its `on_` methods."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
@@ -146,9 +180,9 @@ class _Response:
     def status(self) -> int:
         return int(self._parser.get_status_code())
 
-    async def read(self, reader: asyncio.StreamReader, deadline: float) -> None:
+    async def read(self, reader: asyncio.StreamReader) -> None:
         """Take what comes next; the end of the connection is that of a body which tells no length."""
-        data = await asyncio.wait_for(reader.read(_PIECE), _left(deadline))
+        data = await reader.read(_PIECE)
         if data:
             self._parser.feed_data(data)
         elif self.begun and not self.headers.keys() & {"content-length", "transfer-encoding"}:
@@ -157,7 +191,6 @@ class _Response:
             raise ConnectionResetError("it closed the connection")
 
     def taken(self) -> list[bytes]:
-        """The pieces that have come since."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
@@ -174,7 +207,3 @@ class _Response:
 
     def on_message_complete(self) -> None:
         self.complete = self.begun
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)

@@ -1,63 +1,56 @@
-"""The SageMaker Runtime API over an endpoint, as a Flask application: what boto3 calls.
+"""The SageMaker Runtime API over an endpoint: what boto3 calls. On the event loop, by the server's own HTTP.
 
 InvokeEndpoint, InvokeEndpointWithResponseStream, InvokeEndpointAsync; `GET /` tells which models are loaded. What
-SageMaker says of a request before the container sees it is said here. Views run on a thread for each connection; all
-that lasts runs on the event loop.
+SageMaker says of a request before the container sees it is said here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
+import re
 import time
 import uuid
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote_from_bytes
+from urllib.parse import unquote
 
-from flask import Flask, Response, request
-from werkzeug.exceptions import HTTPException
+import orjson
 
 from container.codec.streaming import exception, payload_part
-from container.inference.errors import error_body, header_pairs
-from container.inference.headers import TARGET_MODEL, name_of
-from container.local.container import SilentError
-from container.local.errors import (
-    RuntimeApiError,
-    model_error,
-    no_endpoint,
-    no_operation,
-    no_target,
-    target_not_wanted,
-    throttled,
-    timed_out,
-)
+from container.control.routes import path_of
+from container.http1 import Http1Server, Limits
+from container.inference.errors import runtime_headers
+from container.inference.headers import TARGET_MODEL, TARGET_VARIANT, name_of
+from container.local.container import ACCOUNT, RuntimeApiError, SilentError, invalid, model_error
 from container.local.platform import Timeouts
+from container.process.sockets import listening
+from container.steps.access import access_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from werkzeug.datastructures import Headers
-
+    from container.http1 import Exchange
     from container.local.async_invocations import AsyncInvocations
     from container.local.container import Container
     from container.local.platform import Platform
     from container.ship.client import HttpResponse
-    from container.steps.access import Access
-
-    Run = Callable[[Coroutine[Any, Any, Any]], Any]  # a coroutine on the loop, for a thread that waits
 
 ANY_NAME = "local"  # in errors, of an endpoint that answers to any name
-_INVOCATIONS = "/invocations"
 _MAX_BODY = 25_000_000  # bytes of a request in real time
+_MOST_BODY = 256 << 20  # beyond it no body is read, for SageMaker's own sentence
 _MAX_ATTRIBUTES = 1024
+_UNSENT = 1 << 20  # bytes of a stream that its client may leave unread before the container has to wait
+_AGAIN_SECONDS = 0.01
+_PARTING_SECONDS = 5.0  # at the end, for answers that are under way
 _PREFIX = "X-Amzn-SageMaker-"
-_REQUEST_HEADERS = ("Content-Type", "Accept", f"{_PREFIX}Custom-Attributes", f"{_PREFIX}Inference-Id",
-                    f"{_PREFIX}Session-Id")  # fmt: skip
-_RESPONSE_HEADERS = (f"{_PREFIX}Custom-Attributes", f"{_PREFIX}New-Session-Id", f"{_PREFIX}Closed-Session-Id",
-                     "Server-Timing")  # fmt: skip
-_EVENT_STREAM = "application/vnd.amazon.eventstream"
+_ATTRIBUTES = f"{_PREFIX}Custom-Attributes"
+_REQUEST_HEADERS = ("Content-Type", "Accept", _ATTRIBUTES, f"{_PREFIX}Inference-Id", f"{_PREFIX}Session-Id")
+_RESPONSE_HEADERS = (_ATTRIBUTES, f"{_PREFIX}New-Session-Id", f"{_PREFIX}Closed-Session-Id", "Server-Timing")
+_OPERATION = re.compile(r"/endpoints/([^/]+)/(invocations|invocations-response-stream|async-invocations)")
+_log = logging.getLogger("mme.local")
 
 
 @dataclass(frozen=True)
@@ -79,11 +72,14 @@ class Endpoint:
     def check(self, name: str, target: str) -> None:
         """Refuse what SageMaker would refuse."""
         if self.name and name != self.name:
-            raise no_endpoint(name)
+            raise invalid(f"Endpoint {name} of account {ACCOUNT} not found.")
         if self.platform and not target:
-            raise no_target(str(uuid.uuid4()))
+            raise invalid(
+                f"Request {uuid.uuid4()} is missing a target model header, please specify the target model when "
+                "invoking a multi-model endpoint."
+            )
         if target and not self.platform:
-            raise target_not_wanted(name)
+            raise invalid(f"Endpoint {name} is not a multi-model endpoint and does not support target model header.")
 
     async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float = 0.0) -> HttpResponse:
         """The container's answer of status 200.
@@ -97,26 +93,21 @@ class Endpoint:
         patience = patience or self.limits.invocation
         if self.platform:
             return self._checked(await self.platform.invoke(target, body, headers, patience))
-        return self._checked(await self._asked(body, headers, patience))
+        try:
+            return self._checked(await self.container.ask("POST", "/invocations", body, headers, patience))
+        except SilentError as error:
+            raise error.of_invocation(self.name or ANY_NAME) from error
 
     @asynccontextmanager
     async def stream(
         self, body: bytes, headers: Mapping[str, str]
     ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
         """The same of one model, read as it comes."""
-        answering = self.container.stream("POST", _INVOCATIONS, body, headers, self.limits.stream)
+        answering = self.container.stream("POST", "/invocations", body, headers, self.limits.stream)
         async with answering as (answer, pieces):
             if answer.status != 200:
                 self._checked(replace(answer, body=b"".join([piece async for piece in pieces])))
             yield answer, pieces
-
-    async def _asked(self, body: bytes, headers: Mapping[str, str], patience: float) -> HttpResponse:
-        try:
-            return await self.container.ask("POST", _INVOCATIONS, body, headers, patience)
-        except SilentError as error:
-            if isinstance(error.__cause__, TimeoutError):
-                raise timed_out(self.name or ANY_NAME) from error
-            raise model_error(502, str(error), self.name or ANY_NAME) from error
 
     def _checked(self, answer: HttpResponse) -> HttpResponse:
         if answer.status == 200:
@@ -144,151 +135,145 @@ class Throttle:
         return True
 
 
-def make_front(
-    endpoint: Endpoint,
-    throttle: Throttle,
-    background: AsyncInvocations | None,
-    loop: asyncio.AbstractEventLoop,
-    access: Access | None = None,
-) -> Flask:
-    """The application.
+class Front:
+    """Answers for an endpoint; asks the throttle before anything else. Without `background` nothing is asynchronous."""
 
-    Args:
-        endpoint: that it answers for.
-        throttle: asked before anything else.
-        background: for asynchronous invocations; None refuses them.
-        loop: that endpoint and background run on.
-        access: which requests are let in; None for all.
-    """
-    app = Flask(__name__, static_folder=None)
+    def __init__(self, endpoint: Endpoint, throttle: Throttle, background: AsyncInvocations | None) -> None:
+        self._endpoint = endpoint
+        self._throttle = throttle
+        self._background = background
+        self._answering: set[asyncio.Task[None]] = set()
 
-    def run(work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+    @asynccontextmanager
+    async def listening(self, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> AsyncIterator[int]:
+        """At work; its port."""
+        loop = asyncio.get_running_loop()
+        sockets = listening(host, port, "boto3's", "--port, 0 takes a free one")
+        gate = access_of(sockets, allowed_hosts).refusal
+        http = Http1Server(self._handle, Limits(body=_MOST_BODY), loop, gate=gate)
+        servers = [await loop.create_server(http.protocol_factory, sock=each) for each in sockets]
+        try:
+            yield sockets[0].getsockname()[1]
+        finally:
+            for server in servers:
+                server.close()
+            http.drain()
+            if not await http.wait_closed(_PARTING_SECONDS):
+                http.abort()
 
-    if access is not None:
-        _keep_out(app, access)
+    def _handle(self, exchange: Exchange) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(exchange))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
-    def entered(name: str) -> tuple[str, bytes]:
-        """The target model and the body of a request that SageMaker lets in."""
-        body = request.get_data()
-        if not throttle.admits(time.monotonic()):
-            raise throttled()
-        target = name_of(request.headers.get(TARGET_MODEL, ""))
-        endpoint.check(name, target)
-        _check_sizes(body, request.headers.get(f"{_PREFIX}Custom-Attributes", ""))
-        return target, body
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            await self._operate(exchange)
+        except RuntimeApiError as error:
+            refusal = error
+        except SilentError as error:
+            refusal = RuntimeApiError("ServiceUnavailable", str(error))
+        except Exception as error:  # noqa: BLE001 - a bug, and its request waits for an answer
+            _log.exception("%s %s failed", exchange.method, exchange.target.decode("latin-1"))
+            refusal = RuntimeApiError("InternalFailure", f"`mme local` failed, and its log says why: {error}")
+        else:
+            return
+        status, headers, body = refusal.answer()
+        exchange.respond(status, headers, [body])
 
-    def invoke(name: str) -> Response:
-        target, body = entered(name)
-        answer = run(endpoint.invoke(target, body, _request_headers(request.headers)))
-        return Response(answer.body, 200, _response_headers(answer.headers, "Content-Type"))
+    async def _operate(self, exchange: Exchange) -> None:
+        path = path_of(exchange.target).decode("utf-8", "replace")
+        if path == "/" and exchange.method in {"GET", "HEAD"}:
+            endpoint = self._endpoint
+            loaded = endpoint.platform.resident() if endpoint.platform else None
+            _respond(exchange, 200, {"endpoint": endpoint.name, "container": endpoint.container.url, "loaded": loaded})
+            return
+        operation = _OPERATION.fullmatch(path)
+        if operation is None or exchange.method != "POST":
+            raise _no_operation(exchange.method, path, exchange.headers.get("x-amz-target", ""))
+        name = unquote(operation[1])
+        if not self._throttle.admits(time.monotonic()):
+            raise RuntimeApiError("ThrottlingException", "Rate exceeded")
+        target = name_of(exchange.headers.get(TARGET_MODEL, ""))
+        self._endpoint.check(name, target)
+        _check_sizes(exchange)
+        operate = {"invocations": self._invoke, "async-invocations": self._invoke_async}
+        await operate.get(operation[2], self._stream)(exchange, name, target)
 
-    def stream(name: str) -> Response:
-        _, body = entered(name)
-        if endpoint.platform:
-            raise RuntimeApiError("ValidationError", f"Endpoint {name} is a multi-model one, and those do not stream.")
-        headers = _request_headers(request.headers)
-        if accept := request.headers.get(f"{_PREFIX}Accept"):
+    async def _invoke(self, exchange: Exchange, _name: str, target: str) -> None:
+        answer = await self._endpoint.invoke(target, exchange.body, _request_headers(exchange))
+        exchange.respond(200, _response_headers(exchange, answer, "Content-Type"), [answer.body])
+
+    async def _stream(self, exchange: Exchange, name: str, _target: str) -> None:
+        if self._endpoint.platform:
+            raise invalid(f"Endpoint {name} is a multi-model one, and those do not stream.")
+        headers = _request_headers(exchange)
+        if accept := exchange.headers.get("x-amzn-sagemaker-accept"):
             headers["Accept"] = accept
-        answering = endpoint.stream(body, headers)
-        answer, pieces = run(answering.__aenter__())
-        response = Response(_frames(run, pieces), 200, _response_headers(answer.headers, f"{_PREFIX}Content-Type"))
-        response.content_type = _EVENT_STREAM
-        response.call_on_close(lambda: run(answering.__aexit__(None, None, None)))
-        return response
+        exchange.on_disconnect = partial(_cancel, asyncio.current_task())
+        async with self._endpoint.stream(exchange.body, headers) as (answer, pieces):
+            lines = _response_headers(exchange, answer, f"{_PREFIX}Content-Type")
+            exchange.begin(200, b"Content-Type: application/vnd.amazon.eventstream\r\n" + lines)
+            try:
+                async for piece in pieces:
+                    exchange.write(payload_part(piece))
+                    while exchange.unsent > _UNSENT:  # noqa: ASYNC110 - nothing tells when a client has read
+                        await asyncio.sleep(_AGAIN_SECONDS)
+            except SilentError as error:
+                exchange.write(exception(f"the container's answer broke off: {error}"))
+        exchange.end()
 
-    def invoke_async(name: str) -> Response:
-        target, _ = entered(name)
-        if background is None:
-            raise RuntimeApiError(
-                "ValidationError", f"Endpoint {name} is not an asynchronous one: start it with --async-output"
-            )
-        accepted = run(background.accept(target, request.headers))
+    async def _invoke_async(self, exchange: Exchange, name: str, target: str) -> None:
+        if self._background is None:
+            raise invalid(f"Endpoint {name} is not an asynchronous one: start it with --async-output")
+        accepted = self._background.accept(target, exchange.headers)
         headers = {f"{_PREFIX}OutputLocation": accepted.output, f"{_PREFIX}FailureLocation": accepted.failure}
-        return _json({"InferenceId": accepted.inference_id}, 202, headers)
-
-    def show() -> Response:
-        models = run(_resident(endpoint.platform)) if endpoint.platform else None
-        return _json({"endpoint": endpoint.name, "container": endpoint.container.url, "loaded": models}, 200, {})
-
-    app.add_url_rule("/endpoints/<name>/invocations", "invoke", invoke, methods=["POST"])
-    app.add_url_rule("/endpoints/<name>/invocations-response-stream", "stream", stream, methods=["POST"])
-    app.add_url_rule("/endpoints/<name>/async-invocations", "async", invoke_async, methods=["POST"])
-    app.add_url_rule("/", "show", show)
-    app.register_error_handler(Exception, _explained)
-    return app
+        _respond(exchange, 202, {"InferenceId": accepted.inference_id}, headers)
 
 
-def _explained(error: Exception) -> Response:
-    """Any error as boto3 reads it."""
-    if isinstance(error, HTTPException):
-        error = no_operation(request.method, request.path, request.headers.get("X-Amz-Target", ""))
-    if isinstance(error, SilentError):
-        error = RuntimeApiError("ServiceUnavailable", str(error))
-    if not isinstance(error, RuntimeApiError):
-        raise error
-    status, headers, body = error.answer()
-    return Response(body, status, headers)
+def _cancel(task: asyncio.Task[Any] | None) -> None:
+    if task is not None:
+        task.cancel()
 
 
-async def _resident(platform: Platform) -> list[str]:
-    return platform.resident()
-
-
-def _check_sizes(body: bytes, attributes: str) -> None:
-    if len(body) > _MAX_BODY:
-        raise RuntimeApiError(
-            "ValidationError", f"the request has {len(body)} bytes; SageMaker takes {_MAX_BODY} at most"
+def _no_operation(method: str, path: str, operation: str) -> RuntimeApiError:
+    """A request for something else; `operation` is what AWS's clients call it, "" where none says."""
+    service, _, name = operation.partition(".")
+    if service != "SageMaker":
+        return invalid(
+            f"{method} {path} is no operation of the Runtime API: an endpoint is asked at /endpoints/NAME/invocations, "
+            "and GET / tells where its container listens"
         )
-    if len(attributes) > _MAX_ATTRIBUTES:
-        raise RuntimeApiError(
-            "ValidationError", f"CustomAttributes has {len(attributes)} characters, {_MAX_ATTRIBUTES} at most"
-        )
+    return invalid(
+        f"{name} is for the client 'sagemaker', and `mme local` answers the client 'sagemaker-runtime' alone: there is "
+        "one endpoint here, which runs already; invoke that, and make models and endpoints on AWS",
+        __type="ValidationException",
+    )
 
 
-def _request_headers(headers: Headers) -> dict[str, str]:
-    return {name: headers[name] for name in _REQUEST_HEADERS if name in headers}
+def _check_sizes(exchange: Exchange) -> None:
+    size, attributes = len(exchange.body), len(exchange.headers.get(_ATTRIBUTES.lower(), ""))
+    if size > _MAX_BODY:
+        raise invalid(f"the request has {size} bytes; SageMaker takes {_MAX_BODY} at most")
+    if attributes > _MAX_ATTRIBUTES:
+        raise invalid(f"CustomAttributes has {attributes} characters, {_MAX_ATTRIBUTES} at most")
 
 
-def _response_headers(headers: Mapping[str, str], content_type: str) -> dict[str, str]:
+def _request_headers(exchange: Exchange) -> dict[str, str]:
+    return {name: exchange.headers[name.lower()] for name in _REQUEST_HEADERS if name.lower() in exchange.headers}
+
+
+def _response_headers(exchange: Exchange, answer: HttpResponse, content_type: str) -> bytes:
     """What SageMaker hands on of the container's, and what it says itself."""
-    return {
-        **{name: headers[name.lower()] for name in _RESPONSE_HEADERS if name.lower() in headers},
-        content_type: headers.get("content-type", "application/octet-stream"),
-        "x-Amzn-Invoked-Production-Variant": request.headers.get(f"{_PREFIX}Target-Variant", "AllTraffic"),
-        "x-amzn-RequestId": str(uuid.uuid4()),
-    }
+    headers = {name: answer.headers[name.lower()] for name in _RESPONSE_HEADERS if name.lower() in answer.headers}
+    headers[content_type] = answer.headers.get("content-type", "application/octet-stream")
+    return _lines(headers) + runtime_headers(exchange.headers.get(TARGET_VARIANT, ""))
 
 
-def _frames(run: Run, pieces: AsyncIterator[bytes]) -> Iterator[bytes]:
-    """An event stream of the pieces, whose last frame says so if they break off."""
-
-    async def following() -> bytes | None:
-        return await anext(pieces, None)
-
-    try:
-        while (piece := run(following())) is not None:
-            yield payload_part(piece)
-    except SilentError as error:
-        yield exception(f"the container's answer broke off: {error}")
+def _respond(exchange: Exchange, status: int, document: Any, headers: Mapping[str, str] | None = None) -> None:
+    lines = _lines({"Content-Type": "application/json", **(headers or {})})
+    exchange.respond(status, lines, [orjson.dumps(document)])
 
 
-def _json(document: Any, status: int, headers: Mapping[str, str]) -> Response:
-    return Response(json.dumps(document), status, dict(headers), content_type="application/json")
-
-
-def _keep_out(app: Flask, access: Access) -> None:
-    """Have every route refuse requests of pages and hosts that the server would not let in."""
-
-    def check() -> Response | None:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        raw: str | None = request.environ.get("RAW_URI")
-        target = quote_from_bytes(request.environ["PATH_INFO"].encode("latin-1")) if raw is None else raw
-        refusal = access.refusal(request.method, target.encode("latin-1"), headers, headers.get("host"))
-        if refusal is None:
-            return None
-        response = Response(error_body(str(refusal)), refusal.status, content_type="application/json")
-        response.headers.extend(header_pairs(refusal.headers))
-        return response
-
-    app.before_request(check)
+def _lines(headers: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1", "replace")

@@ -20,8 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from container.local.container import TARGET_MODEL, SilentError
-from container.local.errors import RuntimeApiError, model_error, not_ready, timed_out
+from container.local.container import TARGET_MODEL, RuntimeApiError, SilentError, invalid, model_error
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import extract
 
@@ -164,9 +163,7 @@ class Platform:
             sent = {**headers, TARGET_MODEL: resident.target}
             return await self.container.ask("POST", path, body, sent, deadline - time.monotonic())
         except SilentError as error:
-            if isinstance(error.__cause__, TimeoutError):
-                raise timed_out(self.endpoint) from error
-            raise model_error(502, str(error), self.endpoint) from error
+            raise error.of_invocation(self.endpoint) from error
 
     @asynccontextmanager
     async def _leased(self, target: str, deadline: float) -> AsyncIterator[Resident]:
@@ -177,7 +174,8 @@ class Platform:
             try:
                 done, _ = await asyncio.wait([load], timeout=max(deadline - time.monotonic(), 0.0))
                 if not done:
-                    raise not_ready(target)
+                    why = f"Model {target} is still being downloaded or loaded. Retry your request."
+                    raise RuntimeApiError("ModelNotReadyException", why)
                 load.result()
                 if resident.state is Stage.LOADED:  # else the container has lost it since
                     yield resident
@@ -235,8 +233,8 @@ class Platform:
             if error.kind in {Kind.UNKNOWN_MODEL, Kind.UNAVAILABLE, Kind.INVALID_ARGUMENT}:
                 place = f"{self.store.uri}, {resident.target}"
                 why = f"Failed to download model data ({place}): {error.message}. {_WHY_NOT}"
-                raise RuntimeApiError("ValidationError", why) from error
-            raise RuntimeApiError("ValidationError", f"Failed to extract model data: {error.message}") from error
+                raise invalid(why) from error
+            raise invalid(f"Failed to extract model data: {error.message}") from error
 
     async def _load_fetched(self, resident: Resident, deadline: float) -> None:
         url = f"{self.mounted}/{resident.name}/model"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 import random
 import re
@@ -21,25 +20,22 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
-from werkzeug.serving import WSGIRequestHandler, make_server
 
 from container.cli.command import pairs
 from container.local.async_invocations import AsyncInvocations
 from container.local.container import Container
-from container.local.front import ANY_NAME, Endpoint, Throttle, make_front
+from container.local.front import ANY_NAME, Endpoint, Front, Throttle
 from container.local.platform import Platform, Timeouts
 from container.process.sockets import authority
 from container.settings.schema import ASYNCHRONOUS
 from container.ship.aws import aws_errors
 from container.ship.client import identity_of
-from container.steps.access import Access, is_local
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from serve.sources.archive import extract
 from serve.sources.store import ARCHIVE_SUFFIX, open_store
@@ -48,8 +44,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping, Sequence
     from subprocess import Popen
-
-    from flask import Flask
 
     from serve.sources.store import Store
 
@@ -73,9 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with AsyncExitStack() as stack:
         models = stack.enter_context(_models_folder(arguments.unpack_to))
         single = await asyncio.to_thread(_single_model, arguments, models)
@@ -91,10 +85,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
         background = _background(arguments, endpoint)
         if background:
             stack.push_async_callback(background.close)
-        access = Access(arguments.allowed_hosts, local=is_local(arguments.host))
-        throttle = Throttle(arguments.throttle, time.monotonic())
-        app = make_front(endpoint, throttle, background, loop, access)
-        port = stack.enter_context(listening(app, arguments.host, arguments.port))
+        front = Front(endpoint, Throttle(arguments.throttle, time.monotonic()), background)
+        listening = front.listening(arguments.host, arguments.port, arguments.allowed_hosts)
+        port = await stack.enter_async_context(listening)
         _introduce(arguments, port, container)
         if store is not None:
             await asyncio.to_thread(_look_at, store)
@@ -200,34 +193,6 @@ def _background(arguments: argparse.Namespace, endpoint: Endpoint) -> AsyncInvoc
         client: Any = boto3.session.Session().client("s3")
     output, failure = arguments.async_output, arguments.async_failure or ""
     return AsyncInvocations(endpoint, client, output, failure, arguments.async_workers, report)
-
-
-class _Handler(WSGIRequestHandler):
-    """HTTP/1.1 for answers in chunks, without a line of log for each request."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # headers and body are two writes
-
-    def log_request(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def listening(app: Flask, host: str, port: int) -> Iterator[int]:
-    """The front at work; its port."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # werkzeug's advice for a busy port; ours follows
-            server = make_server(host, port, app, threaded=True, request_handler=_Handler)
-    except (OSError, SystemExit) as error:
-        raise invalid_argument(f"--port {port} is taken: give another, or 0 for any") from error
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="front")
-    thread.start()
-    try:
-        yield server.port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _introduce(arguments: argparse.Namespace, port: int, container: Container) -> None:

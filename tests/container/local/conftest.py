@@ -18,10 +18,8 @@ from botocore.config import Config
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from container.local.container import Container
-from container.local.front import Endpoint, Throttle, make_front
+from container.local.front import Endpoint, Front, Throttle
 from container.local.platform import Platform, Timeouts
-from container.local.running import listening
-from container.steps.access import Access
 from serve.sources.store import open_store
 from tests.http_server import Handler, answering
 from tests.waiting import PATIENCE
@@ -159,7 +157,7 @@ def runtime_client(url, **options):
 
 @pytest.fixture
 def loop():
-    """An event loop on a thread of its own, as `mme local` has one beside the threads of its front."""
+    """An event loop on a thread of its own, beside the thread of the test."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -193,8 +191,9 @@ def start(contract, archives, tmp_path, loop):
             endpoint, worker = run(made(name, Timeouts(**limits), background, multi=multi, keep=keep))
             for each in filter(None, (endpoint.platform, worker)):
                 stack.callback(lambda each=each: run(each.close()))
-            app = make_front(endpoint, Throttle(rate, time.monotonic()), worker, loop, Access(local=True))
-            port = stack.enter_context(listening(app, "127.0.0.1", 0))
+            listening = Front(endpoint, Throttle(rate, time.monotonic()), worker).listening("127.0.0.1", 0)
+            port = run(listening.__aenter__())
+            stack.callback(lambda: run(listening.__aexit__(None, None, None)))
             client = runtime_client(f"http://127.0.0.1:{port}")
             stack.callback(client.close)
             client.platform = endpoint.platform

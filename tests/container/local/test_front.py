@@ -14,12 +14,12 @@ import urllib.request
 import boto3
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
-from werkzeug.datastructures import Headers
 
 from container.cli import main
 from container.local.async_invocations import AsyncInvocations
-from container.local.errors import RuntimeApiError
-from container.local.front import Throttle
+from container.local.container import RuntimeApiError
+from container.local.front import Front, Throttle
+from model_handlers.errors import MmeError
 from tests.waiting import PATIENCE
 
 LINES = b'{"n": 1}\n{"n": 2}\n'
@@ -80,6 +80,18 @@ def test_pages_of_other_sites_are_refused(start, headers):
 
     with caught.value as answer:
         assert (answer.status, "MME_ALLOWED_HOSTS" in json.load(answer)["error"]) == (403, True)
+
+
+def test_a_port_that_is_taken_is_told(start):
+    """And how to say another."""
+    port = start().meta.endpoint_url.rpartition(":")[2]
+
+    async def listen():
+        async with Front(None, None, None).listening("127.0.0.1", int(port)):
+            pytest.fail("two listen at one port")
+
+    with pytest.raises(MmeError, match="choose another --port, 0 takes a free one"):
+        asyncio.run(listen())
 
 
 def test_who_asks_a_container_is_told_what_is_asked_here(start):
@@ -197,9 +209,9 @@ def test_an_asynchronous_invocation_that_can_never_be_made_is_refused(name, valu
     """At once, rather than accepted and never heard of again."""
     background = AsyncInvocations(None, None, "s3://models/out", "", 1, pytest.fail)
     asked = {"InputLocation": "s3://models/in", name: value}
-    headers = Headers({f"X-Amzn-SageMaker-{key}": text for key, text in asked.items()})
+    headers = {f"x-amzn-sagemaker-{key}".lower(): text for key, text in asked.items()}
     with pytest.raises(RuntimeApiError) as caught:
-        asyncio.run(background.accept("", headers))
+        background.accept("", headers)
 
     assert (caught.value.name, caught.value.message) == ("ValidationError", sentence)
 
