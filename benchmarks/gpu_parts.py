@@ -116,9 +116,9 @@ def _needs_gpu(notes: Notes) -> None:
 
 
 def _onnx_for_gpus(notes: Notes) -> None:
-    from model_handlers.onnx import OnnxHandler  # noqa: PLC0415 - what it needs may be missing, which is then told
+    from model_handlers.onnx.handler import RUNTIME  # noqa: PLC0415 - what it needs may be missing, which is then told
 
-    if not notes.rehearse and not OnnxHandler.gpu_capable():
+    if not notes.rehearse and not RUNTIME.gpu_capable():
         raise Missing("the installed ONNX Runtime has no CUDA provider: onnxruntime-gpu has it")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import starmap, zip_longest
 from operator import add, sub
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from model_handlers.model_calls import offered
 from model_handlers.system.importing import version_of
@@ -146,19 +146,79 @@ class Placement(Enum):
     PROCESS = "process"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What executes models of a kind: a process has it once, and imports it when the first model needs it."""
+
+    # of PyPI, whose versions tell what executes a model; those that are not installed are left out
+    packages: tuple[str, ...] = ()
+    # imports it, before what a model takes is measured; raises MmeError: UNSUPPORTED where it is not installed
+    provide: Callable[[], object] = lambda: None
+    gpu_capable: Callable[[], bool] = lambda: False  # whether it was built for GPUs
+    # has its models in this process take from one place, of so many bytes of the host, what executions take
+    share: Callable[[int], None] = lambda _: None
+    trim: Callable[[], None] = lambda: None  # gives back what they share and no execution uses; on any thread
+
+    def versions(self) -> str:
+        return ", ".join(f"{package} {version}" for package in self.packages if (version := version_of(package)))
+
+
+class AuthorCode(Protocol):
+    """The code of a model's author, which is read here and executed in a process of its own."""
+
+    def preload(self) -> str:
+        """What that is forked from: `module:function`, which imports the framework that the code imports."""
+
+    def environment(self) -> Wanted | None:
+        """The environment that the model asks for, None where ours will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What is known of a model before it is loaded, of its class, configuration and file.
+
+    Attributes:
+        placement: where instances execute when the configuration does not say.
+        inline: whether a short execution on the CPU may run on the event loop: it must release the GIL while it
+            computes, never block on anything but the CPU, and never run code of the model's author.
+        warms: whether it may be executed with made-up data before it serves; whatever is inline may.
+        sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
+            (`execute`): models that are code of the model's author.
+        memory_only: whether `close` gives back memory and nothing else: it is not called where the process ends.
+        verify_first: whether a file that was never loaded here is tried in a process of its own before it is loaded
+            into the serving one: what reads it may die of a damaged one. See `Handler.try_load`, `worker/start.py`.
+        custom_ops: whether it loads the libraries of operations that a configuration names.
+        estimate_factor: bytes in memory for a byte on disk, for a model never seen before.
+        runtime: what executes it.
+        preload: `module:function`, called once for all processes that execute such models; it imports the runtime.
+        gpu_shared: whether it shares its backend's process on a GPU, and what the runtime keeps there: it has to give
+            back what it took when it is closed.
+        code: the code of the model's author; None where there is none.
+    """
+
+    placement: Placement = Placement.INLINE
+    inline: bool = False
+    warms: bool = False
+    sees_requests: bool = False
+    memory_only: bool = False
+    verify_first: bool = False
+    custom_ops: bool = False
+    estimate_factor: float = 1.5
+    runtime: Runtime = Runtime()
+    preload: str = ""
+    gpu_shared: bool = False
+    code: AuthorCode | None = None
+
+
 class LoadedModel(ABC):
     """A model in memory, on one device, here or in a process of its own; it executes batches until it is closed."""
 
-    # whether a short execution may run on the event loop: it must release the GIL while it computes, never block on
-    # anything but the CPU, and never run code of the model's author
-    inline: ClassVar[bool] = False
-    # whether it may be executed with made-up data before it serves; whatever is inline may
-    warms: ClassVar[bool] = False
-    # whether batches come as lists of requests (`execute_requests`) instead of collated tensors (`execute`): models
-    # that are code of the model's author
-    sees_requests: ClassVar[bool] = False
-    # whether `close` gives back memory and nothing else: it is not called where the process ends
-    memory_only: ClassVar[bool] = False
+    # inline, warms, sees_requests, memory_only: see `Traits`; `inline` on this device
+    inline: bool = False
+    warms: bool = False
+    sees_requests: bool = False
+    memory_only: bool = False
+    trim_runtime: Callable[[], None] | None = None  # see `Runtime.trim`; None where the runtime is in another process
     apart: ClassVar[bool] = False  # whether it is in a process of its own, and a `worker.executor.Worker`
     ahead: ClassVar[bool] = (
         False  # whether it is a `TensorWorker`, which begins batches before the last one is finished
@@ -212,65 +272,22 @@ class LoadedModel(ABC):
 
 
 class Handler(LoadedModel):
-    """A model of one framework. `execute` may be called by several threads at once."""
+    """A model of one framework: a subclass has `autocomplete`, `load`, `close`, and `execute` or `execute_requests`.
 
-    backend: ClassVar[str]  # the name that selects the class in config.pbtxt; `platform` the older name, or ""
-    platform: ClassVar[str] = ""
-    # of PyPI, whose versions tell what executes a model; those that are not installed are left out
-    packages: ClassVar[tuple[str, ...]] = ()
+    `execute` may be called by several threads at once.
+    """
+
+    backend: ClassVar[str]  # the name that selects the class in config.pbtxt
     default_filename: ClassVar[str]  # the model file in a version directory when the configuration names none
-    estimate_factor: ClassVar[float] = 1.5  # bytes in memory per byte on disk, for a model never seen before
-    custom_operations: ClassVar[bool] = False  # whether it loads the libraries of operations that a configuration names
-    placement: ClassVar[Placement] = Placement.INLINE  # where instances execute when the configuration does not say
-    # `module:function`, called once for all processes that execute such models: it imports the framework
-    preload: ClassVar[str] = ""
-    # whether a file that was never loaded here is tried in a process of its own before it is loaded into the serving
-    # one: what reads it may die of a damaged one. See `try_load`, and `worker/start.py`.
-    tried_first: ClassVar[bool] = False
-    # whether models of the backend on one GPU share a process, and what the framework keeps there; it has to give back
-    # what a model took when that is closed
-    shared_on_gpu: ClassVar[bool] = False
 
-    def __init_subclass__(cls) -> None:
-        """Have a class whose `close` is its own say itself that it gives back memory and nothing else."""
-        super().__init_subclass__()
-        if "close" in cls.__dict__ and "memory_only" not in cls.__dict__:
-            cls.memory_only = False
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.sees_requests = type(self).execute_requests is not LoadedModel.execute_requests
 
     @classmethod
-    def gpu_capable(cls) -> bool:
-        """Return whether the installed framework was built for GPUs."""
-        return False
-
-    @classmethod
-    def shares_gpu_process(cls, config: ModelConfig, model_file: Path) -> bool:  # noqa: ARG003 - for those whose models may want to be alone
-        """Whether it shares its backend's process on a GPU. MmeError: INVALID_MODEL, a bad parameter or file."""
-        return cls.shared_on_gpu
-
-    @classmethod
-    def preloads(cls, config: ModelConfig, model_file: Path, *, on_gpu: bool) -> str:  # noqa: ARG003 - for those that look
-        """What is called before this model's process is forked: see `preload`."""
-        return cls.preload
-
-    @classmethod
-    def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:  # noqa: ARG003 - for those that look
-        """The environment that the model asks for, for a process of its own; None where it is content with ours."""
-        return None
-
-    @classmethod
-    def prepare(cls, config: ModelConfig, model_file: Path) -> None:
-        """Have what all models share, such as the framework, in the process before what this one takes is measured.
-
-        Raises MmeError: UNSUPPORTED where it is not installed.
-        """
-
-    @classmethod
-    def share(cls, host: int) -> None:
-        """Have its models in this process take from one place, of `host` bytes at most, what executions take."""
-
-    @classmethod
-    def trim(cls) -> None:
-        """Give back what its models in this process share and no execution uses just now. On any thread."""
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:  # noqa: ARG003 - for those that look
+        """What is known of a model before it is loaded. The file may be missing, the configuration wrong."""
+        return Traits(sees_requests=cls.execute_requests is not LoadedModel.execute_requests)
 
     @classmethod
     @abstractmethod
@@ -291,16 +308,21 @@ class Handler(LoadedModel):
         """
 
     @classmethod
-    def reader(cls, config: ModelConfig, model_file: Path) -> str:  # noqa: ARG003 - for those that look
-        """What reads the file, and which version of it: what one has read another one may die of."""
-        versions = [f" {package} {version}" for package in cls.packages if (version := version_of(package))]
-        return f"{cls.__module__}:{cls.__qualname__}{''.join(versions)}"
-
-    @classmethod
     def try_load(cls, config: ModelConfig, model_file: Path) -> None:
         """Load the model, and look for whatever in it could harm a process that executes it; keep nothing.
 
-        Called in a process that may die of it, where `tried_first`. Raises MmeError: as `load`; INVALID_MODEL for what
-        was found.
+        Called in a process that may die of it, where `verify_first`. Raises MmeError: as `load`; INVALID_MODEL for
+        what was found.
         """
         cls.load(config, model_file, CPU, "").close()
+
+
+M = TypeVar("M", bound=LoadedModel)
+
+
+def settled(model: M, traits: Traits, device: Device = CPU) -> M:
+    """A model loaded on a device of this process, as it was said to be; on a GPU, which has it wait, never inline."""
+    model.inline = traits.inline and device == CPU
+    model.warms, model.memory_only = traits.warms or traits.inline, traits.memory_only
+    model.trim_runtime = traits.runtime.trim
+    return model

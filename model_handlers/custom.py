@@ -7,21 +7,30 @@ does; the class is a `Handler` like any other.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import Handler, Placement
+from model_handlers.base import Handler, LoadedModel, Placement, Traits
 from model_handlers.config.validate import normalise
 from model_handlers.errors import invalid_model, unsupported
-from model_handlers.python.author_code import ImportedFile, check_syntax, free_name, version_directory, wanted
-from model_handlers.registry import HANDLER_FILE
+from model_handlers.python.author_code import (
+    ANY_RUNTIME,
+    AuthorFiles,
+    ImportedFile,
+    check_syntax,
+    free_name,
+    version_directory,
+)
+from model_handlers.registry import HANDLER_FILE, defines
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import ModuleType
 
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.wanted import Wanted
+
+
+_EXECUTE_REQUESTS = LoadedModel.execute_requests.__name__
 
 
 class FileHandler(Handler):
@@ -29,18 +38,14 @@ class FileHandler(Handler):
 
     backend: ClassVar[str] = ""
     default_filename: ClassVar[str] = HANDLER_FILE
-    placement: ClassVar[Placement] = Placement.PROCESS
 
     @classmethod
-    def gpu_capable(cls) -> bool:
-        """The author's class is told which GPU is its own, and may use it or not."""
-        return True
-
-    @classmethod
-    def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
-        """What its parameter names, or what its requirements.txt does, as with Python models."""
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
+        """Its process is its own, and may have an environment of its own, as with Python models."""
         folder = version_directory(config, model_file)
-        return wanted(config, folder.parent, (folder, folder.parent))
+        code = AuthorFiles(config, folder / HANDLER_FILE, folder.parent, (folder, folder.parent))
+        sees_requests = defines(code.path, _EXECUTE_REQUESTS)
+        return Traits(placement=Placement.PROCESS, sees_requests=sees_requests, runtime=ANY_RUNTIME, code=code)
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -61,7 +66,7 @@ class FileHandler(Handler):
         name = free_name(f"handler_of_{path.parent.name}")
         file = ImportedFile(config.name, path, name, folders, path.parent.parent, left={"model_handlers"})
         try:
-            author_class = _author_class(file.module, config, sees_requests=cls.sees_requests)
+            author_class = _author_class(file.module, config)
             named = model_file if model_file != path else path.with_name(author_class.default_filename)
             handler = author_class.load(config, named, device, lane)
             _forget_when_closed(handler, file)
@@ -69,12 +74,6 @@ class FileHandler(Handler):
             file.forget()
             raise
         return handler
-
-
-class RequestsFileHandler(FileHandler):
-    """The same for a class that sees requests."""
-
-    sees_requests: ClassVar[bool] = True
 
 
 def _forget_when_closed(handler: Handler, file: ImportedFile) -> None:
@@ -91,7 +90,7 @@ def _forget_when_closed(handler: Handler, file: ImportedFile) -> None:
     vars(handler)["close"] = close_and_forget
 
 
-def _author_class(module: ModuleType, config: ModelConfig, *, sees_requests: bool) -> type[Handler]:
+def _author_class(module: ModuleType, config: ModelConfig) -> type[Handler]:
     """The one subclass of Handler that the file defines, or the one for this backend."""
     classes = [
         value
@@ -104,19 +103,20 @@ def _author_class(module: ModuleType, config: ModelConfig, *, sees_requests: boo
             f"model '{config.name}': {HANDLER_FILE} must define one subclass of model_handlers.base.Handler whose "
             f"backend is '{config.backend}'; it defines {', '.join(each.__name__ for each in classes) or 'none'}"
         )
-    if chosen[0].sees_requests is not sees_requests:
-        raise invalid_model(
-            f"model '{config.name}': {HANDLER_FILE} must say in the class itself, as 'sees_requests = True', that it "
-            "sees requests"
-        )
-    _check_methods(chosen[0], config.name)
+    _check_methods(chosen[0], config.name, Path(module.__file__ or ""))
     return chosen[0]
 
 
-def _check_methods(author_class: type[Handler], model: str) -> None:
+def _check_methods(author_class: type[Handler], model: str, file: Path) -> None:
     """Refuse a class that lacks what it is called by, before it is called."""
     own = {name for base in author_class.__mro__ if not issubclass(Handler, base) for name in vars(base)}
-    methods = ("autocomplete", "load", "execute_requests" if author_class.sees_requests else "execute", "close")
+    sees_requests = _EXECUTE_REQUESTS in own
+    if sees_requests is not defines(file, _EXECUTE_REQUESTS):
+        raise invalid_model(
+            f"model '{model}': {HANDLER_FILE} must define '{_EXECUTE_REQUESTS}' in the class itself, which is read "
+            "before it is imported"
+        )
+    methods = ("autocomplete", "load", _EXECUTE_REQUESTS if sees_requests else "execute", "close")
     missing = [name for name in methods if name not in own]
     if missing:
         raise invalid_model(

@@ -34,7 +34,6 @@ class FilelessHandler(Handler):
     """A model that is all in its configuration."""
 
     default_filename: ClassVar[str] = ""
-    sees_requests: ClassVar[bool] = True
     inputs: ClassVar[tuple[str, ...]] = ()
     outputs: ClassVar[tuple[str, ...]] = ()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Handler
+from model_handlers.base import Handler, Runtime, Traits
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import choice, integer, switch, warn_of_unknown
 from model_handlers.errors import OPENVINO, MmeError, invalid_argument, invalid_model, unavailable, unsupported
@@ -295,11 +295,7 @@ class OpenvinoHandler(Handler):
     """One compiled model; `pads` says that batches too small for a graph of one batch size are filled up."""
 
     backend: ClassVar[str] = "openvino"
-    packages: ClassVar[tuple[str, ...]] = ("openvino",)
     default_filename: ClassVar[str] = "model.xml"
-    memory_only: ClassVar[bool] = True
-    estimate_factor: ClassVar[float] = 1.6
-    inline: ClassVar[bool] = True
 
     def __init__(self, graph: Any, compiled: Any, config: ModelConfig, *, pads: bool = False) -> None:
         self._batch = fixed_batch(config, graph, shaping(config))
@@ -314,9 +310,9 @@ class OpenvinoHandler(Handler):
         self._answers_text = set(takes_text(outputs))
 
     @classmethod
-    def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models
-        """Import the framework and have it load the device's library."""
-        core()
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:  # noqa: ARG003 - of all models
+        runtime = Runtime(packages=("openvino",), provide=core)
+        return Traits(inline=True, memory_only=True, estimate_factor=1.6, runtime=runtime)
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:

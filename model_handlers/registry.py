@@ -154,8 +154,7 @@ def _brought(name: str, version_directory: Path) -> Backend | None:
     file = version_directory / HANDLER_FILE
     if not file.is_file():
         return None
-    kind = "RequestsFileHandler" if sees_requests(file) else "FileHandler"
-    return Backend(name, (), HANDLER_FILE, f"model_handlers.custom:{kind}", detect=False)
+    return Backend(name, (), HANDLER_FILE, "model_handlers.custom:FileHandler", detect=False)
 
 
 @functools.cache
@@ -209,7 +208,6 @@ def served_backends() -> tuple[str, ...]:
 GROUP = "mme.handlers"  # of entry points: backend = module:class
 HANDLER_FILE = "handler.py"
 _LARGEST = 1 << 20  # bytes of a file that is looked into
-_REQUESTS = "sees_requests"
 
 
 def registered_handler(value: str, backend: str, package: str) -> type[Handler]:
@@ -225,23 +223,14 @@ def registered_handler(value: str, backend: str, package: str) -> type[Handler]:
     return found
 
 
-def sees_requests(file: Path) -> bool:
-    """Whether a class in a Python file says `sees_requests = True`; what can't be read says nothing yet."""
-    if file.stat().st_size > _LARGEST:
-        return False
+def defines(file: Path, method: str) -> bool:
+    """Whether a class in a Python file has a method of that name; what can't be read has none yet."""
     try:
-        tree = syntax_tree(file)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # said when it is loaded
+        tree = syntax_tree(file) if file.stat().st_size <= _LARGEST else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # said when it is loaded
         return False
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return any(_says_so(statement) for node in classes for statement in node.body)
-
-
-def _says_so(statement: ast.stmt) -> bool:
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    value = getattr(statement, "value", None)
-    named = any(isinstance(target, ast.Name) and target.id == _REQUESTS for target in targets)
-    return named and isinstance(value, ast.Constant) and value.value is True
+    return any(isinstance(each, ast.FunctionDef) and each.name == method for node in classes for each in node.body)
 
 
 # Python before 3.11.8 takes the trees that two threads make at a time for one another's (SystemError), and which

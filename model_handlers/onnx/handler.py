@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from model_handlers.base import Runtime, Traits
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import all_inputs, all_outputs
 from model_handlers.errors import MmeError, invalid_argument
@@ -53,17 +54,24 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array
 
 
+def _has_cuda() -> bool:  # it may still fail to start
+    return CUDA_PROVIDER in onnx_runtime().get_available_providers()
+
+
+RUNTIME = Runtime(
+    packages=("onnxruntime", "onnxruntime-gpu"),
+    provide=onnx_runtime,
+    gpu_capable=_has_cuda,
+    share=share_arena,
+    trim=trim_arena,
+)
+
+
 class OnnxHandler(MappedHandler):
     """One ONNX Runtime session on one device."""
 
     backend: ClassVar[str] = "onnxruntime"
-    platform: ClassVar[str] = "onnxruntime_onnx"
-    packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnxruntime-gpu")
     default_filename: ClassVar[str] = "model.onnx"
-    memory_only: ClassVar[bool] = True
-    estimate_factor: ClassVar[float] = 1.3
-    inline: ClassVar[bool] = True
-    custom_operations: ClassVar[bool] = True
 
     def __init__(self, session: Any, config: ModelConfig, threads: Threads) -> None:
         self._threads = threads
@@ -77,21 +85,8 @@ class OnnxHandler(MappedHandler):
         self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(self.config))
 
     @classmethod
-    def gpu_capable(cls) -> bool:
-        """Whether the CUDA provider is built in (it may still fail to start)."""
-        return CUDA_PROVIDER in onnx_runtime().get_available_providers()
-
-    @classmethod
-    def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models
-        onnx_runtime()
-
-    @classmethod
-    def share(cls, host: int) -> None:
-        share_arena(host)
-
-    @classmethod
-    def trim(cls) -> None:
-        trim_arena()
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:  # noqa: ARG003 - of all models
+        return Traits(inline=True, memory_only=True, custom_ops=True, estimate_factor=1.3, runtime=RUNTIME)
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -181,9 +176,6 @@ class OnGpu(OnnxHandler):
     Nothing is bound (`io_binding`): that copies inputs and outputs while it holds the GIL. A plain execution makes the
     same copies, all inputs before the first operator begins, without it.
     """
-
-    inline: ClassVar[bool] = False
-    warms: ClassVar[bool] = True
 
     def __init__(self, session: Any, config: ModelConfig, threads: Threads, gpu: int) -> None:
         super().__init__(session, config, threads)

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.base import Runtime
 from model_handlers.errors import invalid_model
 from model_handlers.python.failures import failed_load
 from model_handlers.registry import syntax_tree
@@ -242,21 +243,58 @@ def _imported_module(model: str, path: Path, name: str) -> ModuleType:
 _CLASS = "TritonPythonModel"
 
 
-class ModelFile:
-    """Where the files of a model version are."""
+# Code chooses its libraries itself; it is told which GPU is its own, and may use it or not.
+ANY_RUNTIME = Runtime(gpu_capable=lambda: True)
 
-    def __init__(self, config: ModelConfig, path: Path) -> None:
+
+class AuthorFiles:
+    """Where the code of a model's author is: `path`, and what lies beside it in `places`."""
+
+    def __init__(self, config: ModelConfig, path: Path, model_directory: Path, places: Sequence[Path]) -> None:
         self.path = path
-        self.version_directory = version_directory(config, path)
-        self.model_directory = self.version_directory.parent
-
-    @property
-    def version(self) -> str:
-        return self.version_directory.name
+        self.model_directory = model_directory
+        self._config = config
+        self._places = tuple(dict.fromkeys(places))
 
     def directories(self) -> list[str]:
         """Where the model's own modules are looked for."""
-        return list(dict.fromkeys(map(str, (self.path.parent, self.version_directory, self.model_directory))))
+        return list(map(str, self._places))
+
+    def imports(self) -> str:
+        """What the file imports though it does not show; see `preload_for`."""
+        return ""
+
+    def preload(self) -> str:
+        from model_handlers.python.preload import preload_for  # noqa: PLC0415 - nothing is forked where models run
+
+        return preload_for(self.path, self._places, self.imports())
+
+    def environment(self) -> Wanted | None:
+        """By Triton's parameter or a requirements.txt.
+
+        The parameter names one that is there, packed or not, and is complete. Without it the first
+        requirements.txt says what is to be installed, out of a folder `wheels` if there is one.
+        """
+        from model_handlers.environments.wanted import Given, Requirements  # noqa: PLC0415 - not asked where models run
+
+        text = self._config.parameters.get(PARAMETER, "")
+        if text:
+            path = _path(text, self._config.name, self.model_directory)
+            return Given(path, brought=_MODEL_DIRECTORY in text)
+        requirements = next((path for place in self._places if (path := place / "requirements.txt").is_file()), None)
+        if requirements is None or not _asks(requirements):
+            return None
+        wheels = next((path for place in self._places if (path := place / "wheels").is_dir()), None)
+        return Requirements(requirements, wheels)
+
+
+class ModelFile(AuthorFiles):
+    """The files of a version of a Python model."""
+
+    def __init__(self, config: ModelConfig, path: Path) -> None:
+        version = version_directory(config, path)
+        super().__init__(config, path, version.parent, (path.parent, version, version.parent))
+        self.version = version.name
 
 
 class ModelModule:
@@ -334,25 +372,6 @@ def _no_execute(model: str, file: ModelFile) -> MmeError:
 
 PARAMETER = "EXECUTION_ENV_PATH"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-
-
-def wanted(config: ModelConfig, model_directory: Path, folders: Iterable[Path]) -> Wanted | None:
-    """The environment that a model asks for, None where ours will do.
-
-    Triton's parameter names one that is there, packed or not, and is complete. Without it the first requirements.txt in
-    `folders` says what is to be installed, out of a folder `wheels` if there is one.
-    """
-    from model_handlers.environments.wanted import Given, Requirements  # noqa: PLC0415 - not asked where models run
-
-    text = config.parameters.get(PARAMETER, "")
-    if text:
-        return Given(_path(text, config.name, model_directory), brought=_MODEL_DIRECTORY in text)
-    places = list(folders)
-    requirements = next((path for folder in places if (path := folder / "requirements.txt").is_file()), None)
-    if requirements is None or not _asks(requirements):
-        return None
-    wheels = next((path for folder in places if (path := folder / "wheels").is_dir()), None)
-    return Requirements(requirements, wheels)
 
 
 def _asks(requirements: Path) -> bool:

@@ -7,23 +7,21 @@ own. `autocomplete` only reads, because a configuration may be asked for where c
 from __future__ import annotations
 
 import _thread
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import Handler, Placement
+from model_handlers.base import Handler, Placement, Traits
 from model_handlers.config.validate import normalise
 from model_handlers.errors import MmeError, unsupported
 from model_handlers.model_calls import offered
-from model_handlers.python.author_code import ModelFile, check_class, check_syntax, wanted
+from model_handlers.python.author_code import ANY_RUNTIME, ModelFile, check_class, check_syntax
 from model_handlers.python.host import Host
-from model_handlers.python.preload import preload_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.wanted import Wanted
     from model_handlers.requests import ModelRequest, ModelResponse
 
 
@@ -32,9 +30,6 @@ class PythonHandler(Handler):
 
     backend: ClassVar[str] = "python"
     default_filename: ClassVar[str] = "model.py"
-    inline: ClassVar[bool] = False
-    sees_requests: ClassVar[bool] = True
-    placement: ClassVar[Placement] = Placement.PROCESS
 
     def __init__(self, host: Host) -> None:
         super().__init__(host.config)
@@ -42,23 +37,9 @@ class PythonHandler(Handler):
         self.tells_ready = host.tells_ready
 
     @classmethod
-    def gpu_capable(cls) -> bool:
-        """Models choose their framework themselves; they are told which GPU is theirs."""
-        return True
-
-    @classmethod
-    def preloads(cls, config: ModelConfig, model_file: Path, *, on_gpu: bool) -> str:
-        """The framework that its code imports; none on a GPU, which what imports might touch before the fork."""
-        if on_gpu:
-            return ""
-        file = ModelFile(config, model_file)
-        return preload_for(file.path, map(Path, file.directories()))
-
-    @classmethod
-    def environment(cls, config: ModelConfig, model_file: Path) -> Wanted | None:
-        """What its parameter names, or what its requirements.txt does."""
-        file = ModelFile(config, model_file)
-        return wanted(config, file.model_directory, map(Path, file.directories()))
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
+        code = ModelFile(config, model_file)
+        return Traits(placement=Placement.PROCESS, sees_requests=True, runtime=ANY_RUNTIME, code=code)
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:

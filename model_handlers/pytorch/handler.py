@@ -12,7 +12,7 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from model_handlers.base import Handler, Placement
+from model_handlers.base import Handler, Placement, Runtime, Traits
 from model_handlers.config.autocomplete import complete, given_to
 from model_handlers.config.model_config import all_outputs, integer, switch, warn_of_unknown
 from model_handlers.config.validate import normalise
@@ -214,16 +214,23 @@ def set_up_process(torch: Any, config: ModelConfig, model_file: Path) -> None:
             getattr(torch._C, function)(switch(config, key, default=True))  # noqa: SLF001 - see above
 
 
+def shares_process(config: ModelConfig, model_file: Path) -> bool:
+    """Unless its parameters change what its neighbours would execute with, or it is code.
+
+    What that imports from beside itself belongs to the whole process, where another model's is called the same. One
+    that can't be loaded shares none.
+    """
+    try:
+        return not sets_process(config) and recognise(model_file, config.name) is not Format.CODE
+    except MmeError:
+        return False
+
+
 class TorchHandler(Handler):
     """One PyTorch model on one device."""
 
     backend: ClassVar[str] = "pytorch"
-    platform: ClassVar[str] = "pytorch_libtorch"
-    packages: ClassVar[tuple[str, ...]] = ("torch",)
     default_filename: ClassVar[str] = "model.pt"
-    placement: ClassVar[Placement] = Placement.PROCESS
-    preload: ClassVar[str] = PRELOAD
-    shared_on_gpu: ClassVar[bool] = True
 
     def __init__(self, program: Program, config: ModelConfig, device: Any, options: Options) -> None:
         super().__init__(completed(config, program))
@@ -235,23 +242,10 @@ class TorchHandler(Handler):
         self._places = places(self.config, program)
 
     @classmethod
-    def gpu_capable(cls) -> bool:
-        """Whether PyTorch was built for CUDA; asked in the serving process, which has no other need of PyTorch."""
-        return built_for_cuda()
-
-    @classmethod
-    def shares_gpu_process(cls, config: ModelConfig, model_file: Path) -> bool:
-        """Unless its parameters change what its neighbours would execute with, or it is code.
-
-        What that imports from beside itself belongs to the whole process, where another model's is called the same.
-        """
-        if not cls.shared_on_gpu or sets_process(config):
-            return False
-        return recognise(model_file, config.name) is not Format.CODE
-
-    @classmethod
-    def prepare(cls, config: ModelConfig, model_file: Path) -> None:  # noqa: ARG003 - of all models
-        pytorch()
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
+        runtime = Runtime(packages=("torch",), provide=pytorch, gpu_capable=built_for_cuda)
+        shared = shares_process(config, model_file)
+        return Traits(placement=Placement.PROCESS, runtime=runtime, preload=PRELOAD, gpu_shared=shared)
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -347,12 +341,10 @@ class TorchHandler(Handler):
 class Pt2Handler(TorchHandler):
     """The same, from the file that torch.export and AOTInductor write; what it is the file itself tells."""
 
-    platform: ClassVar[str] = "torch_aoti"
     default_filename: ClassVar[str] = "model.pt2"
 
 
 class CodeHandler(TorchHandler):
     """The same, from the code of a module, with its weights beside it or without any."""
 
-    platform: ClassVar[str] = "pytorch"
     default_filename: ClassVar[str] = "model.py"

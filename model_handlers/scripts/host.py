@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.python.author_code import ImportedFile, free_name, version_directory
+from model_handlers.python.author_code import AuthorFiles, ImportedFile, free_name, version_directory
 from model_handlers.python.failures import failed_load
+from model_handlers.python.preload import SAVED_MODEL as SAVED_MODELS
 from model_handlers.requests import ModelResponse
 from model_handlers.scripts import toolkits
 from model_handlers.scripts.content_types import (
@@ -40,14 +41,19 @@ from model_handlers.scripts.default_script import (
     ACCEPT,
     BACKEND,
     BODY,
+    BOOSTER,
     CONTENT_TYPE,
     CUSTOM_ATTRIBUTES,
     DEFAULT_ACCEPT,
     DEFAULT_TYPE,
+    FOLDER,
     LITERAL,
     NONFINITE,
+    PIPELINE,
+    SAVED_MODEL,
     SESSION_ID,
     SUBMIT_DIRECTORY,
+    default_script,
 )
 from model_handlers.scripts.defaults import Defaults
 from model_handlers.scripts.tensorflow import SavedModels, ServingHandlers, handlers_of
@@ -184,13 +190,24 @@ def with_body(config: ModelConfig) -> ModelConfig:
 _LIBRARY = "lib"  # beside the script: packages that an archive brings unpacked
 
 
-class ScriptFile:
+_IMPORTS = {PIPELINE: "transformers", BOOSTER: "xgboost", SAVED_MODEL: SAVED_MODELS}
+
+
+class ScriptFile(AuthorFiles):
     """Where a script and its model are; the configuration may name a folder outside of the model's directory."""
 
     def __init__(self, config: ModelConfig, model_file: Path) -> None:
         outside = config.parameters.get(SUBMIT_DIRECTORY)
-        self.model_directory = version_directory(config, model_file)
-        self.path = Path(outside) / model_file.name if outside else model_file
+        path = Path(outside) / model_file.name if outside else model_file
+        model_directory = version_directory(config, model_file)
+        places = (model_directory,) if path.parent == FOLDER else (path.parent, model_directory)
+        super().__init__(config, path, model_directory, places)
+
+    def imports(self) -> str:
+        """What a script of ours does; SavedModels are loaded for a script without a model_fn, too."""
+        if self.path.parent == FOLDER:
+            return _IMPORTS[self.path.name]
+        return SAVED_MODELS if default_script(self.model_directory) == SAVED_MODEL else ""
 
     def imported(self, model: str) -> ImportedFile:
         toolkits.install()

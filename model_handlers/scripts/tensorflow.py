@@ -280,7 +280,7 @@ class SavedModels:
         config = ModelConfig(
             name=self._model,
             backend=SavedModelHandler.backend,
-            platform=SavedModelHandler.platform,
+            platform="tensorflow_savedmodel",
             default_model_filename=folder.name,
             parameters=parameters,
         )

@@ -8,15 +8,16 @@ the same files.
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Handler, Placement
+from model_handlers.base import Handler, Placement, Runtime, Traits
 from model_handlers.config.autocomplete import complete, given_to
 from model_handlers.config.model_config import all_outputs
 from model_handlers.errors import Kind, MmeError, unsupported
-from model_handlers.openvino import OpenvinoHandler
+from model_handlers.openvino import OpenvinoHandler, core
 from model_handlers.system.importing import is_installed
 from model_handlers.tensor import BF16, BYTES
 from model_handlers.tensorflow.graphs import (
@@ -50,9 +51,6 @@ class TensorflowHandler(Handler):
     """One function of TensorFlow on one device."""
 
     backend: ClassVar[str] = "tensorflow"
-    packages: ClassVar[tuple[str, ...]] = ("tensorflow", "tensorflow-cpu", "openvino")
-    placement: ClassVar[Placement] = Placement.PROCESS
-    preload: ClassVar[str] = PRELOAD
 
     def __init__(self, graph: Graph, config: ModelConfig, session: Any) -> None:
         super().__init__(complete(config, graph.inputs, graph.outputs))
@@ -62,16 +60,15 @@ class TensorflowHandler(Handler):
         self._function: Function | None = Function(session, graph.feeds, fetches)
 
     @classmethod
-    def gpu_capable(cls) -> bool:
-        """Whether TensorFlow was built for CUDA; asked in the serving process, which has no need of TensorFlow."""
-        return built_for_cuda()
-
-    @classmethod
-    def prepare(cls, config: ModelConfig, model_file: Path) -> None:
-        if _by_openvino(config):
-            OpenvinoHandler.prepare(config, model_file)
-        else:
-            tensorflow()
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
+        stands_in = not is_installed("tensorflow") and is_installed("openvino")
+        traits = OpenvinoHandler.traits(config, model_file) if stands_in else Traits()
+        runtime = Runtime(
+            packages=("tensorflow", "tensorflow-cpu", "openvino"),
+            provide=lambda: core() if _by_openvino(config) else tensorflow(),
+            gpu_capable=built_for_cuda,
+        )
+        return replace(traits, placement=Placement.PROCESS, estimate_factor=1.5, runtime=runtime, preload=PRELOAD)
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -126,7 +123,6 @@ class TensorflowHandler(Handler):
 class SavedModelHandler(TensorflowHandler):
     """A signature of a SavedModel, which tells its inputs and outputs."""
 
-    platform: ClassVar[str] = "tensorflow_savedmodel"
     default_filename: ClassVar[str] = "model.savedmodel"
 
     @classmethod
@@ -141,7 +137,6 @@ class SavedModelHandler(TensorflowHandler):
 class GraphdefHandler(TensorflowHandler):
     """A frozen graph between the tensors that its configuration names."""
 
-    platform: ClassVar[str] = "tensorflow_graphdef"
     default_filename: ClassVar[str] = "model.graphdef"
 
     @classmethod

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import Handler
+from model_handlers.base import Handler, Runtime, Traits
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import DynamicBatching, Guess, InstanceKind, choice, switch, warn_of_unknown
 from model_handlers.errors import MmeError, unavailable, unsupported
@@ -42,12 +42,7 @@ class TensorrtHandler(Handler):
     """One engine on one GPU."""
 
     backend: ClassVar[str] = "tensorrt"
-    platform: ClassVar[str] = "tensorrt_plan"
-    packages: ClassVar[tuple[str, ...]] = ("tensorrt", "tensorrt-rtx")
     default_filename: ClassVar[str] = "model.plan"
-    memory_only: ClassVar[bool] = True
-    estimate_factor: ClassVar[float] = 1.3
-    warms: ClassVar[bool] = True
 
     def __init__(self, engine: Engine, config: ModelConfig, device: Device) -> None:
         self._profiles = chosen(config, engine.profiles)
@@ -64,8 +59,9 @@ class TensorrtHandler(Handler):
             raise
 
     @classmethod
-    def gpu_capable(cls) -> bool:
-        return bool(installed())
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:  # noqa: ARG003 - of all models
+        runtime = Runtime(packages=("tensorrt", "tensorrt-rtx"), gpu_capable=lambda: bool(installed()))
+        return Traits(warms=True, memory_only=True, estimate_factor=1.3, runtime=runtime)
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:

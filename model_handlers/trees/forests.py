@@ -126,6 +126,7 @@ def checkpoint_version(model: str, model_file: Path) -> tuple[int, int, int]:
     return version
 
 
+PACKAGES = ("xgboost", "xgboost-cpu", "lightgbm", "treelite")
 PRELOAD = "model_handlers.trees.forests:preload"
 _OPENMP = "OMP_NUM_THREADS"
 _LIBRARIES = ("xgboost", "lightgbm", "treelite")

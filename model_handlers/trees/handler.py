@@ -17,14 +17,23 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Handler
+from model_handlers.base import Handler, Runtime, Traits
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import Guess, number, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.system.priority import usual_priority
 from model_handlers.system.threads import Threads, start_thread
 from model_handlers.tensor import FP32
-from model_handlers.trees.forests import PRELOAD, imported, kind_of, library_of, open_forest, threads_of, words
+from model_handlers.trees.forests import (
+    PACKAGES,
+    PRELOAD,
+    imported,
+    kind_of,
+    library_of,
+    open_forest,
+    threads_of,
+    words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -191,11 +200,6 @@ class TreesHandler(Handler):
 
     backend: ClassVar[str] = "fil"
     default_filename: ClassVar[str] = "xgboost.json"
-    memory_only: ClassVar[bool] = True
-    estimate_factor: ClassVar[float] = 3.0
-    inline: ClassVar[bool] = True
-    preload: ClassVar[str] = PRELOAD
-    tried_first: ClassVar[bool] = True
 
     def __init__(self, forest: Forest, config: ModelConfig, crew: Crew) -> None:
         self._crew = crew
@@ -204,8 +208,11 @@ class TreesHandler(Handler):
         self._forest = forest
 
     @classmethod
-    def prepare(cls, config: ModelConfig, model_file: Path) -> None:
-        imported(library_of(kind_of(config, model_file)))
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
+        runtime = Runtime(packages=PACKAGES, provide=lambda: imported(library_of(kind_of(config, model_file))))
+        return Traits(
+            inline=True, memory_only=True, verify_first=True, estimate_factor=3.0, runtime=runtime, preload=PRELOAD
+        )
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
@@ -223,11 +230,6 @@ class TreesHandler(Handler):
         except BaseException:
             crew.close()
             raise
-
-    @classmethod
-    def reader(cls, config: ModelConfig, model_file: Path) -> str:
-        library = library_of(kind_of(config, model_file))
-        return f"{library} {imported(library).__version__}"
 
     @classmethod
     def try_load(cls, config: ModelConfig, model_file: Path) -> None:

@@ -519,12 +519,11 @@ class TensorWorker(Worker):
 class RequestsWorker(Worker):
     """A model whose handler sees requests."""
 
-    sees_requests: ClassVar[bool] = True
-
     def __init__(self, config: ModelConfig, make: Make, *, uses_gpu: bool) -> None:
         self.opened = OpenRequests(self)
         self._sent: _Sent | None = None
         super().__init__(config, make(self.opened), uses_gpu=uses_gpu)
+        self.sees_requests = True
         self.patience = self.deadlines.execution  # seconds that a batch sent by `send_requests` may take
         self._batches = RequestBatches(self.process, self.opened)
 

@@ -11,7 +11,6 @@ from model_handlers.config.model_config import number
 from model_handlers.errors import invalid_model
 
 if TYPE_CHECKING:
-    from model_handlers.base import Handler
     from model_handlers.config.model_config import ModelConfig
 
 PLACEMENT = "MME_PLACEMENT"
@@ -21,11 +20,11 @@ _LOAD_SECONDS = 300.0
 EXECUTION_SECONDS = 60.0  # as long as SageMaker itself waits for an answer of an endpoint
 
 
-def placement_of(config: ModelConfig, handler_class: type[Handler]) -> Placement:
-    """Where a model's instances execute, by its configuration, else its handler. MmeError: INVALID_MODEL."""
+def placement_of(config: ModelConfig, usual: Placement) -> Placement:
+    """Where a model's instances execute, by its configuration, else its traits. MmeError: INVALID_MODEL."""
     text = config.parameters.get(PLACEMENT)
     if text is None:
-        return handler_class.placement
+        return usual
     try:
         return Placement(text.strip().lower())
     except ValueError:

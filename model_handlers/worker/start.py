@@ -63,20 +63,18 @@ def start_isolated(
     if environment is not None:
         program = environment.program("-I", str(_EXEC_CHILD), lane, platform.python_version(), speaks=True)
     on_gpu = device.kind == "gpu"
-    preload = "" if program is not None else handler_class.preloads(config, model_file, on_gpu=on_gpu)
+    traits = handler_class.traits(config, model_file)
+    preload = traits.preload if program is None else ""
+    if traits.code is not None and program is None and not on_gpu:  # what it imports might touch a GPU before the fork
+        preload = traits.code.preload()
     if shared is None:
-        shared = (
-            on_gpu
-            and program is None
-            and PLACEMENT not in config.parameters
-            and handler_class.shares_gpu_process(config, model_file)
-        )
+        shared = on_gpu and program is None and PLACEMENT not in config.parameters and traits.gpu_shared
     host = f"{handler_class.backend} on {device}" if shared else ""
 
     def make(lives: Lives) -> InstanceProcess:
         return InstanceProcess(load, config, lane, lives, program, preload, host)
 
-    if handler_class.sees_requests:
+    if traits.sees_requests:
         return RequestsWorker(config, make, uses_gpu=on_gpu)
     return TensorWorker(config, make, uses_gpu=on_gpu)
 
@@ -99,7 +97,7 @@ def verify_file(handler_class: type[Handler], config: ModelConfig, model_file: P
         "model_file": str(model_file),
     }
     try:
-        child = Child(config.name, f"{config.name} on trial", preload=handler_class.preload)
+        child = Child(config.name, f"{config.name} on trial", preload=handler_class.traits(config, model_file).preload)
     except OSError as error:
         sentence = f"model '{config.name}': no process can be started to try its file in: {advised(error)}"
         raise MmeError(Kind.UNAVAILABLE, sentence) from error

@@ -19,6 +19,7 @@ from model_handlers.environments.wanted import Given
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.worker.start import verify_file
+from serve.loading.environments import asks
 from serve.loading.prepare import asked_checks, unknown_parameters
 from serve.model.ensemble_plan import check_circle, member_problems, not_available
 from serve.model.warmup import Warmup, initial_states
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from model_handlers.base import Handler
+    from model_handlers.base import Handler, Traits
     from model_handlers.environments.wanted import Wanted
     from serve.sources.scripts import Scripts
 
@@ -90,7 +91,8 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     if not found.attempt(file.name, "backend", partial(_select, found, found.config, scripts)):
         return found
     is_ensemble = found.config.platform == PLATFORM
-    for field_name, check in asked_checks(found.config, None if is_ensemble else _handler(found, found.config)):
+    backend, traits = ("", None) if is_ensemble else _backend(found, found.config)
+    for field_name, check in asked_checks(found.config, backend, traits):
         found.attempt(file.name, field_name, check)
     for parameter, sentence in unknown_parameters(found.config):
         found.notes.append(Located(file.name, Finding(f"parameters['{parameter}']", sentence)))
@@ -164,7 +166,7 @@ def _look_for_environments(found: Examined, config: ModelConfig) -> None:
     asked: set[Wanted | None] = set()
 
     def ask() -> None:
-        asked.update(handler.environment(config, directory.model_file(version)) for version in found.versions)
+        asked.update(asks(handler, config, directory.model_file(version)) for version in found.versions)
 
     found.attempt(CONFIG_NAME, "parameters", ask)
     for wanted in asked:
@@ -184,7 +186,8 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
         model_file = directory.model_file(version)
         shown = _relative(model_file, found.path)
         try:
-            if handler.tried_first:  # the command would die of it, and tell nothing of the rest
+            # the command would die of it, and tell nothing of the rest
+            if handler.traits(config, model_file).verify_first:
                 verify_file(handler, config, model_file)
             with _heard() as warnings:
                 completed = handler.autocomplete(config, model_file)
@@ -230,6 +233,11 @@ def _heard() -> Iterator[list[str]]:
 def _handler(found: Examined, config: ModelConfig) -> type[Handler]:
     first = next(iter(found.versions.values()), None)
     return handler_for(find_backend(config.backend, config.platform, found.name, first))
+
+
+def _backend(found: Examined, config: ModelConfig) -> tuple[str, Traits]:
+    handler, first = _handler(found, config), next(iter(found.versions.values()), found.path / "1")
+    return handler.backend or config.backend, handler.traits(config, first / config.default_model_filename)
 
 
 def _relative(file: Path, directory: Path) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Handler
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
     from model_handlers.environments.environment import Environment
     from model_handlers.environments.wanted import Wanted
@@ -60,6 +61,12 @@ class Brought:
         return sum(directory_size(path) if path.is_dir() else path.stat().st_size for path in inside)
 
 
+def asks(handler: type[Handler], config: ModelConfig, model_file: Path) -> Wanted | None:
+    """The environment that a model asks for, for a process of its own; None where it is content with ours."""
+    code = handler.traits(config, model_file).code
+    return code.environment() if code is not None else None
+
+
 def look(
     environments: Environments | None,
     directory: ModelDirectory,
@@ -73,7 +80,7 @@ def look(
         MmeError: INVALID_MODEL when the model can't have an environment, or names what is none; CANCELLED.
     """
     files = [directory.model_file(version) for version in directory.versions]
-    wanted = {file: asked for file in files if (asked := handler.environment(directory.config, file)) is not None}
+    wanted = {file: asked for file in files if (asked := asks(handler, directory.config, file)) is not None}
     if not wanted:
         return Brought()
     if placement is Placement.INLINE:

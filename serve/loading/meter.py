@@ -17,7 +17,7 @@ import functools
 from collections import deque
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Footprint, Handler
+from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
 from serve.loading.measuring import taken
 from serve.maintenance import Maintenance
@@ -76,9 +76,9 @@ class _Observed:
     def __init__(self, meter: Meter, target: Target) -> None:
         self.target = target
         self.models = list(target.models())
-        # the handlers that execute it in this process
+        # what its libraries share in this process is trimmed by
         here = [model.executors for model in self.models if not model.executors.apart]
-        self.kinds = {type(each) for executors in here for each in executors.handlers if isinstance(each, Handler)}
+        self.trims = {each.trim_runtime for executors in here for each in executors.handlers if each.trim_runtime}
         self.known = target.known()
         self.inputs = 0  # bytes of what it executed since the look before the last one
         self.idle = False  # whether it executed nothing since the last look
@@ -281,7 +281,7 @@ def _measured(owe: set[_Observed], counted: int, most: int) -> tuple[Footprint, 
         for model in each.models:
             if not model.executors.apart:
                 model.executors.trim(idle=True)
-    for handler in {kind for each in resting for kind in each.kinds}:
-        handler.trim()
+    for trim in {trim for each in resting for trim in each.trims}:
+        trim()
     memory.trim()
     return taken(), resting

@@ -7,14 +7,13 @@ On load threads; takes no memory worth counting. The rules here need the handler
 from __future__ import annotations
 
 import difflib
-import functools
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement
+from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement, Traits, settled
 from model_handlers.config.model_config import OURS, InstanceGroup, warn_once
 from model_handlers.config.pbtxt import refusal
 from model_handlers.errors import Kind, MmeError, invalid_model
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from model_handlers.base import Device
+    from model_handlers.base import Device, Runtime
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
     from model_handlers.system.threads import CancelToken
@@ -57,21 +56,21 @@ _ALIKE = 0.75  # what they begin with is alike already
 PARAMETERS = (ENTRY, PIN, WEIGHTS, PLACEMENT, LOAD_TIMEOUT, EXECUTION_TIMEOUT)
 
 
-def asked_checks(config: ModelConfig, handler: type[Handler] | None) -> Iterator[Check]:
+def asked_checks(config: ModelConfig, backend: str, traits: Traits | None) -> Iterator[Check]:
     """Every rule: the field that it is about, and a function that raises where it is broken. None: an ensemble."""
     yield f"parameters['{PIN}']", partial(is_pinned, config)
-    if handler is None:
+    if traits is None:
         return
     yield f"parameters['{WEIGHTS}']", partial(weights_of, config, Weights.AUTO)
-    yield f"parameters['{PLACEMENT}']", partial(placement_of, config, handler)
+    yield f"parameters['{PLACEMENT}']", partial(placement_of, config, traits.placement)
     yield "parameters", partial(Deadlines.of, config)
-    if handler.sees_requests and (config.batch_input or config.batch_output):
+    if traits.sees_requests and (config.batch_input or config.batch_output):
         field = "batch_input" if config.batch_input else "batch_output"
-        reason = f"models of backend '{handler.backend}' get each request as it came"
+        reason = f"models of backend '{backend}' get each request as it came"
         yield field, partial(_refuse, field, reason, config.name)
-    if config.op_libraries and not handler.custom_operations:
+    if config.op_libraries and not traits.custom_ops:
         field = "model_operations.op_library_filename"
-        reason = f"backend '{handler.backend}' loads no libraries of operations"
+        reason = f"backend '{backend}' loads no libraries of operations"
         yield field, partial(_refuse, field, reason, config.name)
 
 
@@ -117,6 +116,7 @@ class PreparedTarget:
     on_disk: Footprint
     estimate: Footprint
     pinned: bool
+    traits: Traits = field(default_factory=Traits)
     forms: TargetForms | None = None  # what it is loaded from; None where that is the model's files
     least: Footprint | None = None  # what it takes where that was measured, else bytes of its files
     labels: Labels | None = None  # of an ensemble of served models, its own
@@ -145,7 +145,7 @@ class PreparedTarget:
     @property
     def is_delicate(self) -> bool:
         """Whether its own files are loaded into this process only with a proof: see `serve/loading/verify.py`."""
-        return self.handler is not None and self.handler.tried_first and self.placement is Placement.INLINE
+        return self.traits.verify_first and self.placement is Placement.INLINE
 
     @property
     def tried_first(self) -> bool:
@@ -177,7 +177,7 @@ class PreparedTarget:
         if self.placement is Placement.PROCESS:
             environment = self.brought.there.get(self.directory.model_file(version))
             return start_isolated(self.handler, config, model_file, device, lane, environment)
-        return self.handler.load(config, model_file, device, lane)
+        return settled(self.handler.load(config, model_file, device, lane), self.traits, device)
 
     def file(self, version: int, config: ModelConfig, device: Device) -> Path:
         """The model file of a version for a device."""
@@ -319,23 +319,23 @@ class Preparer:
             )
         backend = find_backend(directory.config.backend, directory.config.platform, name, directory.first)
         handler = handler_for(backend)
-        for _, check in asked_checks(directory.config, handler):
+        traits = handler.traits(directory.config, directory.model_file(max(directory.versions)))
+        for _, check in asked_checks(directory.config, backend.name, traits):
             check()
-        placement = placement_of(directory.config, handler)
+        placement = placement_of(directory.config, traits.placement)
         if placement is Placement.INLINE:
-            self._share(directory, handler, token)
-        directory, lanes = self._placed(directory, handler)
+            self._share(handler, traits.runtime, token)
+        directory, lanes = self._placed(directory, traits.runtime)
         brought = look(self._environments, directory, handler, placement, token)
         size = directory.size() - brought.size_in(directory)
         on_disk = devices.size_on(directory.config.instance_group, lanes, size)
         where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
         identity = f"{content} {placement.value} {where}{brought.mark}"
         watched = placement is Placement.PROCESS
-        estimate = self.footprints.expected(
-            identity, handler.backend, on_disk, handler.estimate_factor, watched=watched
-        )
+        estimate = self.footprints.expected(identity, handler.backend, on_disk, traits.estimate_factor, watched=watched)
         pinned = is_pinned(directory.config)
-        forms, least = self._forms(directory, handler, placement, lanes), self.footprints.known(identity) or on_disk
+        forms = self._forms(directory, handler, traits, placement, lanes)
+        least = self.footprints.known(identity) or on_disk
         if forms is not None and forms.known:
             estimate = least = forms.expected(forms.tier)
         return PreparedTarget(
@@ -349,33 +349,36 @@ class Preparer:
             on_disk,
             estimate,
             pinned,
+            traits,
             forms,
             least,
         )
 
-    def _share(self, directory: ModelDirectory, handler: type[Handler], token: CancelToken) -> None:
+    def _share(self, handler: type[Handler], runtime: Runtime, token: CancelToken) -> None:
         """Have in this process what the handler's models share there, as their framework, which is no model's own."""
-        prepare = functools.partial(handler.prepare, directory.config, directory.model_file(max(directory.versions)))
         if handler in self._shared:
-            prepare()
+            runtime.provide()
             return
-        _, taken = self.scales.weigh(prepare, token)
+        _, taken = self.scales.weigh(runtime.provide, token)
         self.scales.common += taken.host
         if self._host:
-            handler.share(self._host)
+            runtime.share(self._host)
         self._shared.add(handler)
 
-    def _placed(
-        self, directory: ModelDirectory, handler: type[Handler]
-    ) -> tuple[ModelDirectory, list[tuple[str, Device]]]:
-        name, gpu_capable = directory.name, handler.gpu_capable()
+    def _placed(self, directory: ModelDirectory, runtime: Runtime) -> tuple[ModelDirectory, list[tuple[str, Device]]]:
+        name, gpu_capable = directory.name, runtime.gpu_capable()
         groups = directory.config.instance_group or (InstanceGroup(name),)
         lanes = devices.place(groups, name, gpu_capable=gpu_capable, require_gpu=self._require_gpu)
         groups = devices.settled(groups, name, gpu_capable=gpu_capable)
         return replace(directory, config=replace(directory.config, instance_group=groups)), lanes
 
     def _forms(
-        self, directory: ModelDirectory, handler: type[Handler], placement: Placement, lanes: list[tuple[str, Device]]
+        self,
+        directory: ModelDirectory,
+        handler: type[Handler],
+        traits: Traits,
+        placement: Placement,
+        lanes: list[tuple[str, Device]],
     ) -> TargetForms | None:
         weights = weights_of(directory.config, self._weights)
         here = placement is Placement.INLINE and all(device == CPU for _, device in lanes)
@@ -383,7 +386,7 @@ class Preparer:
         if self._store is None or weights is Weights.PLAIN or not here or not issubclass(handler, MappedHandler):
             return None
         files = {version: directory.model_file(version) for version in directory.versions}
-        return TargetForms(self._store, handler, weights, directory.config, files)
+        return TargetForms(self._store, handler, traits, weights, directory.config, files)
 
 
 def _of_how_many(lanes: list[tuple[str, Device]]) -> str:

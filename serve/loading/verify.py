@@ -102,7 +102,12 @@ class Proofs:
 def _reader(handler: type[Handler], config: ModelConfig, model_file: Path) -> str:
     # The file's name and the parameters say of what kind it is.
     told = repr((model_file.name, sorted(config.parameters.items())))
-    return f"{handler.reader(config, model_file)} {text_digest(told, 16)}"
+    return f"{_executed_by(handler, config, model_file)} {text_digest(told, 16)}"
+
+
+def _executed_by(handler: type[Handler], config: ModelConfig, model_file: Path) -> str:
+    """What reads the file, and which version of it: what one has read another one may die of."""
+    return f"{handler.__module__}:{handler.__qualname__} {handler.traits(config, model_file).runtime.versions()}"
 
 
 def _written(config: ModelConfig, model_file: Path) -> MmeError:
@@ -141,7 +146,7 @@ class BatchVerdicts:
 
     def proof(self, handler: type[Handler], config: ModelConfig, model_file: Path) -> BatchProof:
         """What is known of a model that is loaded from a file, and the means to learn more, which is kept."""
-        reader = handler.reader(config, model_file)
+        reader = _executed_by(handler, config, model_file)
         try:
             status = _status(model_file, reader)
             known = self._find(status, model_file, reader) if self._guesses else None

@@ -11,7 +11,7 @@ import logging
 import mmap
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, settled
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.disk import directory_size
 from serve.control import Tier, Weights
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from model_handlers.base import Handler
+    from model_handlers.base import Handler, Traits
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.mapped import MappedHandler
     from serve.weights.refining import Refiner
@@ -43,6 +43,7 @@ class TargetForms:
         self,
         store: WeightStore,
         handler: type[MappedHandler],
+        traits: Traits,
         weights: Weights,
         config: ModelConfig,
         files: Mapping[int, Path],
@@ -52,6 +53,7 @@ class TargetForms:
         self.weights = weights
         self._store = store
         self._handler = handler
+        self._traits = traits
         self._config = config
         self._files = files
         self._refinement = handler.refinement(config)
@@ -157,7 +159,7 @@ class TargetForms:
         )
         handler.mappings = len(_mapped(form, tier))
         self._store.handlers.add(handler)
-        return handler
+        return settled(handler, self._traits)
 
     def turned(self, tier: Tier) -> dict[int, Handler]:
         """Every version once more, in another tier or from a form that is refined by now; all or none."""

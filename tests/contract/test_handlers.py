@@ -39,7 +39,6 @@ from model_handlers.config.validate import normalise
 class Echo(Handler):
     backend = "echo"
     default_filename = "handler.py"
-    sees_requests = True
 
     @classmethod
     def autocomplete(cls, config, model_file):

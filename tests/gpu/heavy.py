@@ -13,17 +13,18 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from model_handlers.onnx.handler import RUNTIME
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.contract.server import Server
 
-from model_handlers.onnx import OnnxHandler
 
 WIDTH = 1024
 # On a machine with a GPU too, `make test` has the ONNX Runtime for CPUs.
-BUILT_FOR_GPUS = pytest.mark.skipif(not OnnxHandler.gpu_capable(), reason="ONNX Runtime is not for GPUs: make test-gpu")
+BUILT_FOR_GPUS = pytest.mark.skipif(not RUNTIME.gpu_capable(), reason="ONNX Runtime is not for GPUs: make test-gpu")
 
 
 def lay_out(folder: Path, megabytes: int, *, kind: str, pinned: bool = False, backend: str = "onnxruntime") -> None:

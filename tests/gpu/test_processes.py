@@ -15,6 +15,7 @@ import pytest
 from model_handlers.base import Device
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
+from model_handlers.python.preload import PYTORCH, TENSORFLOW
 from model_handlers.pytorch import TorchHandler
 from model_handlers.system import devices
 from model_handlers.tensor import FP32, INT64, TensorSpec
@@ -50,8 +51,8 @@ except RuntimeError:
 def fork_server():
     """It lives as long as the process that serves: it is no leak of a test."""
 
-    def run(handler):
-        servers.append(forks_with(handler.preload))
+    def run(preload):
+        servers.append(forks_with(preload))
         servers[-1].ensure_running()
 
     servers = []
@@ -86,7 +87,7 @@ def test_torchscript_on_a_gpu(tmp_path, fork_server):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # all of torch.jit is deprecated
         torch.jit.script(module).save(tmp_path / "model.pt")
-    fork_server(TorchHandler)
+    fork_server(PYTORCH)
 
     answers_and_goes(TorchHandler, tmp_path / "model.pt", module(torch.from_numpy(ROWS)).detach().numpy())
 
@@ -101,7 +102,7 @@ def test_a_kernel_that_goes_wrong_ends_the_process_and_all_come_back(tmp_path, f
         warnings.simplefilter("ignore")  # all of torch.jit is deprecated
         for name, module in (("layer", layer), ("table", table)):
             torch.jit.script(module).save(tmp_path / f"{name}.pt")
-    fork_server(TorchHandler)
+    fork_server(PYTORCH)
     ids, found = TensorSpec("ids", INT64, (3,)), TensorSpec("found", FP32, (3, 4))
     configs = {"layer": ModelConfig("layer", inputs=(X,), outputs=(Y,), max_batch_size=8)}
     configs["table"] = ModelConfig("table", inputs=(ids,), outputs=(found,))
@@ -150,6 +151,6 @@ def test_a_saved_model_on_a_gpu(tmp_path, fork_server):
         lambda x: {"y": x @ module.weights}, input_signature=[tf.TensorSpec([None, WIDTH], tf.float32, "x")]
     )
     tf.saved_model.save(module, str(tmp_path / "model.savedmodel"), module.call)
-    fork_server(SavedModelHandler)
+    fork_server(TENSORFLOW)
 
     answers_and_goes(SavedModelHandler, tmp_path / "model.savedmodel", ROWS @ weights)

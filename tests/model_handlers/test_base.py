@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_handlers.base import CPU, Device, Footprint, Handler, total
+from model_handlers.base import CPU, Device, Footprint, total
 
 sizes = st.integers(0, 1 << 50)
 footprints = st.builds(Footprint, sizes, st.lists(sizes, max_size=3).map(tuple))
@@ -80,22 +80,3 @@ def test_a_device_is_called_what_people_call_it():
     assert str(CPU) == "cpu"
     assert str(Device("gpu", 1)) == "gpu:1"
     assert Device("gpu", 1) == Device("gpu", 1) != Device("gpu", 0)
-
-
-def test_a_close_of_its_own_is_called_unless_the_class_says_that_it_is_memory_alone():
-    """What another class said of its own `close` says nothing of one that replaces it."""
-
-    class Memory(Handler):
-        memory_only = True
-
-        def close(self):
-            """Give memory back."""
-
-    class Renamed(Memory):
-        backend = "renamed"
-
-    class Files(Memory):
-        def close(self):
-            """Remove files, too."""
-
-    assert (Memory.memory_only, Renamed.memory_only, Files.memory_only) == (True, True, False)

@@ -398,7 +398,7 @@ def test_without_the_framework_the_sentence_names_the_extra(monkeypatch):
     framework.cache_clear()
     core.cache_clear()
     with pytest.raises(MmeError, match=r"run `pip install 'mme\[openvino\]'`") as caught:
-        OpenvinoHandler.prepare(ModelConfig("m"), None)
+        OpenvinoHandler.traits(ModelConfig("m"), None).runtime.provide()
 
     assert caught.value.kind is Kind.UNSUPPORTED
     framework.cache_clear()

@@ -10,7 +10,7 @@ import pytest
 from model_handlers import registry
 from model_handlers.base import Placement
 from model_handlers.config.model_config import ModelConfig
-from model_handlers.custom import FileHandler, RequestsFileHandler
+from model_handlers.custom import FileHandler
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
 
@@ -90,15 +90,13 @@ def test_a_name_that_nobody_serves(install, tmp_path):
 
 
 SOURCES = {
-    "nothing said": ("class A:\n    pass", FileHandler),
-    "said": ("class A:\n    sees_requests = True", RequestsFileHandler),
-    "said with a type": ("class A:\n    sees_requests: ClassVar[bool] = True", RequestsFileHandler),
-    "said in the second class": ("class A:\n    x = 1\nclass B:\n    sees_requests = True", RequestsFileHandler),
-    "denied": ("class A:\n    sees_requests = False", FileHandler),
-    "said outside of a class": ("sees_requests = True", FileHandler),
-    "another word": ("class A:\n    sees = True", FileHandler),
-    "no Python": ("class A", FileHandler),
-    "a zero byte": ("class A:\n    '\0'", FileHandler),
+    "no method": ("class A:\n    pass", False),
+    "the method": ("class A:\n    def execute_requests(self, requests): ...", True),
+    "in the second class": ("class A:\n    x = 1\nclass B:\n    def execute_requests(self, requests): ...", True),
+    "outside of a class": ("def execute_requests(self, requests): ...", False),
+    "another method": ("class A:\n    def execute(self, inputs, outputs): ...", False),
+    "no Python": ("class A", False),
+    "a zero byte": ("class A:\n    '\0'", False),
 }
 
 
@@ -109,8 +107,8 @@ def test_a_file_beside_the_model_is_read_and_not_run(case, tmp_path):
     (tmp_path / "handler.py").write_text(f"raise SystemExit('never')\n{source}")
     backend = find_backend("anything", "", "m", tmp_path)
 
-    assert handler_for(backend) is expected
-    assert expected.placement is Placement.PROCESS
+    traits = handler_for(backend).traits(ModelConfig("m"), tmp_path / "handler.py")
+    assert (handler_for(backend), traits.sees_requests, traits.placement) == (FileHandler, expected, Placement.PROCESS)
 
 
 def test_pack_checks_a_handler_s_syntax(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
-from model_handlers.custom import FileHandler, RequestsFileHandler
+from model_handlers.custom import FileHandler
 from model_handlers.errors import Kind, MmeError
 
 HEAD = """
@@ -113,39 +113,38 @@ def test_of_several_classes_the_backend_s_is_taken(version):
 
 
 REFUSED = {
-    "no class": ("", FileHandler, r"must define one subclass .* whose backend is 'adds'; it defines none"),
+    "no class": ("", r"must define one subclass .* whose backend is 'adds'; it defines none"),
     "two classes": (
         CLASS + "\nclass Again(Adds):\n    pass\n",
-        FileHandler,
         r"must define one subclass .* it defines Adds, Again",
     ),
-    "one that raises": ("raise RuntimeError('no luck')", FileHandler, r"failed while .*handler.py was imported"),
-    "one that exits": ("raise SystemExit(3)", FileHandler, r"failed while .*handler.py was imported"),
+    "one that raises": ("raise RuntimeError('no luck')", r"failed while .*handler.py was imported"),
+    "one that exits": ("raise SystemExit(3)", r"failed while .*handler.py was imported"),
     "one that hides that it sees requests": (
-        CLASS + "\nsetattr(Adds, 'sees_requests', True)",
-        FileHandler,
-        "must say in the class itself, as 'sees_requests = True'",
+        CLASS + "\nAdds.execute_requests = lambda self, requests: []",
+        "must define 'execute_requests' in the class itself",
     ),
     "one without execute": (
         CLASS.replace("def execute(", "def run("),
-        FileHandler,
         "class Adds in handler.py has no execute; a handler has autocomplete, load, execute and close",
     ),
     "one without two": (
         CLASS.replace("def close(", "def end(").replace("def autocomplete(", "def complete("),
-        FileHandler,
         "class Adds in handler.py has no autocomplete and no close",
     ),
-    "one that only seems to": (CLASS, RequestsFileHandler, "must say in the class itself"),
+    "one that only seems to": (
+        CLASS + "\nclass Beside:\n    def execute_requests(self, requests): ...\n",
+        "must define 'execute_requests' in the class itself",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_file_that_can_t_serve_is_refused(case, version):
     """The sentence names the model and what the file lacks."""
-    source, handler, sentence = REFUSED[case]
+    source, sentence = REFUSED[case]
     with pytest.raises(MmeError, match=sentence) as caught:
-        load(version(source), handler)
+        load(version(source))
 
     assert caught.value.kind is Kind.INVALID_MODEL
     assert "model 'm'" in caught.value.message

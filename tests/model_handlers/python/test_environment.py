@@ -23,7 +23,7 @@ def wants(tmp_path):
         parameters = {} if parameter is None else {PARAMETER: parameter}
         config = ModelConfig("m", parameters=parameters, default_model_filename=filename)
         model_file = tmp_path / "m" / ("1" if handler is PythonHandler else ".") / (filename or "model.py")
-        return handler.environment(config, model_file)
+        return handler.traits(config, model_file).code.environment()
 
     return wants
 

@@ -18,10 +18,9 @@ from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.pytorch import CodeHandler, TorchHandler
 from model_handlers.pytorch.programs import load_program
-from model_handlers.pytorch.runtime import pytorch, to_tensor
+from model_handlers.pytorch.runtime import PRELOAD, pytorch, to_tensor
 from model_handlers.tensor import FP32, TensorSpec
 from model_handlers.worker.fork_client import FORKS, forks_with
-from model_handlers.worker.parameters import placement_of
 from model_handlers.worker.start import start_isolated
 from tests.frameworks import framework
 
@@ -86,7 +85,7 @@ def current(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def fork_servers():
     """They live as long as the process that serves: they are no leak of a test."""
-    servers = (FORKS, forks_with(TorchHandler.preload))
+    servers = (FORKS, forks_with(PRELOAD))
     for server in servers:
         server.ensure_running()
     yield servers
@@ -120,9 +119,7 @@ def start(specs):
 
 def test_models_have_processes_by_default():
     """PyTorch holds the GIL while it loads: the serving process does not load it, unless it is told to."""
-    assert placement_of(ModelConfig("m"), TorchHandler) is Placement.PROCESS
-    assert TorchHandler.shared_on_gpu
-    assert placement_of(ModelConfig("m", parameters={"MME_PLACEMENT": "inline"}), TorchHandler) is Placement.INLINE
+    assert TorchHandler.traits(ModelConfig("m"), Path("1/model.pt")).placement is Placement.PROCESS
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,7 @@ def test_models_have_processes_by_default():
 )
 def test_models_that_set_what_a_process_has_are_alone_in_one(wide, parameters, shares):
     """On a GPU too: others would execute with what they set."""
-    assert TorchHandler.shares_gpu_process(ModelConfig("m", parameters=parameters), wide[1]) is shares
+    assert TorchHandler.traits(ModelConfig("m", parameters=parameters), wide[1]).gpu_shared is shares
 
 
 def test_code_is_alone_in_a_process(tmp_path):
@@ -149,8 +146,8 @@ def test_code_is_alone_in_a_process(tmp_path):
     (tmp_path / "model.py").touch()
     torch.save({"shift": torch.tensor([0.5])}, tmp_path / "model.pt")
 
-    assert not CodeHandler.shares_gpu_process(ModelConfig("m"), tmp_path / "model.py")
-    assert not TorchHandler.shares_gpu_process(ModelConfig("m"), tmp_path / "model.pt")
+    assert not CodeHandler.traits(ModelConfig("m"), tmp_path / "model.py").gpu_shared
+    assert not TorchHandler.traits(ModelConfig("m"), tmp_path / "model.pt").gpu_shared
 
 
 def test_predictions_in_a_process(wide, start):
@@ -362,7 +359,7 @@ def test_without_the_framework(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     pytorch.cache_clear()
     with pytest.raises(MmeError, match=r"which is not installed; run `pip install 'mme\[torch\]'`") as caught:
-        TorchHandler.prepare(ModelConfig("m"), Path("model.pt"))
+        TorchHandler.traits(ModelConfig("m"), Path("model.pt")).runtime.provide()
     pytorch.cache_clear()
 
     assert caught.value.kind is Kind.UNSUPPORTED
@@ -372,8 +369,11 @@ def test_the_serving_process_does_not_import_the_framework():
     """Whether PyTorch can use a GPU is known without it."""
     program = (
         "import sys\n"
+        "from pathlib import Path\n"
+        "from model_handlers.config.model_config import ModelConfig\n"
         "from model_handlers.pytorch import TorchHandler\n"
-        f"assert TorchHandler.gpu_capable() is {torch.backends.cuda.is_built()}\n"
+        "runtime = TorchHandler.traits(ModelConfig('m'), Path('model.pt')).runtime\n"
+        f"assert runtime.gpu_capable() is {torch.backends.cuda.is_built()}\n"
         "sys.exit('torch' in sys.modules)"
     )
 

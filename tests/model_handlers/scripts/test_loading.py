@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from model_handlers.base import Placement
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.scripts.handler import ScriptHandler
@@ -131,7 +130,6 @@ def test_the_configuration_is_a_tensor_of_bytes_on_both_sides(tmp_path):
     for (spec,) in (config.inputs, config.outputs):
         assert (spec.name, spec.data_type.name, spec.dims) == ("BODY", "UINT8", (-1,))
     assert complete(tmp_path, inputs=config.inputs) == config
-    assert ScriptHandler.placement is Placement.PROCESS
 
 
 def test_a_script_of_broken_syntax_is_refused_unread(tmp_path):

@@ -12,6 +12,7 @@ from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.tensorflow import SavedModelHandler
+from model_handlers.tensorflow.graphs import PRELOAD
 from model_handlers.worker.fork_client import FORKS, forks_with
 from model_handlers.worker.start import start_isolated
 from tests.model_handlers.tensorflow.conftest import WEIGHTS
@@ -20,7 +21,7 @@ from tests.model_handlers.tensorflow.conftest import WEIGHTS
 @pytest.fixture(scope="module", autouse=True)
 def fork_server(tf):
     """It lives as long as the process that serves: it is no leak of a test."""
-    server = forks_with(SavedModelHandler.preload)
+    server = forks_with(PRELOAD)
     server.ensure_running()
     yield server
     server.stop()

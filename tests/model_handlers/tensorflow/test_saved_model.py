@@ -284,7 +284,7 @@ def test_without_any_framework(monkeypatch):
     with pytest.raises(
         MmeError, match=r"run `pip install 'mme\[tensorflow\]'`, or `pip install 'mme\[openvino\]'`"
     ) as caught:
-        SavedModelHandler.prepare(ModelConfig("m"), Path("model.savedmodel"))
+        SavedModelHandler.traits(ModelConfig("m"), Path("model.savedmodel")).runtime.provide()
     tensorflow.cache_clear()
 
     assert caught.value.kind is Kind.UNSUPPORTED
@@ -294,8 +294,10 @@ def test_the_serving_process_does_not_import_the_framework():
     """Whether TensorFlow can use a GPU is known without it."""
     program = (
         "import sys\n"
+        "from pathlib import Path\n"
+        "from model_handlers.config.model_config import ModelConfig\n"
         "from model_handlers.tensorflow import SavedModelHandler\n"
-        "SavedModelHandler.gpu_capable()\n"
+        "SavedModelHandler.traits(ModelConfig('m'), Path('model.savedmodel')).runtime.gpu_capable()\n"
         "sys.exit('tensorflow' in sys.modules)"
     )
 

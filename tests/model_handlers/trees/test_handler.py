@@ -443,7 +443,7 @@ def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch, trained):
     monkeypatch.setitem(sys.modules, "treelite", None)
     forests.imported.cache_clear()
     with pytest.raises(MmeError) as caught:
-        TreesHandler.prepare(ModelConfig("m", "fil"), trained[0]["binary.json"])
+        TreesHandler.traits(ModelConfig("m", "fil"), trained[0]["binary.json"]).runtime.provide()
 
     assert caught.value.kind is Kind.UNSUPPORTED
     assert "needs treelite, which is not installed; run `pip install 'mme[trees]'`" in caught.value.message

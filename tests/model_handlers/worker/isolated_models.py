@@ -25,7 +25,12 @@ class Model(Handler):
 
     backend = "test"
     default_filename = "model.txt"
-    placement = Placement.PROCESS
+    preload = ""
+
+    @classmethod
+    def traits(cls, config, model_file):
+        """In a process that is forked from what the class says."""
+        return replace(super().traits(config, model_file), placement=Placement.PROCESS, preload=cls.preload)
 
     def __init__(self, config, model_file):
         super().__init__(replace(config, outputs=(TensorSpec("y", FP32, (-1,)),)))
@@ -299,8 +304,6 @@ DEEDS = {
 class Requests(Model):
     """Sees requests: tells what it saw, and fails the request whose id is `bad`."""
 
-    sees_requests = True
-
     def execute_requests(self, requests):
         return [self._one(request) for request in requests]
 
@@ -449,8 +452,6 @@ class CloseRaises(Echo):
 
 class Tried(Model):
     """On trial it does what its file says."""
-
-    tried_first = True
 
     @classmethod
     def try_load(cls, config, model_file):

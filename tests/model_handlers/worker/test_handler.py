@@ -11,7 +11,7 @@ import psutil
 import pytest
 from isolated_models import Echo, HoldsMemory, LoadsAside, Misbehaves, Requests
 
-from model_handlers.base import CPU, Placement
+from model_handlers.base import CPU
 from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler
@@ -228,7 +228,6 @@ def test_config_is_completed(start):
     assert handler.config.max_batch_size == 3
     assert [spec.name for spec in handler.config.outputs] == ["y"]
     assert handler.inline is False
-    assert Echo.placement is Placement.PROCESS
 
 
 def test_onnx_in_a_process(start, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -276,11 +277,10 @@ def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path
         told["host"] = asked[-1]
 
     class Shares(Echo):
-        shared_on_gpu = shares
-
         @classmethod
-        def shares_gpu_process(cls, config, model_file):
-            return super().shares_gpu_process(config, model_file) and "ALONE" not in config.parameters
+        def traits(cls, config, model_file):
+            shared = shares and "ALONE" not in config.parameters
+            return replace(super().traits(config, model_file), gpu_shared=shared)
 
     monkeypatch.setattr(start, "TensorWorker", Told)
     monkeypatch.setattr(start, "InstanceProcess", told_process)

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import orjson
 import pytest
-from isolated_models import Echo
 
 from model_handlers.base import Placement
 from model_handlers.config.convert import config_fields, config_from
@@ -41,7 +40,6 @@ from model_handlers.config.model_config import (
     WarmupSample,
 )
 from model_handlers.errors import Kind, MmeError
-from model_handlers.onnx import OnnxHandler
 from model_handlers.tensor import BF16, BYTES, FP32, INT32, TensorFormat, TensorSpec
 from model_handlers.worker.output import MAX_LINE, LineSplitter, Output
 from model_handlers.worker.parameters import Deadlines, placement_of
@@ -122,27 +120,27 @@ def test_the_full_configuration_is_full():
 
 
 @pytest.mark.parametrize(
-    ("handler_class", "text", "placement"),
+    ("usual", "text", "placement"),
     [
-        (OnnxHandler, None, Placement.INLINE),
-        (Echo, None, Placement.PROCESS),
-        (OnnxHandler, "process", Placement.PROCESS),
-        (Echo, "inline", Placement.INLINE),
-        (Echo, " INLINE ", Placement.INLINE),
+        (Placement.INLINE, None, Placement.INLINE),
+        (Placement.PROCESS, None, Placement.PROCESS),
+        (Placement.INLINE, "process", Placement.PROCESS),
+        (Placement.PROCESS, "inline", Placement.INLINE),
+        (Placement.PROCESS, " INLINE ", Placement.INLINE),
     ],
 )
-def test_placement(handler_class, text, placement):
+def test_placement(usual, text, placement):
     """MME_PLACEMENT says where a model executes, else its handler does."""
     config = ModelConfig("m", parameters={} if text is None else {"MME_PLACEMENT": text})
 
-    assert placement_of(config, handler_class) is placement
+    assert placement_of(config, usual) is placement
 
 
 @pytest.mark.parametrize("text", ["", "thread", "proc ess"])
 def test_unknown_placement(text):
     """A placement that does not exist is refused by name."""
     with pytest.raises(MmeError, match=f"MME_PLACEMENT.*'inline' or 'process', got '{text}'") as raised:
-        placement_of(ModelConfig("m", parameters={"MME_PLACEMENT": text}), Echo)
+        placement_of(ModelConfig("m", parameters={"MME_PLACEMENT": text}), Placement.PROCESS)
 
     assert raised.value.kind is Kind.INVALID_MODEL
 

@@ -28,7 +28,6 @@ from model_handlers.tensor import FP32
 class Unasked(Model):
     """Sees requests, and is decoupled. Whatever a deed returns is the request's answer."""
 
-    sees_requests = True
     decoupled = True
 
     def __init__(self, config, model_file):

@@ -9,7 +9,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from model_handlers.onnx import OnnxHandler
+from model_handlers.onnx.session import trim_arena
 from model_handlers.system import devices, memory
 from serve.cache.entry import State
 from serve.cache.footprints import FORM
@@ -30,7 +30,7 @@ def by_hand(monkeypatch):
     monkeypatch.setattr(meter, "_OWN", 16 * MB)
     gc.collect()  # what tests before this one have left goes now, and nothing of it while bytes are counted
     gc.disable()
-    OnnxHandler.trim()
+    trim_arena()
     memory.trim()
     yield
     gc.enable()

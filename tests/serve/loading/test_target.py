@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from model_handlers import onnx
-from model_handlers.base import CPU, Device, Footprint, Placement
+from model_handlers.base import CPU, Device, Footprint, Placement, Traits
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from model_handlers.system.threads import NEVER, CancelToken
@@ -121,7 +121,9 @@ async def test_a_footprint_is_never_less_than_the_file(tmp_path, write_repositor
     size = (folder / "1" / "model.onnx").stat().st_size
     loader = ModelLoader(asyncio.get_running_loop(), {})
     prepared = loader.prepare("m", InRepository(folder), NEVER)
-    assert prepared.estimate == Footprint(int(size * onnx.OnnxHandler.estimate_factor))
+    assert prepared.estimate == Footprint(
+        int(size * onnx.OnnxHandler.traits(prepared.directory.config, folder).estimate_factor)
+    )
     assert prepared.download_ns == 0
     resident, footprint = loaded(loader, InRepository(folder))
     assert size <= footprint.host
@@ -357,7 +359,7 @@ async def test_the_handler_is_warm_before_its_first_request(toys, tmp_path, writ
     source = InRepository(write_repository_model(tmp_path / "m"))
     async with serving(source):
         assert seen == [[[0, 0]]]
-    monkeypatch.setattr(onnx.OnnxHandler, "inline", False)
+    monkeypatch.setattr(onnx.OnnxHandler, "traits", lambda _config, _file: Traits())
     async with serving(source):
         assert len(seen) == 1
 

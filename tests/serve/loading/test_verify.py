@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from model_handlers.base import Handler
+from model_handlers import base
+from model_handlers.base import Handler, Runtime, Traits
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from serve.loading import verify
@@ -21,9 +22,9 @@ class Reader(Handler):
     version = 1
 
     @classmethod
-    def reader(cls, config, model_file):  # noqa: ARG003 - of any file
-        """By its version."""
-        return f"reader {cls.version}"
+    def traits(cls, config, model_file):  # noqa: ARG003 - of any file
+        """By a runtime of its version."""
+        return Traits(runtime=Runtime(packages=(f"reader {cls.version}",)))
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def tried(monkeypatch):
     contents = []
     monkeypatch.setattr(verify, "verify_file", lambda _handler, _config, file: contents.append(file.read_text()))
     monkeypatch.setattr(Reader, "version", 1)
+    monkeypatch.setattr(base, "version_of", lambda package: package)
     return contents
 
 
