@@ -16,11 +16,10 @@ import base64
 import binascii
 import functools
 import re
-import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from container.codec.compression import inflate, inflate_quickly
+from container.codec.compression import ENCODINGS, compress, inflate, inflate_quickly
 from container.http2 import frames
 from container.http2.header_blocks import LARGEST, MOST_FIELDS
 from container.inference.errors import STATUSES, Status, known
@@ -62,8 +61,7 @@ _HEAD = frames.header_block(_FIELDS)
 _MAX_MESSAGE = 2048
 _MAX_FOREIGN = 512
 _GOOD = frames.header_block([(b"grpc-status", b"0")])
-_WINDOWS = {"gzip": 31, "deflate": 15}
-_HEADS = {name: frames.header_block([*_FIELDS, (b"grpc-encoding", name.encode())]) for name in _WINDOWS}
+_HEADS = {name: frames.header_block([*_FIELDS, (b"grpc-encoding", name.encode())]) for name in ENCODINGS}
 
 
 class Method:
@@ -94,6 +92,7 @@ class Calls:
         denied: how a call ends, by its path and headers, whose client may not make it; None where all may.
 
     Attributes:
+        largest, compression, memory: as given.
         tasks: of calls under way.
     """
 
@@ -106,11 +105,11 @@ class Calls:
         unknown_host: Callable[[str], str] | None = None,
         denied: Callable[[bytes, Fields], tuple[Status, str] | None] | None = None,
     ) -> None:
+        self.largest = largest
+        self.compression = compression
+        self.memory = memory
         self._denied = denied
         self._methods = methods
-        self._largest = largest
-        self._compression = compression
-        self._memory = memory
         self._unknown_host = unknown_host
         self._known_hosts: set[bytes] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -144,7 +143,7 @@ class Calls:
             _refuse_stream(stream, 200, denial[1], denial[0])
             return None
         found = self._methods.get(path)
-        call = Rpc(stream, fields, found or _NOT_THERE, self._largest, self._compression, self.tasks, self._memory)
+        call = Rpc(stream, fields, found or _NOT_THERE, self)
         if found is None:
             call.fail(Status.UNIMPLEMENTED, "Method not found!")
         return call
@@ -160,6 +159,136 @@ class Calls:
         return why
 
 
+class CallFault(Exception):  # noqa: N818 - a status says what the client did
+    """What came ends the call with a status that is not good."""
+
+    def __init__(self, status: Status, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+        self.words = words
+
+
+class MessageReader:
+    """The messages of a call out of its data. Knows no stream.
+
+    What came counts as memory of requests until it is freed.
+
+    Args:
+        largest: bytes of a message that are taken.
+        memory: of requests on the way.
+        single: whether the call has one message.
+
+    Attributes:
+        encoding: what messages are compressed by.
+        messages: those that are whole, and whether they are compressed.
+        part: what is no whole message yet; one piece, since frames may be of a byte each.
+        uncut: whether whole messages are left in it.
+    """
+
+    def __init__(self, largest: int, memory: RequestMemory, *, single: bool) -> None:
+        self.encoding = ""
+        self.messages: deque[tuple[bool, bytes]] = deque()
+        self.part = bytearray()
+        self.uncut = False
+        self._largest = largest
+        self._memory = memory
+        self._single = single
+        self._held = 0  # bytes of that
+        self._unread = 0  # bytes of messages
+        self._over = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is unread that the client has to wait."""
+        return self.uncut or self._unread >= _UNREAD
+
+    def push(self, payload: bytes) -> bool:
+        """Take some data; tells whether a message became whole by it.
+
+        Raises:
+            CallFault: it is none, or more than is taken.
+        """
+        if not self._memory.take(len(payload)):
+            raise CallFault(Status.RESOURCE_EXHAUSTED, self._memory.full)
+        self._held += len(payload)
+        size = len(payload) - _PREFIX
+        if not self.part and size == int.from_bytes(payload[1:_PREFIX], "big") and 0 <= size <= self._largest:
+            self._keep(payload[0], payload[_PREFIX:])
+            return True
+        self.part += payload
+        return self._cut()
+
+    def _cut(self) -> bool:
+        data = self.part
+        at, has = 0, len(data)
+        self.uncut = False
+        while has - at >= _PREFIX:
+            if len(self.messages) >= _MOST_CUT:
+                self.uncut = True
+                break
+            size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
+            if size > self._largest:
+                words = f"Received message larger than max ({size} vs. {self._largest})"
+                raise CallFault(Status.RESOURCE_EXHAUSTED, words)
+            end = at + _PREFIX + size
+            if end > has:
+                if not self._memory.fits(end - has):
+                    raise CallFault(Status.RESOURCE_EXHAUSTED, self._memory.full)
+                break
+            self._keep(data[at], bytes(memoryview(data)[at + _PREFIX : end]))
+            at = end
+        del data[:at]
+        return at > 0
+
+    def _keep(self, compressed: int, message: bytes) -> None:
+        if compressed > 1 or (compressed and self.encoding not in ENCODINGS):
+            words = (
+                f"a message is compressed by '{self.encoding[:32]}', which is not read: send gzip, deflate or identity"
+            )
+            raise CallFault(Status.UNIMPLEMENTED if compressed == 1 else Status.INTERNAL, words)
+        if self._single and self.messages:
+            raise CallFault(Status.INTERNAL, "this method takes one message")
+        self.messages.append((bool(compressed), message))
+        self._unread += _KEPT + len(message)
+
+    def pop(self) -> tuple[bool, bytes]:
+        """The next message, and whether it is compressed."""
+        found = self.messages.popleft()
+        self._unread -= _KEPT + len(found[1])
+        self.free(_PREFIX)
+        return found
+
+    async def inflate(self, message: bytes) -> bytes:
+        """A message as it was before it was compressed, which counts in its place.
+
+        Raises:
+            MmeError: it can't be inflated, or is larger than is taken.
+        """
+        found = inflate_quickly(message, self.encoding, self._largest) if len(message) < _LONG else None
+        if found is None:
+            with Inflating(self._memory) as inflating:
+                found = await by_thread(inflate, message, self.encoding, self._largest, inflating.take)
+        if not self._over:
+            self.free(len(message))
+            if not self._memory.take(len(found)):
+                raise out_of_request_memory(self._memory)
+            self._held += len(found)
+        return found
+
+    def free(self, size: int) -> None:
+        """Count so many bytes no more."""
+        size = min(size, self._held)
+        self._memory.free(size)
+        self._held -= size
+
+    def close(self) -> None:
+        """Forget all that came."""
+        self._over = True
+        self.free(self._held)
+        self.part.clear()
+        self.messages.clear()
+
+
 class Rpc:
     """One call. Its stream's receiver, and its handler's context.
 
@@ -167,42 +296,23 @@ class Rpc:
         stream: that it came on.
         fields: its headers.
         method: what answers it.
-        largest: bytes of a message that are taken.
-        compression: what answers are compressed by, if the client reads that: `gzip`, `deflate` or "".
-        tasks: of calls under way.
-        memory: of requests on the way.
+        calls: what it has in common with others.
 
     Attributes:
         on_cancel: called when no answer is waited for any more.
     """
 
-    def __init__(
-        self,
-        stream: Http2Stream,
-        fields: Fields,
-        method: Method,
-        largest: int,
-        compression: str,
-        tasks: set[asyncio.Task[Any]],
-        memory: RequestMemory,
-    ) -> None:
+    def __init__(self, stream: Http2Stream, fields: Fields, method: Method, calls: Calls) -> None:
         self._stream = stream
         self._fields = fields
         self._method = method
-        self._largest = largest
-        self._tasks = tasks
-        self._memory = memory
-        self._held = 0  # bytes of that
+        self._tasks = calls.tasks
+        self._reader = MessageReader(calls.largest, calls.memory, single=method.unary is not None)
         self._slow: asyncio.TimerHandle | None = None  # looks whether a message arrives too slowly
         self._begun = 0.0  # when it began, by the loop's clock
-        self._task: asyncio.Task[Any] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._encoding = ""
+        self._task: asyncio.Task[Any] | None = None
         self._compression = ""
-        self._part = bytearray()  # what is no whole message yet; one piece, since frames may be of a byte each
-        self._messages: deque[tuple[bool, bytes]] = deque()
-        self._unread = 0
-        self._uncut = False  # whether messages are left in it
         self._waits: asyncio.Future[None] | None = None
         self._ended = False
         self._sent = False  # headers
@@ -212,72 +322,40 @@ class Rpc:
             if name == b"grpc-timeout":
                 self._expire_after(value)
             elif name == b"grpc-encoding":
-                self._encoding = value.decode("latin-1")
-            elif name == b"grpc-accept-encoding" and compression and compression.encode() in value:
-                self._compression = compression
+                self._reader.encoding = value.decode("latin-1")
+            elif name == b"grpc-accept-encoding" and calls.compression and calls.compression.encode() in value:
+                self._compression = calls.compression
         if method.streaming is not None and not self._failed:
             self._begin(functools.partial(method.streaming, self))
-
-    def __repr__(self) -> str:
-        return f"<Rpc on {self._stream.id}>"
 
     # -- its stream's ------------------------------------------------------------------------------------------------
 
     def received(self, payload: bytes) -> None:
         """Some data came."""
-        if not self._memory.take(len(payload)):
-            self.fail(Status.RESOURCE_EXHAUSTED, self._memory.full)
+        reader = self._reader
+        try:
+            whole = reader.push(payload)
+        except CallFault as fault:
+            self.fail(fault.status, fault.words)
             return
-        self._held += len(payload)
-        size = len(payload) - _PREFIX
-        if not self._part and size == int.from_bytes(payload[1:_PREFIX], "big") and 0 <= size <= self._largest:
-            self._came(payload[0], payload[_PREFIX:])
-            return
-        self._part += payload
-        self._cut()
-
-    def _cut(self) -> None:
-        """Messages out of what came."""
-        data = self._part
-        at, has = 0, len(data)
-        self._uncut = False
-        while has - at >= _PREFIX:
-            if len(self._messages) >= _MOST_CUT:
-                self._uncut = True
-                break
-            size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
-            if size > self._largest:
-                words = f"Received message larger than max ({size} vs. {self._largest})"
-                self.fail(Status.RESOURCE_EXHAUSTED, words)
-                return
-            end = at + _PREFIX + size
-            if end > has:
-                if not self._memory.fits(end - has):
-                    self.fail(Status.RESOURCE_EXHAUSTED, self._memory.full)
-                    return
-                break
-            self._came(data[at], bytes(memoryview(data)[at + _PREFIX : end]))
-            if self._failed:
-                return
-            at = end
-        del data[:at]
-        if at or not data:
+        if whole:
             self._stop_looking()
-        if data:
-            if self._slow is None and not self._uncut:
-                loop = asyncio.get_running_loop()
-                self._begun = loop.time()
-                self._slow = loop.call_later(_GRACE_SECONDS, self._look)
-            self._credit()
+            self._wake()
+        if reader.part and self._slow is None and not reader.uncut:
+            loop = asyncio.get_running_loop()
+            self._begun = loop.time()
+            self._slow = loop.call_later(_GRACE_SECONDS, self._look)
+        if not reader.is_full:
+            self._stream.credit()
 
     def _look(self) -> None:
         """Fail where the message at hand arrives too slowly; where it waits for us, its time begins again."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._uncut or self._unread >= _UNREAD:
+        if self._reader.is_full:
             self._begun = now
         late = now - self._begun - _GRACE_SECONDS
-        if len(self._part) < _LEAST_RATE * late:
+        if len(self._reader.part) < _LEAST_RATE * late:
             words = f"the message arrives too slowly: send at least {_LEAST_RATE} bytes a second"
             self.fail(Status.DEADLINE_EXCEEDED, words)
             return
@@ -288,34 +366,19 @@ class Rpc:
             self._slow.cancel()
             self._slow = None
 
-    def _came(self, compressed: int, message: bytes) -> None:
-        if compressed > 1 or (compressed and self._encoding not in _WINDOWS):
-            words = (
-                f"a message is compressed by '{self._encoding[:32]}', which is not read: send gzip, deflate or identity"
-            )
-            self.fail(Status.UNIMPLEMENTED if compressed == 1 else Status.INTERNAL, words)
-            return
-        if self._method.unary is not None and self._messages:
-            self.fail(Status.INTERNAL, "this method takes one message")
-            return
-        self._messages.append((bool(compressed), message))
-        self._unread += _KEPT + len(message)
-        self._credit()
-        self._wake()
-
     def ended(self) -> None:
         """The client has sent all of its messages."""
         self._ended = True
         self._wake()
-        unary = self._method.unary
+        unary, reader = self._method.unary, self._reader
         if unary is None or self.over:
             return
-        if self._part or not self._messages:
+        if reader.part or not reader.messages:
             self.fail(Status.INTERNAL, "the call has no message, or half of one")
-        elif self._messages[0][0]:
+        elif reader.messages[0][0]:
             self._begin(functools.partial(self._inflated, unary))
         else:
-            self._begin(functools.partial(unary, self._messages.popleft()[1], self))
+            self._begin(functools.partial(unary, reader.messages.popleft()[1], self))
 
     def cancelled(self) -> None:
         """The client has left, or wants no answer."""
@@ -327,11 +390,6 @@ class Rpc:
     def over(self) -> bool:
         """Whether no answer is waited for any more."""
         return self._stream.over or self._failed
-
-    def _credit(self) -> None:
-        """Have the client send more, unless enough is unread."""
-        if self._unread < _UNREAD and not self._uncut:
-            self._stream.credit()
 
     def _wake(self) -> None:
         if self._waits is not None and not self._waits.done():
@@ -357,24 +415,24 @@ class Rpc:
 
     async def read(self) -> bytes | None:
         """The next message; None behind the last one, or where the call has failed: one could not be inflated, say."""
-        while not self._messages:
+        reader = self._reader
+        while not reader.messages:
             if self._ended or self._stream.over:
                 return None
             self._waits = asyncio.get_running_loop().create_future()
             await self._waits
         await self._stream.turn(_KEPT)
-        if not self._messages:  # the call has ended meanwhile
+        if not reader.messages:  # the call has ended meanwhile
             return None
-        compressed, message = self._messages.popleft()
-        self._unread -= _KEPT + len(message)
-        self.free(_PREFIX)
-        if self._uncut and not self._messages:
-            self._cut()
-        self._credit()
+        compressed, message = reader.pop()
+        if reader.uncut and not reader.messages:
+            self.received(b"")
+        elif not reader.is_full:
+            self._stream.credit()
         if not compressed:
             return message
         try:
-            return await self._inflated_message(message)
+            return await reader.inflate(message)
         except MmeError as error:
             if error.kind is Kind.UNAVAILABLE:
                 self.fail(Status.RESOURCE_EXHAUSTED, error.message)
@@ -382,25 +440,9 @@ class Rpc:
                 refuse(self, error)
             return None
 
-    async def _inflated_message(self, message: bytes) -> bytes:
-        """A message as it was before it was compressed, which counts in its place."""
-        found = inflate_quickly(message, self._encoding, self._largest) if len(message) < _LONG else None
-        if found is None:
-            with Inflating(self._memory) as inflating:
-                found = await by_thread(inflate, message, self._encoding, self._largest, inflating.take)
-        if self.over:
-            return found
-        self.free(len(message))
-        if not self._memory.take(len(found)):
-            raise out_of_request_memory(self._memory)
-        self._held += len(found)
-        return found
-
     def free(self, size: int) -> None:
         """Count so many bytes no more: what they asked for is answered."""
-        size = min(size, self._held)
-        self._memory.free(size)
-        self._held -= size
+        self._reader.free(size)
 
     def write_now(self, message: bytes) -> bool:
         """Send one message if nothing has to be awaited for that; else False, and it is for `write`."""
@@ -479,7 +521,10 @@ class Rpc:
         """Send one message, compressed where that was agreed and makes it smaller."""
         flag = b"\0"
         if self._compression:
-            smaller = await _reckoned(_deflated, message, _WINDOWS[self._compression])
+            if len(message) < _LONG:
+                smaller = compress((message,), self._compression)
+            else:
+                smaller = await by_thread(compress, (message,), self._compression)
             if len(smaller) < len(message):
                 flag, message = b"\1", smaller
         self._put(flag, message)
@@ -530,9 +575,7 @@ class Rpc:
             self._deadline.cancel()
             self._deadline = None
         self._stop_looking()
-        self.free(self._held)
-        self._part.clear()
-        self._messages.clear()
+        self._reader.close()
 
 
 def refuse(call: Rpc, error: Exception) -> None:
@@ -551,18 +594,6 @@ def _refuse_stream(stream: Http2Stream, http_status: int, words: str, status: St
 
 def _status(status: Status, words: str) -> list[tuple[bytes, bytes]]:
     return [(b"grpc-status", b"%d" % status), (b"grpc-message", _percent_encoded(words))]
-
-
-async def _reckoned(work: Callable[..., bytes], data: bytes, *args: Any) -> bytes:
-    """What it makes of data, by a thread where that takes long."""
-    if len(data) < _LONG:
-        return work(data, *args)
-    return await by_thread(work, data, *args)
-
-
-def _deflated(data: bytes, window: int) -> bytes:
-    compressor = zlib.compressobj(wbits=window)
-    return compressor.compress(data) + compressor.flush()
 
 
 def _binary(value: bytes) -> bytes:

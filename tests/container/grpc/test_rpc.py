@@ -73,8 +73,12 @@ async def _never(context):
     await asyncio.get_running_loop().create_future()
 
 
-def _call(stream, method, fields=(), largest=LARGEST):
-    return Rpc(stream, tuple(fields), method, largest, "", set(), RequestMemory(1 << 30))
+def _calls(compression=""):
+    return Calls(METHODS, LARGEST, compression, RequestMemory(1 << 30))
+
+
+def _call(stream, method, fields=(), calls=None):
+    return Rpc(stream, tuple(fields), method, calls or _calls())
 
 
 @settings(max_examples=100, deadline=None)
@@ -142,12 +146,12 @@ async def test_what_nobody_reads_opens_no_window(first, frame):
 
 async def test_nothing_is_made_of_what_comes_behind_a_failure():
     """Be it another failure, or a message."""
-    stream = Fake()
-    call = _call(stream, Method(streaming=_never))
+    stream, calls = Fake(), _calls()
+    call = _call(stream, Method(streaming=_never), calls=calls)
     call.received(_message(b"a") + _message(bytes(LARGEST + 1))[:10] + _message(b"b") * 3)
     assert len(stream.blocks) == 1
     assert stream.receiver is None
-    assert not call._messages
+    assert not calls.memory.used
     await asyncio.sleep(0)
 
 
@@ -203,7 +207,7 @@ METHODS = {
 @contextlib.asynccontextmanager
 async def _served(compression="", options=(("grpc.max_receive_message_length", -1),)):
     """A channel to a server; nothing is left of its calls afterwards."""
-    loop, calls, all_ = asyncio.get_running_loop(), Calls(METHODS, LARGEST, compression, RequestMemory(1 << 30)), set()
+    loop, calls, all_ = asyncio.get_running_loop(), _calls(compression), set()
     server = await loop.create_server(
         lambda: Connection(loop, calls.begin, all_, Keepalive(loop), Turns(loop.call_soon), ConnectionCap(100)),
         "127.0.0.1",
@@ -299,12 +303,12 @@ async def test_deadlines(channel):
 @pytest.mark.parametrize("value", [b"0n", b"0H", b"1u"])
 async def test_deadlines_that_are_past(value):
     """The server itself ends the call."""
-    stream = Fake()
-    call = _call(stream, Method(unary=_waits), [(b"grpc-timeout", value)])
+    stream, calls = Fake(), _calls()
+    call = _call(stream, Method(unary=_waits), [(b"grpc-timeout", value)], calls)
     call.received(_message(b""))
     call.ended()
     async with asyncio.timeout(30):
-        await until(lambda: call._task is None)
+        await until(lambda: stream.over and not calls.tasks)
     assert frames.header_block([(b"grpc-status", b"4")]) in stream.blocks[0]
 
 
@@ -312,11 +316,11 @@ async def test_deadlines_that_are_past(value):
 @pytest.mark.parametrize("method", [Method(unary=_echo), Method(streaming=_echoes)], ids=["unary", "stream"])
 async def test_deadlines_that_are_none(method, value):
     """Are refused, since a client that set one does not wait for ever; nothing is executed."""
-    stream = Fake()
-    call = _call(stream, method, [(b"grpc-timeout", value), (b"grpc-timeout", b"1S")])
+    stream, calls = Fake(), _calls()
+    call = _call(stream, method, [(b"grpc-timeout", value), (b"grpc-timeout", b"1S")], calls)
     call.received(_message(b""))
     call.ended()
-    assert (call._deadline, call._task, len(stream.blocks), stream.parts) == (None, None, 1, [])
+    assert (calls.tasks, len(stream.blocks), stream.parts) == (set(), 1, [])
     assert frames.header_block([(b"grpc-status", b"13")]) in stream.blocks[0]
 
 

@@ -23,20 +23,14 @@ def test_what_is_refused_is_gone_at_once():
     async def refuses(_data, _context):
         raise MmeError(Kind.UNKNOWN_MODEL, "no such model")
 
+    methods = {b"/service/Method": Method(unary=refuses)}
+
     async def run():
-        loop, method, tasks, open_ = asyncio.get_running_loop(), Method(unary=refuses), set(), set()
-        keepalive, turns = Keepalive(loop), Turns(loop.call_soon)
-        memory, cap = RequestMemory(1 << 30), ConnectionCap(100)
+        loop, open_, calls = asyncio.get_running_loop(), set(), Calls(methods, 1 << 20, "", RequestMemory(1 << 30))
+        keepalive, turns, cap = Keepalive(loop), Turns(loop.call_soon), ConnectionCap(100)
 
         def connection():
-            return Connection(
-                loop,
-                lambda stream, fields: Rpc(stream, fields, method, 1 << 20, "", tasks, memory),
-                open_,
-                keepalive,
-                turns,
-                cap,
-            )
+            return Connection(loop, calls.begin, open_, keepalive, turns, cap)
 
         server = await loop.create_server(connection, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
