@@ -51,7 +51,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build the engine and say what it is."""
     from model_handlers.tensorrt.builder import BuildOptions, build, profiles_of  # noqa: PLC0415 - numpy
 
     output = arguments.output or arguments.model.with_name("model.plan")
@@ -84,13 +83,11 @@ class _Line:
         self._shown = sys.stderr.isatty()
 
     def show(self, phase: str, done: int, total: int) -> None:
-        """So many steps of a phase are done."""
         if self._shown:
             filled = _WIDTH * done // max(total, 1)
             print(f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {phase[:60]:60}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """What comes now has a line of its own."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 

@@ -40,7 +40,6 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def number(least: float, most: float) -> Callable[[str], float]:
-    """How a flag reads a number."""
     return functools.partial(_within, float, "a number", least, most)
 
 
@@ -56,11 +55,7 @@ seconds = number(0.1, DAY)
 
 
 def pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """What a repeatable NAME=VALUE says.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for what is none.
-    """
+    """What a repeatable NAME=VALUE says."""
     found = [text.partition("=") for text in texts or ()]
     for name, equals, value in found:
         if not (name and equals):
@@ -69,19 +64,16 @@ def pairs(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
-    """What the command line makes of an error."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def add_identity(parser: argparse.ArgumentParser) -> None:
-    """How a server is known, and we to it."""
     text = "certificates in PEM that vouch for a server of https://; by default those that the system trusts"
     parser.add_argument("--ca", type=Path, metavar="FILE", help=text)
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="a key that the server knows, made by `mme key`")
 
 
 def add_region(parser: argparse.ArgumentParser) -> None:
-    """Where on AWS."""
     parser.add_argument("--region", help="the AWS region; boto3's own choice by default")
 
 

@@ -54,11 +54,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what was asked.
-
-    Raises:
-        MmeError: a path that is none.
-    """
     if arguments.action == "check":
         return _run_check(arguments)
     if arguments.action == "fields":

@@ -92,11 +92,6 @@ class Report:
 
 
 def check(source: str, scripts: Scripts) -> Report:
-    """Look at one path.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when there is nothing that could hold a model.
-    """
     path = Path(source)
     if path.is_dir():
         return _check_directory(source, path.resolve(), scripts)
@@ -173,7 +168,6 @@ def _unpacked(archive: Path) -> Iterator[Path]:
 
 
 def lines(report: Report, *, quiet: bool = False) -> Iterator[Line]:
-    """The report, line by line."""
     yield HEAD, f"{report.source}: {_counted(report)}"
     for finding in report.problems:
         yield from _finding_lines("", finding)
@@ -240,7 +234,6 @@ def _place(located: Located) -> str:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The report as values for JSON."""
     return {
         "source": report.source,
         "kind": report.kind,

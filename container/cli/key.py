@@ -41,11 +41,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make a key and its line.
-
-    Raises:
-        OSError: the key's file is there already, or one of the two can't be written.
-    """
     import secrets  # noqa: PLC0415 - as above
 
     from container.steps.access import digest_of  # noqa: PLC0415

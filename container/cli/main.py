@@ -133,7 +133,6 @@ class _Version(argparse.Action):
     """`--version`: looks for the installed version when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print the version, and end."""
         from container.version import installed_version, is_compiled  # noqa: PLC0415 - importlib.metadata
 
         print(f"mme {installed_version() or '(not installed)'}{', compiled' if is_compiled() else ''}")
@@ -141,7 +140,6 @@ class _Version(argparse.Action):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
     parser = _CommandParser(
         prog="mme",
         description="A serving container for SageMaker multi-model endpoints.",

@@ -48,11 +48,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the index once, or again and again until interrupted.
-
-    Raises:
-        MmeError: the server cannot be reached, or its own sentence.
-    """
+    """Print the index once, or again and again until interrupted."""
     shown = _shown(arguments)
     if arguments.watch is None:
         print(shown)
@@ -77,7 +73,6 @@ def _screen(text: str) -> str:
 
 
 def _shown(arguments: argparse.Namespace) -> str:
-    """The index as it is now."""
     from container.ship.client import ask, checked_url, identity_of, local_endpoint  # noqa: PLC0415 - http.client
 
     url, identity = checked_url(arguments.url), identity_of(arguments)

@@ -71,7 +71,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str], before: Sequenc
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the settings and become gunicorn; returns only when that fails."""
     from container.observe.logs import configure  # noqa: PLC0415 - as above
     from container.settings import Mode, choose_single_model, read_settings  # noqa: PLC0415
     from container.settings.places import check_places  # noqa: PLC0415

@@ -22,7 +22,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every variable."""
     from container.settings import settings_table  # noqa: PLC0415 - what enumerations of the engine come with
 
     if arguments.format == "markdown":

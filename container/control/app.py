@@ -55,7 +55,6 @@ class _Name(UnicodeConverter):
     """A name between two slashes, whose `%2F` and `%25` are decoded here: routes are matched before."""
 
     def to_python(self, value: str) -> str:
-        """Decode the name."""
         return unquote(value)
 
 
@@ -63,17 +62,11 @@ class _Names(PathConverter):
     """A name that may hold slashes, `%2F` or not."""
 
     def to_python(self, value: str) -> str:
-        """Decode the name."""
         return unquote(value)
 
 
 class ControlPlane:
-    """Hands each request to the loop's hot routes, or to an operation and then to Flask.
-
-    Args:
-        service: what it serves.
-        loop: the event loop of the service.
-    """
+    """Hands each request to the loop's hot routes, or to an operation and then to Flask."""
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
         self._dispatch: Callable[[Any], bool] = service.routes.dispatch
@@ -94,7 +87,6 @@ class ControlPlane:
         self._closed = False
 
     def gate(self, sockets: Iterable[socket.socket]) -> Gate:
-        """Return which requests a server on these sockets lets in."""
         return Doors(access_of(sockets, self._allowed_hosts), self._keys, self._role).refusal
 
     def _role(self, method: str, target: bytes) -> str | None:
@@ -178,7 +170,6 @@ class ControlPlane:
 
 
 def _make_app(routes: Iterable[Route]) -> Flask:
-    """The application: routes of the table, all of one view."""
     app = Flask("mme", static_folder=None, template_folder=str(TEMPLATES))
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False

@@ -39,7 +39,6 @@ _LARGE = 1 << 16  # bytes of a body that a thread reads: files in base64
 
 
 def json_response(document: Any, status: int = 200) -> Response:
-    """A JSON response."""
     return Response(orjson.dumps(document), status, content_type="application/json")
 
 
@@ -62,12 +61,7 @@ def json_body(data: bytes, *, required: bool = False) -> dict[str, Any]:
 
 
 class HttpOperations:
-    """The operations over a service. Each takes the exchange and the names in its path.
-
-    Args:
-        service: whose operations.
-        offload: calls a function on a thread.
-    """
+    """The operations over a service. Each takes the exchange and the names in its path."""
 
     def __init__(self, service: Service, offload: Offload) -> None:
         self._service = service
@@ -75,7 +69,6 @@ class HttpOperations:
         self._offload = offload
 
     def by_name(self) -> dict[str, Operation]:
-        """All of them, as the route table names them."""
         memory: dict[str, Operation] = {
             f"{kind}_{deed}": partial(operation, kind)
             for kind in self._operations.regions
@@ -106,16 +99,13 @@ class HttpOperations:
         return partial(json_response, await self._operations.load_model(document, _target(exchange)))
 
     async def get_model(self, _exchange: Exchange, name: str) -> Build:
-        """GET /models/{name}."""
         return partial(json_response, await self._operations.get_model(name))
 
     async def unload_model(self, exchange: Exchange, name: str) -> Build:
-        """DELETE /models/{name}."""
         await self._operations.unload_model(name, _target(exchange))
         return partial(json_response, {})
 
     async def execution_parameters(self, _exchange: Exchange) -> Build:
-        """GET /execution-parameters."""
         return partial(json_response, await self._operations.execution_parameters())
 
     async def invoke_async(self, _exchange: Exchange, endpoint: str) -> Build:
@@ -135,7 +125,6 @@ class HttpOperations:
     # -- KServe v2 with Triton's extensions ------------------------------------------------------------------------
 
     async def server_metadata(self, _exchange: Exchange) -> Build:
-        """GET /v2."""
         return partial(json_response, await self._operations.server_metadata())
 
     async def server_live(self, _exchange: Exchange) -> Build:
@@ -148,21 +137,17 @@ class HttpOperations:
         return partial(json_response, {"ready": ready}, 200 if ready else 400)
 
     async def model_metadata(self, _exchange: Exchange, name: str, version: str = "") -> Build:
-        """GET /v2/models/{name}."""
         return partial(json_response, await self._operations.model_metadata(name, path_version(version)))
 
     async def model_config(self, _exchange: Exchange, name: str, version: str = "") -> Build:
-        """GET /v2/models/{name}/config."""
         return partial(json_response, await self._operations.model_config(name, path_version(version)))
 
     async def model_ready(self, _exchange: Exchange, name: str, version: str = "") -> Build:
-        """GET /v2/models/{name}/ready."""
         if await self._operations.model_ready(name, path_version(version)):
             return partial(json_response, {"name": name, "ready": True})
         return partial(json_response, {"error": f"Model version not ready: '{name}'"}, 400)
 
     async def model_statistics(self, _exchange: Exchange, name: str = "", version: str = "") -> Build:
-        """GET /v2/models/{name}/stats, or of all models."""
         rows = await self._operations.model_statistics(name, path_version(version))
         return partial(json_response, {"model_stats": rows})
 
@@ -176,7 +161,6 @@ class HttpOperations:
         return partial(json_response, await self._operations.index(ready=ready))
 
     async def load(self, exchange: Exchange, name: str) -> Build:
-        """POST /v2/repository/models/{name}/load."""
         read = partial(self._override, exchange.body)
         override = await self._offload(read) if len(exchange.body) > _LARGE else read()
         await self._operations.load(name, override)
@@ -186,21 +170,17 @@ class HttpOperations:
         return self._operations.override(_parameters(body))
 
     async def unload(self, exchange: Exchange, name: str) -> Build:
-        """POST /v2/repository/models/{name}/unload."""
         await self._operations.unload(name, _parameters(exchange.body))
         return empty_response
 
     async def other_repository(self, _exchange: Exchange, **_names: str) -> Build:
-        """A request that says which repository it means."""
         raise repository_error()
 
     async def log_settings(self, exchange: Exchange) -> Build:
-        """What is logged."""
         wanted = json_body(exchange.body) if exchange.method == "POST" else None
         return partial(json_response, await self._operations.log_settings(wanted))
 
     async def trace_setting(self, exchange: Exchange, name: str = "") -> Build:
-        """What is traced, of all models or of one."""
         wanted = json_body(exchange.body) if exchange.method == "POST" else {}
         return partial(json_response, await self._operations.trace_setting(name, wanted))
 
@@ -221,7 +201,6 @@ def _target(exchange: Exchange) -> str:
 
 
 def argument(exchange: Exchange, name: str, default: str = "") -> str:
-    """An argument of the query."""
     query = exchange.target.partition(b"?")[2].decode("latin-1")
     return parse_qs(query, keep_blank_values=True).get(name, [default])[0]
 

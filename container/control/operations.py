@@ -70,11 +70,9 @@ class Operations:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server is, see `Service.ready`."""
         return self._service.ready
 
     async def server_metadata(self) -> dict[str, Any]:
-        """The metadata document of the server."""
         extensions = (*EXTENSIONS, _SHARED_MEMORY) if self._service.regions.allowed else EXTENSIONS
         name = self._service.settings.server_id
         return {"name": name, "version": installed_version() or "0", "extensions": extensions}
@@ -103,7 +101,6 @@ class Operations:
         return await self._engine.index.says_ready(self._canonical(name), version)
 
     async def model_statistics(self, name: str, version: int | None) -> list[dict[str, Any]]:
-        """The rows of a model's statistics, of "" of all models'."""
         return self._engine.index.statistics(name, version)
 
     async def index(self, *, ready: bool) -> list[dict[str, Any]]:
@@ -126,7 +123,6 @@ class Operations:
         return load_override(parameters, allowed=self._service.settings.allow_load_overrides)
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Unload a model, as a client asks."""
         self.check_control()
         dependents = unload_dependents(parameters)
         try:
@@ -146,7 +142,6 @@ class Operations:
         return self._service.traces.of(model).as_document()
 
     async def log_settings(self, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What is logged, once that is as wanted."""
         if wanted is not None:
             self._service.logs.change(wanted)
         return self._service.logs.document()
@@ -154,7 +149,6 @@ class Operations:
     # -- SageMaker's contract --------------------------------------------------------------------------------------
 
     async def list_models(self, token: str) -> dict[str, Any]:
-        """A page of the models as they were posted, by name; see `page`."""
         posted = {name: alias for alias, name in self._engine.registry.aliases.items()}
         return page(sorted((posted.get(name, name), url) for name, url in self._engine.index.registered()), token)
 
@@ -170,7 +164,6 @@ class Operations:
         return described(name, url)
 
     async def get_model(self, name: str) -> dict[str, str]:
-        """Where one comes from."""
         return described(name, self._engine.index.url(self._canonical(name)))
 
     async def unload_model(self, name: str, target: str) -> None:
@@ -181,7 +174,6 @@ class Operations:
         await self._engine.unload(self._canonical(name))
 
     async def execution_parameters(self) -> dict[str, Any]:
-        """For batch transform."""
         settings = self._service.settings
         return {
             "MaxConcurrentTransforms": settings.max_concurrent_transforms,
@@ -225,7 +217,6 @@ def _token_name(token: str) -> str:
 
 
 def described(name: str, url: str) -> dict[str, str]:
-    """A model as SageMaker's contract tells of it."""
     return {"modelName": name, "modelUrl": url}
 
 
@@ -251,23 +242,16 @@ def _check_may_name_folders(service: Service) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that leads somewhere else."""
     if any(part in {"", ".", ".."} for part in name.split("/")) or "\0" in name:
         raise invalid_argument(f"Model name cannot be empty or a way to another directory, got '{name[:_SHOWN]}'")
 
 
 def repository_error() -> MmeError:
-    """A request says which repository it means."""
     return MmeError(Kind.UNSUPPORTED, "'repository_name' specification is not supported")
 
 
 def load_override(parameters: Mapping[str, Any], *, allowed: bool) -> Override | None:
-    """Return what a load request has a model loaded with; None for what the model has itself.
-
-    Args:
-        parameters: the request's.
-        allowed: whether the server takes configurations and files of clients: they are code that it runs.
-    """
+    """Return what a load request has a model loaded with; None for what the model has itself."""
     if not allowed and (named := next((key for key in parameters if key == "config" or key.startswith(FILE)), "")):
         raise overrides_forbidden(f"load parameter '{named[:_SHOWN]}'")
     files: dict[str, bytes] = {}

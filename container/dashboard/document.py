@@ -33,13 +33,7 @@ _LONGEST_REASON = 400  # characters of an error
 
 
 class Documents:
-    """Makes documents, each at most once a second, however many look at it.
-
-    Args:
-        engine: whose models.
-        settings: where they come from.
-        watcher: what it did lately.
-    """
+    """Makes documents, each at most once a second, however many look at it."""
 
     def __init__(self, engine: Engine, settings: Settings, watcher: Watcher) -> None:
         self._engine = engine

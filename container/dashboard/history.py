@@ -143,7 +143,6 @@ class Watcher:
         self._tick(loop, loop.time())
 
     def close(self) -> None:
-        """Take no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -154,7 +153,6 @@ class Watcher:
         self._timer = loop.call_at(after, self._tick, loop, after)
 
     def sample(self) -> None:
-        """Add how things stand to the history."""
         self.history.add(self._totals())
         self.ticks += 1
 

@@ -48,20 +48,16 @@ class Pages:
         self._documents = documents
 
     def by_name(self) -> dict[str, Operation]:
-        """All of them."""
         return {"dashboard": self.page, "dashboard_data": self.data, "dashboard_static": self.static}
 
     async def page(self, _exchange: Exchange) -> Build:
-        """The frame of the page."""
         return _page
 
     async def data(self, exchange: Exchange) -> Build:
-        """The data, as JSON."""
         document = self._documents.document(argument(exchange, "filter").strip()[:_LONGEST_FILTER])
         return lambda: Response(orjson.dumps(document), headers=_HEADERS, content_type="application/json")
 
     async def static(self, _exchange: Exchange, filename: str) -> Build:
-        """A file."""
         return partial(send_from_directory, _FOLDER / "static", filename)
 
 

@@ -53,15 +53,7 @@ class Accepted:
 
 
 class AsyncInvocations:
-    """The queue of an endpoint.
-
-    Args:
-        endpoint: that answers.
-        s3: boto3's client.
-        output, failure: URIs of the folders for answers and errors.
-        workers: invocations at a time: MaxConcurrentInvocationsPerInstance.
-        report: called with a sentence when one has ended.
-    """
+    """The queue of an endpoint, `workers` invocations at a time; `report` is told when one has ended."""
 
     def __init__(
         self, endpoint: Endpoint, s3: Any, output: str, failure: str, workers: int, report: Callable[[str], None]
@@ -76,7 +68,6 @@ class AsyncInvocations:
         self._report = report
 
     def accept(self, target: str, headers: Mapping[str, str]) -> Accepted:
-        """Queue an invocation."""
         source = headers.get(f"{_PREFIX}inputlocation", "")
         try:
             split_uri(source)
@@ -146,7 +137,6 @@ class AsyncInvocations:
 
 
 def _seconds(headers: Mapping[str, str], name: str, default: float) -> float:
-    """What a header says of a time."""
     text = headers.get(f"{_PREFIX}{name.lower()}", "")
     try:
         seconds = float(text) if text else default

@@ -39,7 +39,6 @@ class RuntimeApiError(Exception):
         self.facts = facts
 
     def answer(self) -> tuple[int, bytes, bytes]:
-        """Status, header lines and body."""
         return runtime_answer(self.name, {"Message": self.message, **self.facts})
 
 

@@ -57,11 +57,7 @@ _log = logging.getLogger("mme.local")
 class Endpoint:
     """What boto3 calls: one of many models, with a platform, or of one, whose requests go to its container as they are.
 
-    Attributes:
-        name: the only one that it answers to; "" answers to any.
-        container: that serves it.
-        platform: for many models; None for one.
-        limits: how long each thing may take.
+    A name of "" answers to any.
     """
 
     name: str
@@ -70,7 +66,6 @@ class Endpoint:
     limits: Timeouts = field(default_factory=Timeouts)
 
     def check(self, name: str, target: str) -> None:
-        """Refuse what SageMaker would refuse."""
         if self.name and name != self.name:
             raise invalid(f"Endpoint {name} of account {ACCOUNT} not found.")
         if self.platform and not target:
@@ -146,7 +141,6 @@ class Front:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> AsyncIterator[int]:
-        """At work; its port."""
         loop = asyncio.get_running_loop()
         sockets = listening(host, port, "boto3's", "--port, 0 takes a free one")
         gate = access_of(sockets, allowed_hosts).refusal

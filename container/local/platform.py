@@ -140,7 +140,6 @@ class Platform:
         return [each.target for each in sorted(loaded, key=lambda each: -each.last_used)]
 
     async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float) -> HttpResponse:
-        """The container's answer, once the model is there."""
         began = time.monotonic()
         deadline = began + patience
         may_be_lost, waited = True, False
@@ -184,7 +183,6 @@ class Platform:
                 self._release(resident)
 
     def _release(self, resident: Resident) -> None:
-        """End a request's use of a model."""
         resident.in_flight -= 1
         resident.last_used = time.monotonic()
         if not self.keep and not resident.in_flight and resident.state is Stage.LOADED:
@@ -222,7 +220,6 @@ class Platform:
         self.report(f"loaded {resident.target}: download {fetched - began:.2f} s, load {took:.2f} s")
 
     def _fetch(self, resident: Resident) -> None:
-        """Download and unpack, on a thread."""
         directory = self.models / resident.name / "model"
         if directory.exists():
             return

@@ -61,7 +61,6 @@ _STDERR = 2  # the descriptor
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes, or the container ends."""
     asyncio.run(_serve(arguments))
     return 0
 
@@ -122,7 +121,6 @@ async def _watch(
 
 
 def report(sentence: str) -> None:
-    """Print a line on the terminal."""
     print(f"local: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -226,14 +224,7 @@ def free_port() -> int:
 def started(
     command: Sequence[str], port: int, environ: Mapping[str, str], usual: Mapping[str, str]
 ) -> Iterator[Popen[bytes]]:
-    """The process, until the block ends. It writes where we write errors.
-
-    Args:
-        command: its words.
-        port: where it is to listen.
-        environ: its variables beside our own.
-        usual: what counts of those that neither has.
-    """
+    """The process, until the block ends. It writes where we write errors."""
     variables = {**usual, **os.environ, "SAGEMAKER_BIND_TO_PORT": str(port), **environ}
     try:
         process = subprocess.Popen(list(command), env=variables, stdout=_STDERR, start_new_session=True)

@@ -34,12 +34,7 @@ _DRAIN_MARGIN_SECONDS = 3  # for the worker to close what it holds; SageMaker ki
 
 
 class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
-    """What gunicorn's master runs.
-
-    Args:
-        settings: those of the server, and of every worker.
-        again: the command that starts the same server, by whatever code is installed then (SIGUSR2).
-    """
+    """What gunicorn's master runs; `again` starts the same server, by whatever code is installed then (SIGUSR2)."""
 
     def __init__(self, settings: Settings, again: Sequence[str]) -> None:
         self.settings = settings
@@ -102,11 +97,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         keep_all()
 
     def _child_exit(self, server: Any, worker: Any) -> None:
-        """Another worker follows, unless none can serve: then the server ends, with the last error.
-
-        Raises:
-            HaltServer: gunicorn ends.
-        """
+        """Another worker follows, unless none can serve: then the server ends, with the last error."""
         reason = self._restarts.ends(worker.words) if server.LISTENERS else ""  # without: it ends anyway
         worker.words.close()
         if reason:

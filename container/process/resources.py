@@ -28,12 +28,7 @@ _access_log = logging.getLogger("mme.access")
 
 
 class Followed:
-    """Files that are read again when one of them changes. Ones that can't be read leave what was read before in force.
-
-    Args:
-        what: that they are, for the log.
-        paths: theirs.
-    """
+    """Files that are read again when one changes; where one can't be read, what was read before stays in force."""
 
     def __init__(self, what: str, paths: Sequence[Path]) -> None:
         self._what = what
@@ -110,9 +105,6 @@ class ConnectionCap:
     """How many connections there may be, over HTTP and gRPC together: files are left for models, downloads and S3.
 
     A connection beyond it is told so, and closed: at once where many are.
-
-    Args:
-        limit: of their number.
     """
 
     def __init__(self, limit: int) -> None:
@@ -129,7 +121,6 @@ class ConnectionCap:
         return self.taken <= self._limit
 
     def leave(self) -> None:
-        """Count one less."""
         self.taken -= 1
 
     @property
@@ -182,7 +173,6 @@ class QuietCollector:
         self._used = time.process_time()
 
     def look(self) -> None:
-        """Collect, if it is time for that."""
         now, used = time.monotonic(), time.process_time()
         quiet = used - self._used < _QUIET * (now - self._looked_at)
         if gc.get_count()[2] >= (_DUE if quiet else _OVERDUE):

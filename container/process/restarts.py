@@ -34,11 +34,7 @@ _MOST_LOADS = 2
 
 
 class Restarts:
-    """The ends of workers, one after the other.
-
-    Args:
-        clock: seconds.
-    """
+    """The ends of workers, one after the other."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +47,6 @@ class Restarts:
         return f"<Restarts: {self._ended} in a row, {self._unserved} of them before they served>"
 
     def begins(self, words: LastWords) -> None:
-        """A worker is about to be started."""
         words.pause = min(_FIRST_SECONDS * 2.0 ** (self._ended - 1), _MOST_SECONDS) if self._ended else 0.0
         words.left_out = frozenset(name for name, count in self._loading.items() if count >= _MOST_LOADS)
         self._began = self._clock() + words.pause
@@ -107,7 +102,6 @@ class LastWords:
 
     @property
     def has_served(self) -> bool:
-        """Whether a /ping was answered 200."""
         return bool(self._memory[_SERVED])
 
     def asked(self) -> None:
@@ -116,7 +110,6 @@ class LastWords:
 
     @property
     def was_asked(self) -> bool:
-        """Whether it was to end."""
         return bool(self._memory[_ASKED])
 
     def fails(self, error: BaseException) -> None:
@@ -138,7 +131,6 @@ class LastWords:
         return frozenset(filter(None, self._text(_NAMES).split("\0")))
 
     def close(self) -> None:
-        """Give the memory back."""
         self._memory.close()
 
     def _put(self, start: int, text: bytes, end: int) -> None:
@@ -161,14 +153,9 @@ _SECONDS = 600.0
 
 
 class LostGpus:
-    """Looks whether a GPU was lost.
+    """Looks whether a GPU was lost. The workers of a master, which `life` names, share a file that outlives them.
 
-    Args:
-        directory: of files that outlive the process.
-        life: of the master; its workers share a file.
-
-    Attributes:
-        are_broken: whether a new process is no help.
+    `are_broken` tells whether a new process is no help.
     """
 
     def __init__(self, directory: Path, life: str) -> None:

@@ -78,14 +78,6 @@ class Service:
     def __init__(
         self, settings: Settings, loop: asyncio.AbstractEventLoop, life: str = "", words: LastWords | None = None
     ) -> None:
-        """Make the engine.
-
-        Args:
-            settings: the operator's.
-            loop: the event loop that it lives on.
-            life: see `EngineOptions`.
-            words: of the worker, None for no worker.
-        """
         self.settings = settings
         self.memory = RequestMemory(request_memory(settings))
         self.limit = RequestLimit(settings.request_timeout, loop)
@@ -139,7 +131,6 @@ class Service:
         self._poller = Poller(self.engine, self.engine.origins.scan, settings.poll_seconds, registered)
 
     def _on_the_way(self) -> int:
-        """Bytes of requests and answers in this process."""
         return self.memory.used + sum([tell() for tell in self.unsent])
 
     def start(self) -> asyncio.Task[None]:
@@ -259,7 +250,6 @@ class Service:
 
 
 def _tracer(settings: Settings, life: str) -> Tracing | None:
-    """What traces requests, if anything is to."""
     first = TraceSettings(on=TIMESTAMPS in settings.trace_level, rate=settings.trace_rate, count=settings.trace_count)
     if settings.trace_file is not None:
         first = replace(first, frequency=settings.trace_log_frequency)
@@ -274,7 +264,6 @@ def _tracer(settings: Settings, life: str) -> Tracing | None:
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """The engine's options out of the operator's settings."""
     repositories = {Mode.SINGLE: settings.model_dir, Mode.REPOSITORY: settings.model_repository}
     return EngineOptions(
         budget=memory_budget(settings),
@@ -379,7 +368,6 @@ def disk_budget(settings: Settings) -> int | None:
 
 
 def _bytes(variable: str, setting: MemoryBudget, available: int, default_share: float) -> int:
-    """A budget out of so many bytes that there are."""
     try:
         return bytes_of(setting, available, default_share)
     except ValueError as error:

@@ -105,14 +105,6 @@ class Tls(Followed):
     """A context for servers, in which each handshake gets the certificates as they are now.
 
     A file that is broken changes nothing: a context is made as a whole, or not at all.
-
-    Args:
-        what: the port's protocol, for the log.
-        certificates: their files.
-        protocol: what connections speak, for ALPN.
-
-    Attributes:
-        context: for `loop.create_server`.
     """
 
     def __init__(self, what: str, certificates: Certificates, protocol: str) -> None:
@@ -134,7 +126,6 @@ class Tls(Followed):
         }
 
     def read(self) -> None:
-        """Load the files; the next handshake uses them."""
         self._latest = self._made()
 
     def _made(self) -> ssl.SSLContext:
@@ -162,7 +153,6 @@ class _Handshake(ssl.SSLObject):
     """One connection's; its server drops it without a word where the handshake fails."""
 
     def do_handshake(self) -> None:
-        """Go on with the handshake."""
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

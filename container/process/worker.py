@@ -252,7 +252,6 @@ async def _close_in_time(service: Service, seconds: float) -> None:
 
 
 def http_limits(settings: Settings) -> Limits:
-    """The HTTP server's limits out of the operator's settings."""
     return Limits(
         body=settings.max_body_bytes,
         header_timeout=settings.header_timeout,

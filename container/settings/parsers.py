@@ -148,8 +148,6 @@ def boolean(text: str) -> bool:
 
 
 def integer(low: int, high: int) -> Parser:
-    """A parser of whole numbers from `low` to `high`."""
-
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]{1,18}", text) or not low <= int(text) <= high:
             raise ValueError(f"a whole number from {low} to {high}")
@@ -159,8 +157,6 @@ def integer(low: int, high: int) -> Parser:
 
 
 def seconds(low: float, high: float) -> Parser:
-    """A parser of seconds from `low` to `high`, with or without a fraction."""
-
     def parse(text: str) -> float:
         if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not low <= float(text) <= high:
             raise ValueError(f"seconds from {low:g} to {high:g}")
@@ -353,7 +349,6 @@ def host(text: str) -> str:
 
 
 def choice(*allowed: str) -> Parser:
-    """A parser of a few words; letter case does not count."""
     by_lower = {word.lower(): word for word in allowed}
 
     def parse(text: str) -> str:
@@ -365,7 +360,6 @@ def choice(*allowed: str) -> Parser:
 
 
 def enum_of(kind: type[Enum]) -> Parser:
-    """A parser of the values of an enumeration of words."""
     words = choice(*(str(member.value) for member in kind))
     return lambda text: kind(words(text))
 

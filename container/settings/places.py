@@ -27,11 +27,7 @@ _NOT_MODELS = frozenset({"__MACOSX", "lost+found"})
 
 
 def check_places(settings: Settings) -> None:
-    """Check that what the settings name is there: folders, certificates, keys, and the packages of extras.
-
-    Raises:
-        SettingsError: naming the variable, and what to do.
-    """
+    """Check that what the settings name is there: folders, certificates, keys, and the packages of extras."""
     _check_folders(settings)
     _check_script(settings)
     if settings.trace_url and not is_installed("opentelemetry.exporter.otlp.proto.http"):
@@ -125,7 +121,6 @@ class Certificates(NamedTuple):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Those that are given."""
         return tuple(path for path in self[:3] if path is not None)
 
 
@@ -154,11 +149,7 @@ def grpc_certificates(settings: Settings) -> Certificates | None:
 
 
 def load_certificates(context: ssl.SSLContext, files: Certificates) -> None:
-    """Have a server's context show these certificates, and want such of clients.
-
-    Raises:
-        SettingsError: naming the variable and the file.
-    """
+    """Have a server's context show these certificates, and want such of clients."""
     cert, key, root = (BY_NAME[name].label for name in files.variables)
     for label, path in ((cert, files.certificate), (key, files.key), (root, files.client_ca)):
         if path is not None and not path.is_file():
@@ -206,16 +197,7 @@ class SingleModel(NamedTuple):
 
 
 def choose_single_model(model_dir: Path, default_name: str, scripts: Scripts = DEFAULT_SCRIPTS) -> SingleModel:
-    """The model of a single-model endpoint: an inference script's, else by Triton's rules.
-
-    Args:
-        model_dir: what SageMaker unpacked; holds one directory a model, or a script and its model.
-        default_name: SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, or "" to take the only directory there is.
-        scripts: what scripts are called.
-
-    Raises:
-        SettingsError: there is no such directory, none at all, or several and no name.
-    """
+    """The model of a single-model endpoint: an inference script's, else by Triton's rules."""
     if model_dir.is_dir() and scripts.serves(model_dir):
         return SingleModel(default_name or _SCRIPT_MODEL, model_dir)
     found = _model_directories(model_dir)

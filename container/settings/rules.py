@@ -186,7 +186,6 @@ def _metrics_port(parsed: Parsed, settings: Settings) -> Found:
 
 
 def _outside(parsed: Parsed, name: str, protocol: str, port: int | None) -> Found:
-    """Check the port that a variable says, or that it stands for."""
     safe = parsed.values.get("SAGEMAKER_SAFE_PORT_RANGE")
     if safe and port is not None and not safe[0] <= port <= safe[1]:
         yield Problem(

@@ -428,7 +428,6 @@ def ruled(name: str, parse: Parser, help_text: str, default: str = "") -> Variab
 
 
 def idle(name: str, why: str, parse: Parser = str) -> Variable:
-    """A variable that changes nothing here."""
     return Variable(name, "", parse, f"{_NO_EFFECT} {why}")
 
 

@@ -243,14 +243,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def expand(given: dict[str, Given], command: Sequence[str], problems: list[str], notices: list[str]) -> None:
-    """Turn flags of tritonserver into the variables that say the same.
-
-    Args:
-        given: variables, which may hold flags in their values; changed.
-        command: flags of the command line.
-        problems: what is said of those that are refused; added to.
-        notices: what is said of those that change nothing; added to.
-    """
+    """Turn flags of tritonserver into the variables that say the same."""
     words: list[tuple[str, str]] = []
     for name in (*LOG_VARIABLES, _ADDITIONAL_ARGS):
         if name not in given:

@@ -34,14 +34,7 @@ if TYPE_CHECKING:
 
 
 def origins_of(sources: list[ModelSource], steps: list[str], name: str, archive: str) -> dict[str, ModelSource]:
-    """What is packed, by its place in the archive.
-
-    Args:
-        sources: what was given.
-        steps: of an ensemble, models by their names; none where there is none.
-        name: of the model that is asked for.
-        archive: the archive's, without its suffix.
-    """
+    """What is packed, by its place in the archive."""
     return _of_several(sources, steps, name) if steps or len(sources) > 1 else _of_one(sources[0], name, archive)
 
 
@@ -120,7 +113,6 @@ def _opened(staging: Path, directory: Path, name: str) -> ModelDirectory:
 
 
 def _opened_all(staging: Path, archive: str) -> list[ModelDirectory]:
-    """The staged models, first the one that requests for the archive are for."""
     model = open_target(staging, archive)
     return [model, *model.members]
 
@@ -158,12 +150,7 @@ def _note(sentence: str) -> None:
 
 
 def ensemble_of(name: str, steps: Sequence[ModelConfig]) -> ModelConfig:
-    """The ensemble: the first model's inputs, the last one's outputs.
-
-    Args:
-        name: the ensemble's.
-        steps: configurations of the models in order, their inputs and outputs complete.
-    """
+    """The ensemble: the first model's inputs, the last one's outputs."""
     for step in steps:
         if not step.inputs or not step.outputs:
             raise invalid_argument(

@@ -45,11 +45,7 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 class Aws:
-    """The clients of one command, in one region.
-
-    Args:
-        region: of the clients; "" leaves it to boto3.
-    """
+    """The clients of one command, in one region; "" leaves that to boto3."""
 
     def __init__(self, region: str = "") -> None:
         import boto3  # noqa: PLC0415 - heavy
@@ -60,7 +56,6 @@ class Aws:
 
     @property
     def region(self) -> str:
-        """The region of the clients."""
         if not self._session.region_name:
             raise invalid_argument("no AWS region is chosen: give --region, or set AWS_DEFAULT_REGION")
         return str(self._session.region_name)
@@ -72,7 +67,6 @@ class Aws:
             return self._session.get_credentials() is not None
 
     def client(self, service: str) -> Any:
-        """boto3's client of a service."""
         from botocore.config import Config  # noqa: PLC0415 - heavy
 
         if service not in self._clients:
@@ -91,7 +85,6 @@ class Aws:
         return answer
 
     def pages(self, paginator: Any, parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The pages of one of boto3's paginators."""
         with aws_errors("AWS"):
             yield from paginator.paginate(**parameters)
 
@@ -109,11 +102,7 @@ class Aws:
 
 @contextmanager
 def aws_errors(doing: str) -> Iterator[None]:
-    """Whatever botocore raises inside, as an `MmeError` whose sentence has the next step.
-
-    Args:
-        doing: what was going on, for the sentence.
-    """
+    """Whatever botocore raises inside, as an `MmeError` whose sentence has the next step."""
     from botocore import exceptions as boto  # noqa: PLC0415 - heavy
 
     try:
@@ -146,7 +135,6 @@ def code_of(error: BaseException) -> str:
 
 
 def _refused(error: ClientError, doing: str) -> MmeError:
-    """A refusal, by its code."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     message = _line(str(error.response.get("Error", {}).get("Message", "")))
     if code in _EXPIRED:

@@ -89,11 +89,9 @@ class Level:
 
     @staticmethod
     def titles() -> str:
-        """The heading above rows."""
         return "clients   answers/s    p50 ms    p90 ms    p99 ms    max ms   errors   loads"
 
     def row(self) -> str:
-        """A line of the table."""
         times = "".join(f"{value:10.2f}" for value in (self.p50, self.p90, self.p99, self.worst))
         loads = "-" if self.loads is None else str(self.loads)
         return f"{self.clients:7}{self.rate:12.1f}{times}{self.errors:9}{loads:>8}"
@@ -111,7 +109,6 @@ def expanded(text: str) -> list[str]:
 
 
 def levels(text: str) -> list[int]:
-    """The numbers of clients in `1,8,32`."""
     numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
     if not all(0 < number <= 1024 for number in numbers):
         raise invalid_argument(f"--concurrency '{text}' is not a list of numbers up to 1024, such as 1,8,32")
@@ -131,13 +128,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def level_of(clients: int, found: Sequence[tuple[float, str]], seconds: float) -> Level:
-    """The figures of one level.
-
-    Args:
-        clients: how many asked.
-        found: of each request the seconds, and `hit`, `miss`, `answer` or `error`.
-        seconds: how long it took in all.
-    """
+    """The figures of one level."""
     times = sorted(took * 1000 for took, what in found if what != "error")
     kinds = [what for _, what in found]
     told = any(what in {"hit", "miss"} for what in kinds)
@@ -159,7 +150,6 @@ _SEED = 7
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure level by level, and print a table."""
     from container.ship.client import sender_of  # noqa: PLC0415 - heavy
     from container.ship.requests import request_of  # noqa: PLC0415 - numpy
 

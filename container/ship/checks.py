@@ -35,7 +35,6 @@ SAGEMAKERS_OWN = "default"
 
 
 def has_accelerator(instance_type: str) -> bool:
-    """Whether the type has GPUs or AWS's own chips."""
     return bool(_ACCELERATED.match(instance_type))
 
 
@@ -52,25 +51,14 @@ def host_image(instance_type: str, asked: str) -> str:
 
 
 def next_host_image(instance_type: str, had: tuple[str, str]) -> str:
-    """The InferenceAmiVersion for other instances of an endpoint: what was chosen for GPUs stays with GPUs.
-
-    Args:
-        instance_type: of the new instances.
-        had: type and InferenceAmiVersion of those that they replace.
-    """
+    """The InferenceAmiVersion for other instances of an endpoint: what was chosen for GPUs stays with GPUs."""
     old_type, old_image = had
     chosen = has_accelerator(old_type) and old_image != host_image(old_type, "")
     return old_image if chosen and has_accelerator(instance_type) else host_image(instance_type, "")
 
 
 def check_instance_type(instance_type: str, known: Collection[str], *, multi_model: bool) -> None:
-    """Refuse a type that SageMaker would refuse.
-
-    Args:
-        instance_type: as in `ml.g5.xlarge`.
-        known: the types that the API lists; empty when it lists none.
-        multi_model: whether the endpoint serves many models.
-    """
+    """Refuse a type that SageMaker would refuse; without `known` ones any may exist."""
     if known and instance_type not in known:
         close = difflib.get_close_matches(instance_type, known, 1, 0.5)
         advice = f"did you mean '{close[0]}'?" if close else "they are called as in ml.g5.xlarge"
@@ -90,12 +78,7 @@ _UNSEEN = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOpera
 
 
 def checked_role(role: str, aws: Aws | None) -> str:
-    """The ARN of a role that exists, as far as this identity may know; its bare name will do.
-
-    Args:
-        role: ARN or name.
-        aws: where to look it up; None for nowhere.
-    """
+    """The ARN of a role that exists, as far as this identity may know; its bare name will do."""
     if not role:
         raise invalid_argument(
             "no role: give --role, the ARN or name of a role that SageMaker may assume and that may read the models"
@@ -136,7 +119,6 @@ def check_environment(environment: Mapping[str, str], *, multi_model: bool) -> N
 
 
 def check_image(image: str, region: str) -> None:
-    """Refuse an image that SageMaker can't pull."""
     if not image:
         raise invalid_argument("no image: give --image, the URI of one in ECR; buildspec.yml builds and pushes mme's")
     found = _ECR.fullmatch(image)
@@ -150,13 +132,7 @@ def check_image(image: str, region: str) -> None:
 
 
 def checked_models(uri: str, aws: Aws | None, *, multi_model: bool) -> str:
-    """The URI as SageMaker wants it: a prefix with a slash behind it, or an archive that is there.
-
-    Args:
-        uri: as it was given.
-        aws: where to look what is there; None for nowhere.
-        multi_model: which of both it should be.
-    """
+    """The URI as SageMaker wants it: a prefix with a slash behind it, or an archive that is there."""
     bucket, key = split_uri(uri)
     if multi_model:
         if key.endswith(ARCHIVE_SUFFIX):

@@ -46,15 +46,7 @@ class HttpResponse:
 
 
 class Identity:
-    """How a server is known, and we to it; false where nothing was said of that.
-
-    Args:
-        ca: a file of certificates that vouch for the server; None for those that the system trusts.
-        key: what the server wants to know of us, "" for nothing.
-
-    Attributes:
-        ca, key: the same.
-    """
+    """How a server is known (by a file of certificates, else what the system trusts), and we to it; false if unsaid."""
 
     def __init__(self, ca: Path | None = None, key: str = "") -> None:
         self.ca = ca
@@ -81,7 +73,6 @@ NO_IDENTITY = Identity()
 
 
 def identity_of(arguments: argparse.Namespace) -> Identity:
-    """What `--ca` and `--key-file` say."""
     path: Path | None = arguments.key_file
     if path is None:
         return Identity(arguments.ca)

@@ -154,7 +154,6 @@ COMMANDS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make an endpoint."""
     aws = Aws(arguments.region or "")
     check_name(arguments.name)
     if arguments.format != "calls" and not arguments.dry_run:
@@ -191,7 +190,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_update(arguments: argparse.Namespace) -> int:
-    """Bring something new behind an endpoint, which serves without a gap."""
     aws = Aws(arguments.region or "")
     now = find(aws, check_name(arguments.name))
     if now is None:
@@ -247,14 +245,12 @@ def _asked_for(arguments: argparse.Namespace) -> Deployment:
 
 
 def _models(arguments: argparse.Namespace) -> tuple[bool, str]:
-    """Whether there are many models, and where."""
     if bool(arguments.models) == bool(arguments.single):
         raise invalid_argument("say where models are: --models s3://bucket/prefix for many, --single ARCHIVE for one")
     return bool(arguments.models), arguments.models or arguments.single
 
 
 def _around(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What stands around the endpoint."""
     if arguments.target_invocations and not arguments.autoscale:
         raise invalid_argument("--target-invocations needs --autoscale LEAST..MOST")
     return {
@@ -287,7 +283,6 @@ def _checked(aws: Aws, spec: Deployment, *, any_type: bool, offline: bool = Fals
 
 
 def _deployed(aws: Aws, now: Mapping[str, Any]) -> Deployment:
-    """What is behind the endpoint now."""
     name = str(now["EndpointName"])
     if not is_ours(aws, str(now["EndpointArn"]), name):
         raise invalid_argument(f"endpoint '{name}' was not made by `mme deploy`, and stays as it is")
@@ -325,7 +320,6 @@ def _deployed(aws: Aws, now: Mapping[str, Any]) -> Deployment:
 
 
 def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
-    """The deployment with what the arguments change."""
     if arguments.models and arguments.single:
         raise invalid_argument("--models and --single exclude each other")
     changes: dict[str, Any] = {
@@ -353,7 +347,6 @@ def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
 
 
 def _show(calls: Sequence[ApiCall]) -> int:
-    """The calls as boto3 would make them."""
     for call in calls:
         print(f"{call.service} {call.operation}\n{json.dumps(call.parameters, indent=2)}")
     return 0
@@ -382,7 +375,6 @@ def _stamp() -> str:
 
 
 def run_delete(arguments: argparse.Namespace) -> int:
-    """List what there is, ask, and delete it."""
     aws = Aws(arguments.region or "")
     name = check_name(arguments.name)
     calls = all_resources(aws, name)

@@ -50,7 +50,6 @@ class ApiCall:
     parameters: dict[str, Any]
 
     def made(self) -> str:
-        """What it makes, for people."""
         noun = self.operation.partition("_")[2].replace("_", " ")
         return f"{noun} {next(self._names(), '')}"
 
@@ -107,12 +106,10 @@ class Deployment:
     security_groups: tuple[str, ...] = ()
 
     def tags(self) -> list[dict[str, str]]:
-        """The tags of all that is made."""
         return [{"Key": key, "Value": value} for key, value in {**self.labels, TAG: self.name}.items()]
 
 
 def check_name(name: str) -> str:
-    """The name itself if an endpoint may have it."""
     if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
         raise invalid_argument(
             f"'{name}' can't be the name of an endpoint: letters, digits and single dashes, {_LONGEST_NAME} at most"
@@ -174,17 +171,14 @@ def monitoring(spec: Deployment, region: str) -> list[ApiCall]:
 
 
 def dashboard_name(endpoint: str) -> str:
-    """The name of an endpoint's dashboard."""
     return f"mme-{endpoint}"
 
 
 def resource_id(endpoint: str) -> str:
-    """What scaling calls the endpoint's instances."""
     return f"endpoint/{endpoint}/variant/{VARIANT}"
 
 
 def policy_name(endpoint: str) -> str:
-    """The name of the scaling policy."""
     return f"mme-{endpoint}-invocations"
 
 
@@ -381,7 +375,6 @@ def _alarm(
 
 
 def dashboard_body(endpoint: str, region: str, instance_type: str, *, multi_model: bool) -> str:
-    """The body of PutDashboard."""
     at = ["EndpointName", endpoint, "VariantName", VARIANT]
     counts = ("Invocations", "Invocation4XXErrors", "Invocation5XXErrors", "InvocationModelErrors")
     latencies = [_metric(_INVOCATIONS, "ModelLatency", at, each) for each in ("p50", "p90", "p99")]

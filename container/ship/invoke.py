@@ -49,7 +49,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sender(parser: argparse.ArgumentParser) -> None:
-    """Where requests go."""
     text = f"a server over plain HTTP, or `mme local`, which is asked through boto3; default {DEFAULT_URL}"
     parser.add_argument("--url", help=text)
     parser.add_argument("--local", metavar="URL", help="boto3 against this server, whatever it is")
@@ -59,7 +58,6 @@ def add_sender(parser: argparse.ArgumentParser) -> None:
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
-    """What is sent."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--json", metavar="FILE", help="a KServe v2 request: a file, - for standard input, or the JSON")
     text = "an input tensor out of a .npy file; may be repeated"
@@ -75,7 +73,6 @@ COMMAND = Command("invoke", "send one request and print the answer", _EXAMPLES, 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Send one inference request; the answer goes to standard output, times to standard error."""
     from container.ship.client import sender_of  # noqa: PLC0415 - heavy
     from container.ship.requests import request_of  # noqa: PLC0415 - numpy
 

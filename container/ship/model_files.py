@@ -52,7 +52,6 @@ class FrameworkFile:
 
     @property
     def is_script(self) -> bool:
-        """Whether it is an inference script of SageMaker's."""
         return self.place == _SCRIPT
 
 
@@ -191,7 +190,6 @@ class ModelSource:
 
     @classmethod
     def of(cls, path: Path, config: Path | None) -> ModelSource:
-        """What a path is."""
         file = recognised(path)
         if config is not None and not config.is_file():
             raise invalid_argument(f"--config '{config}' does not exist")
@@ -201,7 +199,6 @@ class ModelSource:
 
     @property
     def stem(self) -> str:
-        """A name for the model."""
         name = self.path.resolve().name
         is_file = self.file is not None and self.path.is_file()
         return name.rpartition(".")[0] if is_file and not name.startswith(".") else name
@@ -242,7 +239,6 @@ def staged(origins: Mapping[str, ModelSource]) -> Iterator[Path]:
 
 
 def link_or_copy(origin: Path, destination: Path) -> None:
-    """The same file under another name."""
     try:
         os.link(origin, destination, follow_symlinks=False)
     except OSError:  # another disk, or one without links

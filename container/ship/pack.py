@@ -59,7 +59,6 @@ COMMAND = Command(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, pack, and tell what was packed: one archive, or into a folder one of each model."""
     if arguments.output is None or not arguments.output.is_dir():
         return _pack(arguments)
     for name, path in _named(arguments).items():
@@ -85,7 +84,6 @@ def _named(arguments: argparse.Namespace) -> dict[str, Path]:
 
 
 def _pack(arguments: argparse.Namespace, *, brief: bool = False) -> int:
-    """Make one archive; `brief` tells no more than that."""
     from container.ship.archive_models import configured, origins_of  # noqa: PLC0415 - heavy, as numpy is
     from container.ship.model_files import ModelSource, link_or_copy, staged  # noqa: PLC0415
     from serve.sources.archive import pack  # noqa: PLC0415
@@ -114,7 +112,6 @@ def _pack(arguments: argparse.Namespace, *, brief: bool = False) -> int:
 
 
 def _describe(staging: Path, folders: list[str], configs: list[ModelConfig]) -> None:
-    """Print each model's files and its configuration."""
     from model_handlers.config.pbtxt import config_text  # noqa: PLC0415 - heavy
 
     for folder in folders:
@@ -127,7 +124,6 @@ def _describe(staging: Path, folders: list[str], configs: list[ModelConfig]) -> 
 
 
 def _name(arguments: argparse.Namespace, sources: list[ModelSource]) -> str:
-    """The model's name: given, or that of what is packed."""
     if arguments.name:
         return str(arguments.name)
     if len(sources) == 1 and not arguments.ensemble:

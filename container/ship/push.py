@@ -60,12 +60,10 @@ class Upload:
 
     @property
     def uri(self) -> str:
-        """Its place as an s3:// URI."""
         return f"s3://{self.bucket}/{self.key}"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, upload, and tell what was done."""
     bucket, prefix = split_uri(arguments.destination)
     for file in arguments.archives:
         _check(file)
@@ -87,7 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(file: Path) -> None:
-    """Refuse what no endpoint could load."""
     if not file.is_file():
         raise invalid_argument(f"'{file}' is no file: make an archive with `mme pack` first")
     if not file.name.endswith(ARCHIVE_SUFFIX):

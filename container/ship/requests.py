@@ -41,7 +41,6 @@ class Request:
 
 
 def request_of(arguments: argparse.Namespace) -> Request:
-    """What the arguments ask for."""
     accept = arguments.accept or ""
     if arguments.json:
         return Request(JSON, _content(arguments.json), accept or JSON)
@@ -55,12 +54,10 @@ def request_of(arguments: argparse.Namespace) -> Request:
 
 
 def write_arrays(output: Path, answer: HttpResponse) -> None:
-    """Write the outputs of an answer into a .npz file."""
     np.savez(output, **arrays_of(answer.headers.get("content-type", ""), answer.body))
 
 
 def arrays_of(content_type: str, body: bytes) -> dict[str, Any]:
-    """The outputs of an answer, as arrays."""
     if not content_type.startswith(_BINARY) and content_type.partition(";")[0].strip() != JSON:
         raise invalid_argument(
             f"the answer is {content_type or 'of no content type'} and no tensors: give another FILE"
@@ -82,7 +79,6 @@ def arrays_of(content_type: str, body: bytes) -> dict[str, Any]:
 
 
 def _is_arrays(arguments: argparse.Namespace) -> bool:
-    """Whether the answer goes into a file of arrays."""
     output = getattr(arguments, "output", None)
     return output is not None and output.suffix == ".npz"
 

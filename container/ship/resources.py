@@ -105,7 +105,6 @@ def stale_resources(aws: Aws, name: str, current: str) -> list[ApiCall]:
 
 
 def alarm_names(aws: Aws, name: str) -> list[str]:
-    """The endpoint's alarms that are ours."""
     pages = aws.client("cloudwatch").get_paginator("describe_alarms")
     rows = [
         row

@@ -66,9 +66,8 @@ def access_of(sockets: Iterable[socket.socket], allowed: Sequence[str]) -> Acces
 class Access:
     """Decides by a request's headers whether it is let in.
 
-    Args:
-        allowed: hosts that count as the server's own besides local ones, `*.example.com` for all below a domain.
-        local: whether the server listens on loopback, and so answers to no other host.
+    Hosts that are allowed count as the server's own besides local ones, `*.example.com` for all below a domain. A
+    server that is `local` listens on loopback, and answers to no other host.
     """
 
     def __init__(self, allowed: Sequence[str] = (), *, local: bool) -> None:
@@ -136,7 +135,6 @@ class Doors:
         self._role_of = role_of
 
     def refusal(self, method: str, target: bytes, headers: Mapping[str, str], host: str | None) -> Refusal | None:
-        """Return what is answered to a request that is not let in; see `Access.refusal`."""
         refusal = self._access.refusal(method, target, headers, host)
         if refusal is not None or self._keys is None:
             return refusal
@@ -169,12 +167,7 @@ class Entry(NamedTuple):
 
 
 class Denial(NamedTuple):
-    """Why a request is not let in.
-
-    Attributes:
-        known: whether its key is known, and only not for this.
-        sentence: for the client.
-    """
+    """Why a request is not let in, for the client; `known`: its key is known, and only not for this."""
 
     known: bool
     sentence: str
@@ -225,7 +218,6 @@ class Keys(Followed):
         self.read()
 
     def read(self) -> None:
-        """Read the file."""
         label = f"--key-file/MME_KEY_FILE='{self._path}'"
         try:
             with self._path.open("rb") as file:

@@ -32,12 +32,7 @@ GRPC_PREFIX = "triton-grpc-protocol-"
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """Categories that want a header.
-
-    Attributes:
-        categories: of `control.routes.CATEGORIES`.
-        header, value: which, and what it has to say.
-    """
+    """Categories of the route table that want a header of that value."""
 
     categories: tuple[str, ...]
     header: str
@@ -48,13 +43,7 @@ class Restriction:
 
 
 class Restrictions:
-    """What requests have to bring, by category.
-
-    Args:
-        given: the operator's.
-        prefix: what stands before the names of headers.
-        what: how a sentence calls what is restricted.
-    """
+    """What requests have to bring, by category; `what` is how a sentence calls what is restricted."""
 
     def __init__(self, given: Iterable[Restriction], prefix: str = "", what: str = "API") -> None:
         self._wanted = {
@@ -88,7 +77,6 @@ class Forwarding:
         self._wanted = re.compile(bare, 0 if bare != pattern else re.IGNORECASE)
 
     def add(self, request: InferenceRequest, headers: Mapping[str, str]) -> None:
-        """Add the parameters to a request that came with such headers."""
         found = {name: value for name, value in _as_sent(headers) if self._wanted.search(name)}
         for name in found:
             if name.lower() in _NEVER or name.lower().startswith("triton_"):
@@ -98,7 +86,6 @@ class Forwarding:
 
 
 def forwarding(pattern: str) -> Forwarding | None:
-    """What a pattern has handed to models, None for ""."""
     return Forwarding(pattern) if pattern else None
 
 

@@ -60,7 +60,6 @@ class Session:
         return f"<Session {self.id} of {self.model}>"
 
     def correlation_id(self, *, text: bool) -> int | str:
-        """What its model knows it by."""
         return self.id if text else int(self.id)
 
 
@@ -76,7 +75,6 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, model: str, now: float) -> Session:
-        """A new session, in use."""
         if len(self._sessions) >= MOST:
             raise MmeError(Kind.UNAVAILABLE, f"there are {MOST} sessions already; close some, or try again later")
         session = Session(str(self._make_id()), model, now)
@@ -94,19 +92,16 @@ class Sessions:
         return session
 
     def unknown(self, session_id: str, model: str) -> MmeError:
-        """There is no such session."""
         return invalid_argument(
             f"session '{session_id[:64]}' of model '{model}' is not there: it was closed, was not used for "
             f"{self.seconds:g} s, or left memory with its model; begin another with NEW_SESSION"
         )
 
     def check(self, session: Session) -> None:
-        """Its model is there: is it still?"""
         if session.id not in self._sessions:
             raise self.unknown(session.id, session.model)
 
     def leave(self, session: Session, now: float) -> None:
-        """A request of it was answered."""
         session.busy -= 1
         if session.id in self._sessions:
             self._touch(session, now)
@@ -185,11 +180,9 @@ class SessionCalls:
         return visit
 
     def check(self, session: Session) -> None:
-        """Its model is there: is it still?"""
         self._sessions.check(session)
 
     def leave(self, session: Session) -> None:
-        """A request of it was answered."""
         self._sessions.leave(session, _now())
 
     def end(self, session: Session) -> None:
@@ -245,7 +238,6 @@ class Visit(Step):
         self._tell()
 
     def _tell(self) -> None:
-        """Set the lines that its answer has."""
         lines = self._calls.created(self.session) if self.new else b""
         if self._ends:
             lines += b"X-Amzn-SageMaker-Closed-Session-Id: %s\r\n" % self.session.id.encode()
@@ -273,7 +265,6 @@ class Visit(Step):
         self.leave(failed=True)
 
     def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
-        """The request was answered."""
         failed = isinstance(result, MmeError) or (self.new and call.over)  # whose id was never told
         if isinstance(result, MmeError) and result.kind is Kind.CANCELLED and self._state:
             self._ends, failed = True, False  # its sequence has ended with it

@@ -31,14 +31,7 @@ DISABLED = "Client shared memory is disabled. Start the server with '--allow-cli
 
 
 class Region:
-    """A part of a shared memory object, open for as long as this is held.
-
-    Args:
-        name: what requests call it.
-        key: of the object.
-        offset, byte_size: where in the object it lies.
-        descriptor: of the object, which is now this one's to close.
-    """
+    """A part of a shared memory object, open for as long as this is held; the descriptor is its own to close."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
         self.name = name
@@ -89,7 +82,6 @@ class Place(NamedTuple):
     byte_size: int
 
     def read(self) -> bytes:
-        """What lies there; see `Region.read`."""
         return self.region.read(self.offset, self.byte_size)
 
 
@@ -134,7 +126,6 @@ class Regions:
         ]
 
     def place(self, name: str, offset: int, byte_size: int) -> Place:
-        """Where a tensor lies."""
         region = self._regions.get(name)
         if region is None:
             raise _unknown(name, "")
@@ -145,7 +136,6 @@ class Regions:
         return Place(region, offset, byte_size)
 
     def read(self, place: Place) -> bytes:
-        """What lies there."""
         if place.byte_size > AT_ONCE:
             raise Unread
         return place.read()
@@ -163,7 +153,6 @@ class HeldRegions(Regions):
         self._regions = regions
 
     def read(self, place: Place) -> bytes:
-        """See `Regions.read`; of any size."""
         return place.read()
 
 
@@ -174,7 +163,6 @@ class CudaRegions:
         self.allowed = allowed
 
     def register(self, name: str, _wanted: Mapping[str, Any]) -> None:
-        """Refuse one."""
         _check(name, "cuda", allowed=self.allowed)
         raise MmeError(
             Kind.UNSUPPORTED,
@@ -186,7 +174,6 @@ class CudaRegions:
         _check_allowed(allowed=self.allowed)
 
     def rows(self, name: str = "") -> list[dict[str, Any]]:
-        """What is registered: nothing."""
         if name:
             raise _unknown(name, "cuda ")
         return []

@@ -40,34 +40,21 @@ _now = time.perf_counter_ns
 
 
 class _Ids(RandomIdGenerator):  # type: ignore[misc]  # where the library is not installed it has no type
-    """Random ones, the trace's that a client named without a span of it, or those that a model was told.
-
-    Attributes:
-        trace_id: of the trace that begins next, 0 for a random one.
-        span_id: of the span that begins next, once; 0 for a random one.
-    """
+    """Random ones, the trace's that a client named without a span of it, or those that a model was told: 0 is none."""
 
     trace_id = 0
     span_id = 0
 
     def generate_trace_id(self) -> int:
-        """The id of a trace that begins here."""
         return self.trace_id or int(super().generate_trace_id())
 
     def generate_span_id(self) -> int:
-        """The id of a span."""
         given, self.span_id = self.span_id, 0
         return given or int(super().generate_span_id())
 
 
 class Tracer(Tracing):
-    """Makes spans of calls and has them sent.
-
-    Args:
-        url: where spans go: OTLP over HTTP.
-        first: what is traced at first; see `begin`.
-        service_name: what they are said to come from.
-    """
+    """Makes spans of calls and has them sent, by OTLP over HTTP."""
 
     def __init__(self, url: str, first: TraceSettings, service_name: str) -> None:
         super().__init__(first)

@@ -35,23 +35,14 @@ _SHOWN = 100  # characters of a value in a sentence
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What is traced.
-
-    Attributes:
-        on: whether anything is.
-        rate: one request of so many, 0 for none but those whose client says so.
-        count: how many more requests, -1 for all.
-        mode: `triton`, where traces are written, or `opentelemetry`, where they are sent.
-        file: where they are written, or "".
-        frequency: how many are written at a time, 0 for all of them at the end.
-    """
+    """What is traced."""
 
     on: bool = False
-    rate: int = 1000
-    count: int = -1
-    mode: str = "opentelemetry"
+    rate: int = 1000  # one request of so many; 0 for none but those whose client says so
+    count: int = -1  # so many more requests; -1 for all
+    mode: str = "opentelemetry"  # they are sent, or `triton`: written
     file: str = ""
-    frequency: int = 0
+    frequency: int = 0  # traces that are written at a time; 0 for all of them at the end
 
     def as_document(self) -> dict[str, Any]:
         """As a client reads them."""
@@ -126,7 +117,6 @@ class TraceControl:
 
     @property
     def by_model(self) -> bool:
-        """Whether it depends on the model."""
         return bool(self._models)
 
     def change(self, model: str, wanted: Mapping[str, Any]) -> None:

@@ -86,24 +86,20 @@ class Following(Step):
         self._request: InferenceRequest | None = None
 
     def made(self, call: Call, request: InferenceRequest, config: ModelConfig) -> None:  # noqa: ARG002
-        """See `Step`. The request's model may hand the trace on."""
         if self._trace is not None:
             self._request = request
             request.trace = self._tracer.handed_on(self._trace)
 
     def responded(self, call: Call, response: InferenceResponse) -> None:  # noqa: ARG002
-        """See `Step`."""
         if self._trace is not None:
             self._trace.responses += 1
             self._trace.last = response
 
     def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
-        """See `Step`."""
         if isinstance(result, InferenceResponse):
             self.responded(call, result)
 
     def over(self, call: Call, error: MmeError | None) -> None:
-        """See `Step`. There is nothing more to hear of it."""
         trace, self._trace = self._trace, None
         request, self._request = self._request, None  # which knows us
         if trace is None:
