@@ -124,34 +124,6 @@ def test_flags_of_tritonserver_start_it_too(became, tmp_path):
     assert (settings.drain_seconds, settings.trace_rate, settings.server_id) == (5, 0, "triton")
 
 
-def test_a_flag_of_tritonserver_that_is_refused_says_what_there_is(capsys, tmp_path):
-    """As it is said of its variable; what nobody knows is an unknown flag of ours."""
-    assert run("serve", f"--model-repository={tmp_path}", "--log-file", "x", "--rate-limit=maybe") == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert "serve: command line: '--log-file' is not understood; lines go to standard error" in lines
-    assert run("serve", "--model-reposytory", "x") == 2
-    assert "unrecognized arguments: --model-reposytory" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("serve --store x", "mme serve: unrecognized arguments: --store x; did you mean --model-store? `mme serve --help` lists"),
-        ("serve ./archives", "mme serve: unrecognized arguments: ./archives; archives are named by --model-store, a folder of"),
-        ("serve --model-store", "mme serve: argument --model-store: expected one argument; `mme serve --help` lists what there is"),
-        ("confg check x", "mme: argument COMMAND: invalid choice: 'confg'"),
-        ("config chek x", "mme config: argument ACTION: invalid choice: 'chek' (choose from 'check', 'fields', 'bounds'); `mme config"),
-        ("models --stats --uri=http://x", "mme models: unrecognized arguments: --uri=http://x; did you mean --url? `mme models --help`"),
-        ("models --stat", "mme models: unrecognized arguments: --stat; did you mean --stats? `mme models --help` lists"),
-        ("config check . --jsn", "mme config check: unrecognized arguments: --jsn; did you mean --json? `mme config check --help`"),
-    ],
-)  # fmt: skip
-def test_words_that_a_command_does_not_know_are_its_own_error(capsys, words, sentence):
-    """It names the command, what may have been meant, and where to read on."""
-    assert run(*words.split()) == 2
-    assert capsys.readouterr().err.startswith(sentence)
-
-
 def test_a_flag_wins_over_its_variable(became, monkeypatch):
     """A flag that sets the default back beats a variable that says otherwise."""
     monkeypatch.setenv("MME_PORT", "9000")
@@ -201,26 +173,6 @@ def test_bad_settings_are_a_line_each_and_exit_code_two(became, monkeypatch, cap
     assert not became
 
 
-def test_started_with_nothing_it_says_what_to_give(monkeypatch, capsys, became, tmp_path):
-    """Without any source of models, the sentence names the flags."""
-    monkeypatch.setenv("MME_MODEL_DIR", str(tmp_path / "none"))
-
-    assert run("serve") == 2
-    assert "--model-store" in capsys.readouterr().err
-    assert not became
-
-
-def test_a_store_that_is_not_there_is_refused(capsys, became, tmp_path):
-    """A mistyped folder or URL does not start a server without models, nor does an archive in place of its folder."""
-    assert run("serve", "--model-store", "./archvies") == 2
-    assert "there is no such folder\n" in capsys.readouterr().err
-    assert run("serve", "--model-store", "s3:/bucket/models") == 2
-    assert "there is no such folder; a URL begins with s3://\n" in capsys.readouterr().err
-    (tmp_path / "bert.tar.gz").write_bytes(b"")
-    assert run("serve", "--model-store", tmp_path / "bert.tar.gz") == 2
-    assert "it is a file: name the folder that it is in\n" in capsys.readouterr().err
-
-
 def test_serve_becomes_gunicorn_in_its_process_and_is_not_fooled_by_the_working_directory(tmp_path):
     """The process that was started is gunicorn's own, where it was started; a container/ there hides nothing of ours."""
     home, script = tmp_path / "home", tmp_path / "bin" / "serve"
@@ -247,29 +199,6 @@ def test_serve_becomes_gunicorn_in_its_process_and_is_not_fooled_by_the_working_
     assert not {str(home), str(script.parent), ""} & set(path)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("local", ".", "--port", "99999"), "--port: expected a whole number from 0 to 65535, got '99999'"),
-        (("local", ".", "--container-port", "0"), "--container-port: expected a whole number from 1 to 65535, got '0'"),
-        (("local", ".", "--throttle", "-1"), "--throttle: expected a number from 0 to 1000000, got '-1'"),
-        (("local", ".", "--load-seconds", "nan"), "--load-seconds: expected a number from 0 to 86400, got 'nan'"),
-        (("models", "--watch", "soon"), "--watch: expected a number from 0.1 to 86400, got 'soon'"),
-        (("invoke", "--json", "{}", "--timeout", "-1"), "--timeout: expected a number from 0.1 to 86400, got '-1'"),
-        (("deploy", "x", "--instances", "0"), "--instances: expected a whole number from 1 to 1000, got '0'"),
-        (("deploy", "x", "--startup-seconds", "5"), "--startup-seconds: expected a whole number from 60 to 3600, got"),
-        (("deploy", "x", "--volume-gb", "-5"), "--volume-gb: expected a whole number from 1 to 512, got '-5'"),
-        (("update", "x", "--bake-seconds", "1.5"), "--bake-seconds: expected a whole number from 0 to 3600, got '1.5'"),
-    ],
-)
-def test_a_number_that_makes_no_sense_is_refused_with_those_that_do(capsys, words, told):
-    """Before anything is done: a port is no other port, and no instances are not one."""
-    with pytest.raises(SystemExit) as raised:
-        main.main(list(words))
-    assert raised.value.code == 2
-    assert told in capsys.readouterr().err
-
-
 def test_pack_says_that_there_is_no_folder_for_the_archive(capsys, tmp_path):
     """By the names that were given, and before the model is looked at."""
     output = tmp_path / "nowhere" / "m.tar.gz"
@@ -285,21 +214,6 @@ def test_json_on_the_command_line_may_be_of_any_kind(capsys):
     assert "does not answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [each.name for each in main.COMMANDS])
-def test_help_has_examples(command, capsys):
-    """Each command's help shows how it is used."""
-    assert run(command, "--help") == 0
-    assert f"  mme {command}" in capsys.readouterr().out.partition("examples:")[2]
-
-
-def test_help_of_an_action_has_them_too(capsys):
-    """It says what the action does, and how it is used."""
-    assert run("config", "check", "--help") == 0
-    told = capsys.readouterr().out
-    assert "print what is understood" in told.partition("positional arguments:")[0]
-    assert "  mme config check ./repository " in told.partition("examples:")[2]
-
-
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_without_a_command_the_way_from_a_file_to_an_endpoint_is_shown(words, capsys):
     """Its commands are those that there are; to have named none is a mistake."""
@@ -308,17 +222,6 @@ def test_without_a_command_the_way_from_a_file_to_an_endpoint_is_shown(words, ca
     named = re.findall(r"^  mme (\S+) ", written, re.MULTILINE)
     assert named == ["pack", "serve", "invoke", "models", "push", "deploy"]
     assert all(re.search(rf"^    {name} ", written, re.MULTILINE) for name in named)
-
-
-def test_serve_help_names_each_variable(capsys):
-    """Each flag's help tells its variable and its default."""
-    run("serve", "--help")
-
-    output = " ".join(capsys.readouterr().out.split())
-    for flag, variable in (("--memory-budget", "MME_MEMORY_BUDGET"), ("--load-model", "MME_LOAD_MODEL")):
-        assert flag in output
-        assert f"[{variable}]" in output
-    assert "Default: 8080 [MME_PORT]" in output
 
 
 def test_settings_command_prints_every_variable(capsys):

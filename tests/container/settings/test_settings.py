@@ -23,7 +23,7 @@ from container.settings import (
     read_settings,
     settings_table,
 )
-from container.settings.parsers import to_text
+from container.settings.parsers import keepalive, keepalive_rules, to_text
 from container.settings.places import check_places
 from container.settings.schema import VARIABLES
 from model_handlers.config.model_config import ModelConfig
@@ -240,3 +240,8 @@ def test_what_answers_hold_is_said_to_boosters_without_a_script(tmp_path):
     assert scripts.completed(ModelConfig("m"), tmp_path).parameters[SELECTED] == "labels,probability"
     (tmp_path / "inference.py").touch()
     assert SELECTED not in scripts.completed(ModelConfig("m"), tmp_path).parameters
+
+
+def test_keepalive_is_seconds_for_connections():
+    """What the setting says in milliseconds; counts are counts."""
+    assert keepalive_rules(keepalive("time=1500,max-ping-strikes=5")) == {"time": 1.5, "max_ping_strikes": 5}
