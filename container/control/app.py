@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from container.control.http import Build, Operation
     from container.control.routes import Route
-    from container.http1 import Exchange
+    from container.http1 import HttpRequest
     from container.http1.server import Gate
     from container.process.service import Service
 
@@ -108,7 +108,7 @@ class ControlPlane:
             return None, {}
         return self._routes[rule.endpoint], dict(names)
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpRequest) -> None:
         """Answer an inference request on the loop, any other when its operation is over."""
         if self._dispatch(exchange):
             return
@@ -116,7 +116,7 @@ class ControlPlane:
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    def handle_metrics(self, exchange: Exchange) -> None:
+    def handle_metrics(self, exchange: HttpRequest) -> None:
         """Answer as the port does that has /metrics alone."""
         path = exchange.target.partition(b"?")[0]
         if path == b"/metrics":
@@ -125,7 +125,7 @@ class ControlPlane:
             sentence = f"Not Found: {path.decode('latin-1')} is not a route of this port, which has /metrics alone"
             exchange.respond(404, _JSON, (errors.error_body(sentence),))
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: HttpRequest) -> None:
         environ, route = make_environ(exchange), None
         try:
             route, names = self._match(exchange.method, exchange.target)
@@ -147,7 +147,7 @@ class ControlPlane:
             status, headers, body = await self._on_thread(lambda: call_application(self._app, environ))
             exchange.respond(status, headers, (body,))
 
-    async def _outcome(self, exchange: Exchange, route: Route | None, names: dict[str, Any]) -> Build | None:
+    async def _outcome(self, exchange: HttpRequest, route: Route | None, names: dict[str, Any]) -> Build | None:
         """What makes the response, None where Flask knows by itself."""
         if route is None:
             return None
@@ -235,7 +235,7 @@ def call_application(application: WSGIApplication, environ: dict[str, Any]) -> A
         return 500, _JSON, errors.error_body("the server failed to answer this request; its log says why")
 
 
-def make_environ(exchange: Exchange) -> dict[str, Any]:
+def make_environ(exchange: HttpRequest) -> dict[str, Any]:
     """The WSGI environment of a request, without its body, which its operation has read.
 
     Its path keeps `%2F` and `%25`, which the converters of names decode.

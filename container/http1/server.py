@@ -10,8 +10,8 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 from container.http1.connection import HttpProtocol
-from container.http1.head import body_too_large, status_line
-from container.http1.known_heads import KnownHeads
+from container.http1.request import KnownHeads
+from container.http1.rules import body_too_large, status_line
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap, most_connections
@@ -19,9 +19,8 @@ from container.process.resources import ConnectionCap, most_connections
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from container.http1.exchange import Exchange
-    from container.http1.head import Refusal
-    from container.http1.limits import Limits
+    from container.http1.request import HttpRequest
+    from container.http1.rules import Limits, Refusal
 
     Gate = Callable[[str, bytes, Mapping[str, str], str | None], Refusal | None]
 
@@ -45,11 +44,11 @@ class Http1Server:
         turns: what its connections may do in a turn of the loop.
         memory: of requests on the way.
         cap: on the number of connections.
-        handler: called on the loop with each request; must not block; answers by `Exchange.respond`, now or later.
+        handler: called on the loop with each request; must not block; answers by `HttpRequest.respond`, now or later.
         limits: of every connection.
         connections: the live ones.
         draining: whether every connection ends with what it has begun, or with its next request.
-        parted: whether idle connections close at once.
+        closing_idle: whether idle connections close at once.
         now: loop time of the last sweep, in seconds.
         heads: status → status line and Date, for the current second.
         known_heads: of requests.
@@ -57,7 +56,7 @@ class Http1Server:
 
     def __init__(
         self,
-        handler: Callable[[Exchange], None],
+        handler: Callable[[HttpRequest], None],
         limits: Limits,
         loop: asyncio.AbstractEventLoop,
         too_large: Callable[[bytes, int, int], Refusal] = body_too_large,
@@ -74,7 +73,7 @@ class Http1Server:
         self.gate = gate
         self.limits = limits
         self.connections: set[HttpProtocol] = set()
-        self.draining = self.parted = False
+        self.draining = self.closing_idle = False
         self.now = loop.time()
         self.heads: dict[int, bytes] = {}
         self.known_heads = KnownHeads()
@@ -91,7 +90,7 @@ class Http1Server:
     @property
     def in_flight(self) -> int:
         """Requests accepted and not answered, on all connections."""
-        return sum(connection.owed for connection in self.connections)
+        return sum(connection.pipeline.in_flight for connection in self.connections)
 
     @property
     def unsent(self) -> int:
@@ -113,7 +112,7 @@ class Http1Server:
         """Ask the gate again for every head, those too that clients repeat."""
         self.known_heads.forget()
         for connection in self.connections:
-            connection.forget_heads()
+            connection.known = connection.parser.usual = None
 
     def drain(self, patience: float = 0.0) -> None:
         """Close each connection after the requests it has begun. Close the listeners first.
@@ -126,13 +125,12 @@ class Http1Server:
         for connection in list(self.connections):
             connection.drain()
         if patience > 0:
-            self._loop.call_later(patience, self._part)
+            self._loop.call_later(patience, self._close_idle)
         else:
-            self._part()
+            self._close_idle()
 
-    def _part(self) -> None:
-        """Close what is idle."""
-        self.parted = True
+    def _close_idle(self) -> None:
+        self.closing_idle = True
         for connection in list(self.connections):
             connection.close_if_idle()
 
@@ -145,12 +143,12 @@ class Http1Server:
                     await self._empty.wait()
         except TimeoutError:
             return False
-        self._stop_sweeping()
+        self.stop_sweeping()
         return True
 
     def abort(self) -> None:
         """End every connection now, whatever it is owed."""
-        self._stop_sweeping()
+        self.stop_sweeping()
         for connection in list(self.connections):
             connection.abort()
 
@@ -172,7 +170,7 @@ class Http1Server:
         self._timer = self._loop.call_later(self.limits.sweep, self._tick)
         self.sweep(self._loop.time())
 
-    def _stop_sweeping(self) -> None:
+    def stop_sweeping(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -32,7 +32,7 @@ from container.steps.access import access_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from container.http1 import Exchange
+    from container.http1 import HttpRequest
     from container.local.async_invocations import AsyncInvocations
     from container.local.container import Container
     from container.local.platform import Platform
@@ -155,12 +155,12 @@ class Front:
             if not await http.wait_closed(_PARTING_SECONDS):
                 http.abort()
 
-    def _handle(self, exchange: Exchange) -> None:
+    def _handle(self, exchange: HttpRequest) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(exchange))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: HttpRequest) -> None:
         try:
             await self._operate(exchange)
         except RuntimeApiError as error:
@@ -175,7 +175,7 @@ class Front:
         status, headers, body = refusal.answer()
         exchange.respond(status, headers, [body])
 
-    async def _operate(self, exchange: Exchange) -> None:
+    async def _operate(self, exchange: HttpRequest) -> None:
         path = path_of(exchange.target).decode("utf-8", "replace")
         if path == "/" and exchange.method in {"GET", "HEAD"}:
             endpoint = self._endpoint
@@ -194,11 +194,11 @@ class Front:
         operate = {"invocations": self._invoke, "async-invocations": self._invoke_async}
         await operate.get(operation[2], self._stream)(exchange, name, target)
 
-    async def _invoke(self, exchange: Exchange, _name: str, target: str) -> None:
+    async def _invoke(self, exchange: HttpRequest, _name: str, target: str) -> None:
         answer = await self._endpoint.invoke(target, exchange.body, _request_headers(exchange))
         exchange.respond(200, _response_headers(exchange, answer, "Content-Type"), [answer.body])
 
-    async def _stream(self, exchange: Exchange, name: str, _target: str) -> None:
+    async def _stream(self, exchange: HttpRequest, name: str, _target: str) -> None:
         if self._endpoint.platform:
             raise invalid(f"Endpoint {name} is a multi-model one, and those do not stream.")
         headers = _request_headers(exchange)
@@ -217,7 +217,7 @@ class Front:
                 exchange.write(exception(f"the container's answer broke off: {error}"))
         exchange.end()
 
-    async def _invoke_async(self, exchange: Exchange, name: str, target: str) -> None:
+    async def _invoke_async(self, exchange: HttpRequest, name: str, target: str) -> None:
         if self._background is None:
             raise invalid(f"Endpoint {name} is not an asynchronous one: start it with --async-output")
         accepted = self._background.accept(target, exchange.headers)
@@ -245,7 +245,7 @@ def _no_operation(method: str, path: str, operation: str) -> RuntimeApiError:
     )
 
 
-def _check_sizes(exchange: Exchange) -> None:
+def _check_sizes(exchange: HttpRequest) -> None:
     size, attributes = len(exchange.body), len(exchange.headers.get(_ATTRIBUTES.lower(), ""))
     if size > _MAX_BODY:
         raise invalid(f"the request has {size} bytes; SageMaker takes {_MAX_BODY} at most")
@@ -253,18 +253,18 @@ def _check_sizes(exchange: Exchange) -> None:
         raise invalid(f"CustomAttributes has {attributes} characters, {_MAX_ATTRIBUTES} at most")
 
 
-def _request_headers(exchange: Exchange) -> dict[str, str]:
+def _request_headers(exchange: HttpRequest) -> dict[str, str]:
     return {name: exchange.headers[name.lower()] for name in _REQUEST_HEADERS if name.lower() in exchange.headers}
 
 
-def _response_headers(exchange: Exchange, answer: HttpResponse, content_type: str) -> bytes:
+def _response_headers(exchange: HttpRequest, answer: HttpResponse, content_type: str) -> bytes:
     """What SageMaker hands on of the container's, and what it says itself."""
     headers = {name: answer.headers[name.lower()] for name in _RESPONSE_HEADERS if name.lower() in answer.headers}
     headers[content_type] = answer.headers.get("content-type", "application/octet-stream")
     return _lines(headers) + runtime_headers(exchange.headers.get(TARGET_VARIANT, ""))
 
 
-def _respond(exchange: Exchange, status: int, document: Any, headers: Mapping[str, str] | None = None) -> None:
+def _respond(exchange: HttpRequest, status: int, document: Any, headers: Mapping[str, str] | None = None) -> None:
     lines = _lines({"Content-Type": "application/json", **(headers or {})})
     exchange.respond(status, lines, [orjson.dumps(document)])
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from container.codec.fields import RESERVED
-from container.http1.head import Headers
+from container.http1.rules import Headers
 from container.inference.headers import text_of
 from model_handlers.errors import Kind, MmeError, invalid_argument
 

@@ -325,7 +325,7 @@ async def test_no_more_is_parsed_than_may_wait(loop):
     kept = []
     server, connection, plain = _http1(loop, kept.append, pipelined=16)
     connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 1000)
-    assert connection.owed <= 17
+    assert connection.pipeline.in_flight <= 17
     assert not plain.reads
     while kept and len(kept) < 1000:
         kept[-1].respond(204, b"", ())

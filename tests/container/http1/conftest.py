@@ -14,7 +14,6 @@ import pytest
 import uvloop
 
 from container.http1 import Http1Server, Limits
-from tests.container.http1.inside import stop_sweeping
 from tests.waiting import PATIENCE, eventually
 
 
@@ -203,7 +202,7 @@ def serve():
         async def listen():
             server = Http1Server(handler, Limits(**limits), loop)
             if by_hand:
-                stop_sweeping(server)
+                server.stop_sweeping()
             return server, await loop.create_server(server.protocol_factory, "127.0.0.1", 0)
 
         server, listener = asyncio.run_coroutine_threadsafe(listen(), loop).result(PATIENCE)

@@ -8,8 +8,6 @@ import threading
 
 import pytest
 
-from tests.container.http1.inside import Inside
-
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 BIG = bytes(range(256)) * 4096  # 1 MiB
 
@@ -185,7 +183,7 @@ def test_reading_pauses_when_enough_waits(serve, later, limits):
     sender = threading.Thread(target=client.send, args=(raw,))
     sender.start()
     connection = server.alone()
-    server.until(lambda: Inside(connection).full)
+    server.until(lambda: connection.paused)
 
     assert server.call(lambda: server.server.in_flight) < 12
 
@@ -207,7 +205,7 @@ def test_nothing_is_begun_for_a_client_that_does_not_read(serve):
     server = serve(handler, pipelined=100)
     client = server.connect(receive_buffer=64 * 1024).send(b"".join(GET % number for number in range(40)))
     connection = server.alone()
-    server.until(lambda: Inside(connection).write_paused and connection.owed)
+    server.until(lambda: connection.pipeline.blocked and connection.pipeline.in_flight)
 
     assert len(begun) < 20
     assert [client.answer().body[: -len(BIG)] for _ in range(40)] == [b"/%d" % number for number in range(40)]
@@ -270,7 +268,7 @@ def test_continue_keeps_the_order(serve, later):
     head = b"POST /2 HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
     client = server.connect().send(GET % 1 + head)
     connection = server.alone()
-    server.until(lambda: Inside(connection).wants_continue and Inside(connection).behind)
+    server.until(lambda: connection.parser.wants_continue)
     server.call(later.exchanges[0].respond, 200, b"", (b"first",))
 
     assert client.answer().body == b"first"

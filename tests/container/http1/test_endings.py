@@ -7,7 +7,6 @@ import gc
 import pytest
 
 from container.http1 import HttpProtocol
-from tests.container.http1.inside import Inside
 
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
@@ -23,7 +22,7 @@ def test_half_closed(serve, later):
     server = serve(later)
     client = server.connect().send(GET % 1 + GET % 2).done_sending()
     connection = server.alone()
-    server.until(lambda: Inside(connection).half_closed)
+    server.until(lambda: connection.half_closed)
 
     answer_last(server, later)
     first = client.answer()
@@ -51,7 +50,7 @@ def test_half_closed_while_a_large_answer_leaves(serve):
     server = serve(lambda exchange: exchange.respond(200, b"", (body,)))
     client = server.connect(receive_buffer=64 * 1024).send(GET % 1)
     connection = server.alone()
-    server.until(lambda: Inside(connection).write_paused)
+    server.until(lambda: connection.pipeline.blocked)
     client.done_sending()
 
     assert client.answer().body == body
@@ -66,7 +65,7 @@ def test_half_closed_in_the_middle_of_a_request(serve, later, part):
     server.until(lambda: len(later) == 1)
     client.send(part).done_sending()
     connection = server.alone()
-    server.until(lambda: Inside(connection).half_closed)
+    server.until(lambda: connection.half_closed)
 
     answer_last(server, later)
 
@@ -83,7 +82,7 @@ def test_half_closed_within_a_method(serve, later):
     server = serve(later)
     client = server.connect().send(GET % 1 + b"GE").done_sending()
     connection = server.alone()
-    server.until(lambda: Inside(connection).half_closed)
+    server.until(lambda: connection.half_closed)
 
     answer_last(server, later)
 
@@ -118,7 +117,7 @@ def test_client_that_just_closes(serve, later):
     connection = server.alone()
     server.until(lambda: len(later) == 1)
     client.close()
-    server.until(lambda: Inside(connection).half_closed)
+    server.until(lambda: connection.half_closed)
 
     server.elapse(0)
     server.elapse(0)
@@ -132,7 +131,7 @@ def test_half_closed_client_that_waits_long(serve, later):
     server = serve(later)
     client = server.connect().send(GET % 1).done_sending()
     connection = server.alone()
-    server.until(lambda: Inside(connection).half_closed)
+    server.until(lambda: connection.half_closed)
     for _ in range(3):
         server.elapse(0)
 
@@ -149,7 +148,7 @@ def test_half_closed_client_of_http10_is_not_asked(serve, later):
     server = serve(later)
     client = server.connect().send(b"GET /1 HTTP/1.0\r\n\r\n").done_sending()
     connection = server.alone()
-    server.until(lambda: Inside(connection).half_closed)
+    server.until(lambda: connection.half_closed)
     for _ in range(3):
         server.elapse(0)
 
@@ -178,7 +177,7 @@ def test_client_that_leaves_inside_a_request(serve, later, part, how):
     server = serve(later)
     client = server.connect().send(part)
     connection = server.alone()
-    server.until(lambda: Inside(connection).begun or Inside(connection).head_bytes == len(part) or len(part) > 50)
+    server.until(lambda: connection.parser.arriving or connection.parser.head_size == len(part) or len(part) > 50)
 
     getattr(client, how)()
 
@@ -198,7 +197,7 @@ def test_nothing_is_leaked(serve, later):
             if number % 3:
                 answer_last(server, later)
         (client.close, client.reset)[number % 2]()
-        server.until(lambda: all(Inside(each).half_closed for each in server.server.connections))
+        server.until(lambda: all(each.half_closed for each in server.server.connections))
         server.elapse(0)
         server.elapse(0)
         server.empty()
@@ -248,7 +247,7 @@ def test_drain_waits_so_long_for_idle_clients(serve):
     """Idle connections close when the drain's patience is over, but not one whose request has begun to arrive."""
     server = serve()
     idle, asking = server.connect(), server.connect().send((GET % 1)[:-2])
-    server.until(lambda: sorted(Inside(each).between for each in server.server.connections) == [False, True])
+    server.until(lambda: sorted(each.parser.between for each in server.server.connections) == [False, True])
 
     server.call(server.server.drain, 0.01)
 
@@ -284,7 +283,7 @@ def test_drain_in_the_middle_of_a_request(serve, part):
     raw = POST % 1
     client = server.connect().send(raw[:part])
     connection = server.alone()
-    server.until(lambda: not Inside(connection).between)
+    server.until(lambda: not connection.parser.between)
 
     server.call(server.server.drain)
     client.send(raw[part:] + GET % 2)

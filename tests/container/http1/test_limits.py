@@ -6,8 +6,6 @@ import threading
 
 import pytest
 
-from tests.container.http1.inside import Inside
-
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -233,10 +231,10 @@ def test_slow_headers(serve, size):
     assert client.ask(GET).status == 200
     client.send(GET[:size])
     connection = server.alone()
-    server.until(lambda: Inside(connection).head_bytes == size)
+    server.until(lambda: connection.parser.head_size == size)
     server.elapse(6)
     client.send(GET[size : size + 1])
-    server.until(lambda: Inside(connection).head_bytes == size + 1)
+    server.until(lambda: connection.parser.head_size == size + 1)
 
     server.elapse(6)
 
@@ -262,10 +260,10 @@ def test_slow_body(serve):
     server = serve(header_timeout=1, body_timeout=60)
     client = server.connect().send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n")
     connection = server.alone()
-    server.until(lambda: Inside(connection).begun)
+    server.until(lambda: connection.parser.arriving)
     for size in range(1, 4):
         client.send(b"x" * 41_000)
-        server.until(lambda: Inside(connection).body_bytes == 41_000 * size)  # noqa: B023
+        server.until(lambda: connection.parser.arriving.held == 41_000 * size)  # noqa: B023
         server.elapse(40)
     server.call(lambda: None)  # a turn of the loop later
 
@@ -281,10 +279,10 @@ def test_body_below_the_least_rate(serve, head):
     server = serve(body_timeout=60)
     client = server.connect().send(b"POST / HTTP/1.1\r\nHost: a\r\n" + head)
     connection = server.alone()
-    server.until(lambda: Inside(connection).begun)
+    server.until(lambda: connection.parser.arriving)
     for size in range(1, 6):
         client.send(b"x")
-        server.until(lambda: Inside(connection).body_bytes == size)  # noqa: B023
+        server.until(lambda: connection.parser.arriving.held == size)  # noqa: B023
         server.elapse(1)
     server.elapse(6)
 
@@ -315,7 +313,7 @@ def test_client_that_stops_reading(serve):
     server = serve(lambda exchange: exchange.respond(200, b"", (b"x" * 20_000_000,)), body_timeout=60)
     client = server.connect(receive_buffer=64 * 1024).send(GET)
     connection = server.alone()
-    server.until(lambda: Inside(connection).write_paused)
+    server.until(lambda: connection.pipeline.blocked)
     server.elapse(0)
     for _ in range(3):
         before = server.call(lambda: connection.unsent)
@@ -342,7 +340,7 @@ def test_hundreds_of_dripping_clients_cost_others_nothing(serve):
     """While many clients drip their headers, another is served, and all of them end with 408."""
     server = serve(header_timeout=10)
     dripping = [server.connect().send(b"GET / HT") for _ in range(200)]
-    server.until(lambda: len([each for each in server.server.connections if Inside(each).head_bytes]) == 200)
+    server.until(lambda: len([each for each in server.server.connections if each.parser.head_size]) == 200)
 
     assert server.connect().ask(GET).status == 200
 
@@ -367,8 +365,8 @@ def test_sender_that_never_reads_is_not_collected(serve):
     sender = threading.Thread(target=send)
     sender.start()
     connection = server.alone()
-    server.until(lambda: Inside(connection).full and Inside(connection).write_paused)
-    assert server.call(lambda: connection.owed) <= 256_000 // len(GET) + 4
+    server.until(lambda: connection.paused and connection.pipeline.blocked)
+    assert server.call(lambda: connection.pipeline.in_flight) <= 256_000 // len(GET) + 4
     server.elapse(0)
     server.elapse(61)
     sender.join()

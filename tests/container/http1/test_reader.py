@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from itertools import accumulate, pairwise
 
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from container.http1 import Http1Server, Limits
-from container.http1.connection import RequestReader
 from container.inference.turn_budget import Turns
-from tests.container.http1.inside import Inside
+from tests.fuzz.wires import Loop, Plain
 
 STREAM = (
     b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -57,45 +56,44 @@ REQUESTS = [
 ]
 
 
-class Collector(RequestReader):
-    """Keeps what was read, and how often llhttp was asked; the exchange of this number ends the connection."""
+class Reader:
+    """What came of these reads, and how often llhttp was asked; the request of this number ends the connection."""
 
-    def __init__(self, server, last=None):
-        super().__init__(server)
-        self.exchanges, self.refusals, self.parsed, self.last = [], [], 0, last
+    def __init__(self, pieces, last=None):
+        self.requests, self.parsed, self.last = [], 0, last
+        loop, self.wire = Loop(), Plain()
+        turns = Turns(loop.call_soon, lambda: 0.0)
+        server = Http1Server(self.handle, Limits(), loop, gate=self.let_in, turns=turns)
+        self.connection = server.protocol_factory()
+        self.connection.connection_made(self.wire)
+        for piece in pieces:
+            self.connection.data_received(piece)
+            loop.turn()
 
-    def on_headers_complete(self):
+    def let_in(self, *_request):
+        """Count the heads that are parsed."""
         self.parsed += 1
-        super().on_headers_complete()
 
-    def _accept(self, exchange):
-        self.exchanges.append(exchange)
-        if len(self.exchanges) == self.last:
-            self._take_no_more()
+    def handle(self, request):
+        """Answer all but the last."""
+        self.requests.append(request)
+        if len(self.requests) == self.last:
+            request.connection.abort_response(request)
+        else:
+            request.respond(204, b"", ())
 
-    def _refuse(self, refusal):
-        self._take_no_more()
-        self.refusals.append(refusal)
-
-
-def reader_of(pieces, last=None):
-    """A reader after these reads."""
-    loop, calls = uvloop.new_event_loop(), []
-    reader = Collector(Http1Server(lambda _: None, Limits(), loop, turns=Turns(calls.append)), last)
-    for piece in pieces:
-        reader.data_received(piece)
-        while calls:  # in a later turn of the loop goes on what took long, on a busy machine
-            calls.pop(0)()
-    loop.close()
-    return reader
+    @property
+    def refusals(self):
+        """The statuses of what was refused."""
+        return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", self.wire.written) if int(status) > 204]
 
 
 def read(pieces):
-    """The exchanges and refusals that come of these reads."""
-    reader = reader_of(pieces)
+    """The requests and refusals that come of these reads."""
+    reader = Reader(pieces)
     return [
-        (each.method, each.target, each.headers, each.body, each.http10, each.final) for each in reader.exchanges
-    ], [each.status for each in reader.refusals]
+        (each.method, each.target, each.headers, each.body, each.http10, each.final) for each in reader.requests
+    ], reader.refusals
 
 
 def cut(raw, places):
@@ -154,7 +152,7 @@ def test_garbage_raises_nothing(garbage):
 @pytest.mark.parametrize("raw", UNREMARKABLE)
 def test_a_request_that_repeats_is_not_parsed(raw):
     """From the third time on, whatever its body; every time the same comes of it."""
-    reader = reader_of([raw] * 5)
+    reader = Reader([raw] * 5)
 
     assert reader.parsed == 2
     assert read([raw] * 5) == read([raw * 5])
@@ -163,7 +161,7 @@ def test_a_request_that_repeats_is_not_parsed(raw):
 def test_requests_that_take_turns_are_not_parsed():
     """As a client of many models sends them: each head is known from its third time on."""
     reads = [POST.replace(b"/a", b"/%d" % number) for number in range(20)] * 5
-    reader = reader_of(reads)
+    reader = Reader(reads)
 
     assert reader.parsed == 40
     assert read(reads) == read([b"".join(reads)])
@@ -183,10 +181,10 @@ def test_requests_that_take_turns_are_not_parsed():
 )
 def test_nothing_is_remembered(reads):
     """Of a request that never is all of a read, has a long head or something special."""
-    reader = reader_of(reads * 5)
+    reader = Reader(reads * 5)
 
-    assert not Inside(reader).repeats
-    assert reader.parsed >= len(reader.exchanges) >= 5
+    assert not reader.connection.known
+    assert reader.parsed >= len(reader.requests) >= 5
     assert read(reads * 5) == read([b"".join(reads * 5)])
 
 
@@ -220,11 +218,11 @@ def test_only_a_request_of_its_own_is_a_repeat(reads):
 @pytest.mark.parametrize("reads", [[POST] * 6, [POST * 6], [POST * 5 + POST[:20]]])
 def test_nothing_is_taken_behind_the_last(last, reads):
     """Whether the handler ended the connection with a repeat, with the request that made it one, or before."""
-    reader = reader_of(reads, last)
+    reader = Reader(reads, last)
 
-    assert len(reader.exchanges) == last
+    assert len(reader.requests) == last
     assert reader.refusals == []
-    assert Inside(reader).between
+    assert reader.connection.parser.between
 
 
 runs = st.lists(st.tuples(st.sampled_from(REQUESTS), st.integers(1, 4)), min_size=1, max_size=6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.container.http1.inside import Inside
+from container.http1 import Refusal
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n"
 POST = HEAD + b"abc"
@@ -19,7 +19,7 @@ def known(serve):
         client = server.connect()
         for _ in range(2):
             assert client.ask(POST).body == b"POST /a abc"
-        assert Inside(server.alone()).repeats
+        assert server.alone().known
         return server, client
 
     return start
@@ -27,8 +27,10 @@ def known(serve):
 
 def unparsed(server, client, raw):
     """The answer to a request that llhttp must not see."""
-    with Inside(server.alone()).unparsed(server):
-        return client.ask(raw)
+    server.server.gate = lambda *_: Refusal(403, "it was parsed")
+    answer = client.ask(raw)
+    server.server.gate = None
+    return answer
 
 
 def test_a_repeat_is_not_parsed(known):
@@ -100,7 +102,7 @@ def test_a_repeat_in_two_pieces(known, size):
     connection = server.alone()
     for body in (b"123", b"456"):
         client.send((HEAD + body)[:size])
-        server.until(lambda: not Inside(connection).between)
+        server.until(lambda: not connection.parser.between)
         assert client.ask((HEAD + body)[size:]).body == b"POST /a " + body
         assert unparsed(server, client, POST).body == b"POST /a abc"
 
@@ -124,7 +126,7 @@ def test_a_repeat_with_the_beginning_of_another(known, rest):
     connection = server.alone()
 
     assert client.ask(POST + rest).body == b"POST /a abc"
-    server.until(lambda: not Inside(connection).between)
+    server.until(lambda: not connection.parser.between)
     assert client.ask(b"GET /r HTTP/1.1\r\nHost: a\r\n\r\n"[len(rest) :]).body == b"GET /r "
 
     assert client.ask(POST + rest).body == b"POST /a abc"
@@ -141,7 +143,7 @@ def test_a_body_that_holds_the_head(known):
     assert unparsed(server, client, head + POST).body == b"POST /a " + POST
 
     client.send(head)
-    server.until(lambda: Inside(connection).begun)
+    server.until(lambda: connection.parser.arriving)
     assert client.ask(POST).body == b"POST /a " + POST
 
 
@@ -175,7 +177,7 @@ def test_reading_pauses_for_repeats(serve, later):
         client.send(POST)
         server.until(lambda: server.server.in_flight == number)  # noqa: B023
 
-    assert Inside(server.alone()).full
+    assert server.alone().paused
     for _ in range(3):
         server.call(later.exchanges[-1].respond, 200, b"", ())
     assert [client.answer().status for _ in range(3)] == [200] * 3
@@ -246,7 +248,7 @@ def test_a_client_that_stops_after_a_repeat(serve):
             assert client.ask(POST).status == 200
     server.elapse(60)
     clients[0].send(POST[:10])
-    server.until(lambda: any(not Inside(each).between for each in server.server.connections))
+    server.until(lambda: any(not each.parser.between for each in server.server.connections))
     server.elapse(11)
     assert clients[0].answer().status == 408
 

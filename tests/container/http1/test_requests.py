@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from container.http1.head import NAMES
+from container.http1.rules import NAMES
 
 H = b"Host: a\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"

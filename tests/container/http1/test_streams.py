@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from container.http1 import HttpProtocol
-from tests.container.http1.inside import Inside
 
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 OLD = b"GET /1 HTTP/1.0\r\n\r\n"
@@ -207,7 +206,7 @@ def test_continue_behind_a_stream(serve, later):
     exchange = begun(server, later)
     connection = server.alone()
     client.send(head)
-    server.until(lambda: Inside(connection).wants_continue and Inside(connection).behind)
+    server.until(lambda: connection.parser.wants_continue)
     server.call(exchange.write, b"one")
     server.call(exchange.end)
 
@@ -222,7 +221,7 @@ def test_refusal_behind_a_stream(serve, later):
     exchange = begun(server, later)
     connection = server.alone()
     client.send(b"\0\r\n\r\n")
-    server.until(lambda: Inside(connection).refused)
+    server.until(lambda: connection.parser.closed)
     server.call(exchange.write, b"one")
     server.call(exchange.end)
 
@@ -275,10 +274,10 @@ def test_http10_with_requests_behind(serve, later):
     request = b"GET /%d HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
     client = server.connect().send(b"".join(request % number for number in range(10)))
     connection = server.alone()
-    server.until(lambda: Inside(connection).full)
+    server.until(lambda: connection.paused)
     exchange = begun(server, later)
     client.send(request % 10)
-    server.until(lambda: Inside(connection).discarded)
+    server.until(lambda: connection.discarded)
     assert server.call(lambda: server.server.in_flight) == 1
     server.call(exchange.write, b"one")
     server.call(exchange.end)
