@@ -5,29 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import threading
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from mme.requests import OneResponse, Stream, request_of
 from mme.runner import own
-from mme.tensors import tensors_of
-from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
-from model_handlers.tensor import size_of
-from serve.request import InferenceRequest
+from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
+    from mme.requests import Result
     from mme.runner import Runner
     from model_handlers.tensor import Array
-    from serve.request import Completion, InferenceResponse
-
-    Result = InferenceResponse | MmeError | None
-
-_LONGEST = 100 * 365 * 86400.0  # seconds in a queue
-_MOST_UNREAD = 64 << 20  # bytes of responses that a stream keeps for a caller that is slower than the model
+    from serve.request import InferenceResponse
 
 
 class Outputs(dict[str, "Array"]):
@@ -40,7 +32,7 @@ class Outputs(dict[str, "Array"]):
     """
 
     def __init__(self, response: InferenceResponse) -> None:
-        super().__init__((name, array) for name, _, array in response.outputs)
+        super().__init__([(name, array) for name, _, array in response.outputs])
         self.model = response.model_name
         self.version = int(response.model_version)
         self.id = response.id
@@ -77,8 +69,8 @@ class Model:
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> Outputs:
         """Return the response. From any thread but the one of the server's event loop."""
         answer: SimpleQueue[Result] = SimpleQueue()
-        request = _OneResponse(answer.put).request(inputs, outputs, **options)
-        self._runner.submit(self.name, self.version, request)
+        request = request_of(OneResponse(answer.put), inputs, outputs, **options)
+        self._runner.submit(self.name, self.version, request, waits=True)
         try:
             result = answer.get()
         except BaseException:  # an interrupt
@@ -89,167 +81,65 @@ class Model:
     def submit(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> Future[Outputs]:
         """Return the response's future at once; its `cancel` cancels the request. From any thread."""
         future: Future[Outputs] = Future()
-        request = _OneResponse(functools.partial(_settle, future)).request(inputs, outputs, **options)
+        request = request_of(OneResponse(functools.partial(_settle, future)), inputs, outputs, **options)
         future.add_done_callback(lambda done: self._runner.cancel(request) if done.cancelled() else None)
-        self._runner.submit(self.name, self.version, request, waits=False)
+        self._runner.submit(self.name, self.version, request)
         return future
 
     async def infer_async(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> Outputs:
         """Return the response. On any event loop; on the server's own there is no other thread between."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
-        take = functools.partial(self._hand, loop, _set, future)
-        request = _OneResponse(take).request(inputs, outputs, **options)
-        self._runner.submit(self.name, self.version, request, waits=False)
-        try:
-            return _outputs(await future)
-        except asyncio.CancelledError:
-            self._runner.cancel(request)
-            raise
+        if loop is not self._runner.loop:
+            return await asyncio.wrap_future(self.submit(inputs, outputs, **options))
+        results: list[Result] = []
+        one = OneResponse(results.append)
+        request = request_of(one, inputs, outputs, **options)
+        self._runner.submit(self.name, self.version, request, task=True)
+        if not results:
+            future: asyncio.Future[Result] = loop.create_future()
+            one.take = functools.partial(_set, future)
+            try:
+                results.append(await future)
+            except asyncio.CancelledError:
+                self._runner.cancel(request)
+                raise
+        return _outputs(results[0])
 
     def stream(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any) -> Iterator[Outputs]:
         """Yield each response of a decoupled model, or the one of any other. From any thread but the event loop's."""
         queue: SimpleQueue[tuple[Result, bool]] = SimpleQueue()
-        stream = _Stream(lambda result, last: queue.put((result, last)))
-        request = stream.request(inputs, outputs, **options)
-        self._runner.submit(self.name, self.version, request)
+        stream = Stream(queue.put)
+        request = request_of(stream, inputs, outputs, **options)
+        self._runner.submit(self.name, self.version, request, waits=True)
         try:
-            last = False
-            while not last:
-                result, last = queue.get()
-                if result is not None:
-                    yield stream.taken(result)
+            while not stream.is_read:
+                if (result := stream.read(queue.get())) is not None:
+                    yield _outputs(result)
         finally:
-            if not last:
+            if not stream.is_read:
                 self._runner.cancel(request)
 
     async def stream_async(
         self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **options: Any
     ) -> AsyncIterator[Outputs]:
         """Yield each response of a decoupled model, or the one of any other. On any event loop."""
-        loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[Result, bool]] = asyncio.Queue()
-        stream = _Stream(lambda result, last: self._hand(loop, queue.put_nowait, (result, last)))
-        request = stream.request(inputs, outputs, **options)
-        self._runner.submit(self.name, self.version, request, waits=False)
+        loop = asyncio.get_running_loop()
+
+        def put(result: tuple[Result, bool]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the caller gone
+                loop.call_soon_threadsafe(queue.put_nowait, result)
+
+        stream = Stream(put)
+        request = request_of(stream, inputs, outputs, **options)
+        self._runner.submit(self.name, self.version, request)
         try:
-            last = False
-            while not last:
-                result, last = await queue.get()
-                if result is not None:
-                    yield stream.taken(result)
+            while not stream.is_read:
+                if (result := stream.read(await queue.get())) is not None:
+                    yield _outputs(result)
         finally:
-            if not last:
+            if not stream.is_read:
                 self._runner.cancel(request)
-
-    def _hand(self, loop: asyncio.AbstractEventLoop, take: Callable[..., object], *result: Any) -> None:
-        """Have a result taken on the caller's loop, which may be closed by now, and the caller gone."""
-        if loop is self._runner.loop:
-            take(*result)
-        else:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(take, *result)
-
-
-class _OneResponse:
-    """The one response of a request; a decoupled model may send it as well, if it sends no second one.
-
-    Args:
-        take: takes it, or what is wrong; on the server's loop.
-    """
-
-    def __init__(self, take: Callable[[Result], object]) -> None:
-        self._take = take
-        self._first: Result = None
-        self._over = False
-
-    def request(self, inputs: Mapping[str, Any], outputs: Sequence[str], **options: Any) -> InferenceRequest:
-        """The request, for a call of the model."""
-        request = _request(self._complete, inputs, outputs, **options)
-        request.on_response = self._respond
-        return request
-
-    def _complete(self, _request: InferenceRequest, result: Result) -> None:
-        if not self._over:
-            self._over = True
-            self._take(result or self._first or _not_one("none"))
-
-    def _respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        if self._first is None:
-            self._first = response
-        elif not self._over:
-            self._over = True
-            request.cancel()
-            self._take(_not_one("several"))
-
-
-class _Stream:
-    """The responses of one request on their way to the caller, which may be slower than the model."""
-
-    def __init__(self, put: Callable[[Result, bool], None]) -> None:
-        self._put = put
-        self._unread = 0
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def request(self, inputs: Mapping[str, Any], outputs: Sequence[str], **options: Any) -> InferenceRequest:
-        request = _request(self._complete, inputs, outputs, **options)
-        request.on_response = self._respond
-        request.on_error = self._complete
-        return request
-
-    def taken(self, result: InferenceResponse | MmeError) -> Outputs:
-        """What the caller reads."""
-        if not isinstance(result, MmeError):
-            with self._lock:
-                self._unread -= _bytes_of(result)
-        return _outputs(result)
-
-    def _respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        with self._lock:
-            self._unread += _bytes_of(response)
-            too_many = self._unread > _MOST_UNREAD
-        if not too_many:
-            self._put(response, False)
-        elif not self._ended:
-            unread = f"{_MOST_UNREAD >> 20} MiB of responses are unread: read them as fast as the model sends them"
-            self._complete(request, MmeError(Kind.UNAVAILABLE, unread))
-
-    def _complete(self, request: InferenceRequest, result: Result) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        if isinstance(result, MmeError) and not request.answered:
-            request.cancel()
-        if result is not None and not isinstance(result, MmeError):
-            with self._lock:
-                self._unread += _bytes_of(result)
-        self._put(result, True)
-
-
-def _request(
-    on_complete: Completion,
-    inputs: Mapping[str, Any],
-    outputs: Sequence[str],
-    *,
-    id: str = "",  # noqa: A002 - the protocol's word
-    parameters: Mapping[str, Any] | None = None,
-    priority: int = 0,
-    queue_timeout: float = 0,
-    sequence: int | str = 0,
-    sequence_start: bool = False,
-    sequence_end: bool = False,
-) -> InferenceRequest:
-    """See `Model`."""
-    if not 0 <= queue_timeout < _LONGEST or priority < 0:
-        raise invalid_argument("priority and queue_timeout can't be negative, nor queue_timeout a century")
-    layout, arrays = tensors_of(inputs, (outputs,) if isinstance(outputs, str) else tuple(outputs))
-    request = InferenceRequest(layout, arrays, on_complete, id, parameters, int(queue_timeout * 1e6))
-    request.priority = priority
-    if sequence:
-        request.correlation_id = sequence
-        request.flags = FLAG_SEQUENCE_START * sequence_start | FLAG_SEQUENCE_END * sequence_end
-    return request
 
 
 def _outputs(result: Result) -> Outputs:
@@ -257,10 +147,6 @@ def _outputs(result: Result) -> Outputs:
         raise own(result)
     assert result is not None  # noqa: S101 - what waits for one response is told where there is none
     return Outputs(result)
-
-
-def _not_one(many: str) -> MmeError:
-    return MmeError(Kind.UNSUPPORTED, f"the model sent {many}, not one response: call `stream` or `stream_async`")
 
 
 def _settle(future: Future[Outputs], result: Result) -> None:
@@ -275,7 +161,3 @@ def _settle(future: Future[Outputs], result: Result) -> None:
 def _set(future: asyncio.Future[Result], result: Result) -> None:
     if not future.done():
         future.set_result(result)
-
-
-def _bytes_of(response: InferenceResponse) -> int:
-    return sum([size_of(array) for _, _, array in response.outputs])

@@ -8,13 +8,14 @@ import logging
 import os
 import re
 import threading
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
 from model_handlers.errors import Kind, MmeError
 from serve.engine import Engine
-from serve.threads import on_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from serve.request import InferenceRequest
 
 T = TypeVar("T")
+
+_now = time.perf_counter_ns
+_ONE_TASK_NS = 500_000  # that requests of one task execute before the loop looks at its sockets
 
 
 class Runner:
@@ -44,6 +48,10 @@ class Runner:
         self._closed = False
         self._end: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._inbox: deque[tuple[str, int | None, InferenceRequest, bool]] = deque()  # of other threads, and
+        self._is_told = False  # whether the loop is told of it
+        self._last_asker = 0  # the thread, or on the loop the task, that asked last, and
+        self._last_until = 0  # when the task's time is over
         if loop is None:
             loop = uvloop.new_event_loop()
             # A daemon: at the end of an interpreter that closed no server, atexit does.
@@ -77,43 +85,14 @@ class Runner:
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what a coroutine returns, from any other thread."""
         self._check_thread()
-        running = self._send(make)
+        running = self.send(make)
         try:
             return running.result()
-        except MmeError as error:
-            raise own(error) from None
-        except BaseException:  # an interrupt
-            running.cancel()
-            raise
+        finally:
+            running.cancel()  # an interrupt
 
-    async def call_async(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what a coroutine returns, on any loop."""
-        try:
-            if asyncio.get_running_loop() is not self.loop:
-                return await asyncio.wrap_future(self._send(make))
-            self._check_open()
-            return await make()
-        except MmeError as error:
-            raise own(error) from None
-
-    def submit(self, name: str, version: int | None, request: InferenceRequest, *, waits: bool = True) -> None:
-        """Have a request answered; `waits` says that its caller blocks until then."""
-        if waits:
-            self._check_thread()
-        if self._is_here():
-            self._check_open()
-            self._begin(name, version, request)
-            return
-        with self._gate:
-            self._check_open()
-            self.loop.call_soon_threadsafe(self._begin, name, version, request)
-
-    def cancel(self, request: InferenceRequest) -> None:
-        """Cancel a request, from any thread, and in the middle of anything: streams that nothing reads end that way."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(request.cancel)
-
-    def _send(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+    def send(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Have the loop run a coroutine; what it returns."""
         with self._gate:
             self._check_open()
             return asyncio.run_coroutine_threadsafe(self._unless_closed(make), self.loop)
@@ -126,30 +105,69 @@ class Runner:
         self._tasks.add(task)
         try:
             return await make()
+        except MmeError as error:
+            raise own(error) from None
         except asyncio.CancelledError:
             self._check_open()
             raise
         finally:
             self._tasks.discard(task)
 
-    def _begin(self, name: str, version: int | None, request: InferenceRequest) -> None:
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, name: str, version: int | None, request: InferenceRequest, *, waits: bool = False, task: bool = False
+    ) -> None:
+        """Have a request answered; `waits` says that its caller blocks until then, `task` that it is a task's.
+
+        A request of the thread or the task that asked last has no company to wait for: it is executed at once. But the
+        loop has its turn between those of one task.
+        """
+        if waits:
+            self._check_thread()
+        if self._is_here():
+            self._check_open()
+            self._begin(name, version, request, task and self._is_task_alone())
+            return
+        asker = threading.get_ident()
+        with self._gate:
+            self._check_open()
+            at_once, self._last_asker = asker == self._last_asker, asker
+            self._inbox.append((name, version, request, at_once))
+            if not self._is_told:
+                self._is_told = True
+                self.loop.call_soon_threadsafe(self._begin_all)
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Cancel a request, from any thread, and in the middle of anything: streams that nothing reads end that way."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(request.cancel)
+
+    def _is_task_alone(self) -> bool:
+        asker, now = id(asyncio.current_task()), _now()
+        if asker == self._last_asker and now < self._last_until:
+            return True
+        self._last_asker, self._last_until = asker, now + _ONE_TASK_NS
+        return False
+
+    def _begin_all(self) -> None:
+        self._is_told = False
+        while self._inbox:
+            self._begin(*self._inbox.popleft())
+
+    def _begin(self, name: str, version: int | None, request: InferenceRequest, at_once: bool) -> None:  # noqa: FBT001 - each request's way
         try:
             self._check_open()
-            engine = self.engine
-            known = engine.registry.canonical(name)
-            if not engine.submit(known, version, request):
-                task = self.loop.create_task(self._begin_cold(known, version, request))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            known = self.engine.registry.canonical(name)
+            if not self.engine.submit(known, version, request, at_once=at_once):
+                # which the loop keeps until it begins, and `_tasks` from then on
+                self.loop.create_task(self._begin_cold(known, version, request))
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
             _fail(request, error)
 
     async def _begin_cold(self, name: str, version: int | None, request: InferenceRequest) -> None:
         try:
-            await self.engine.submit_cold(name, version, request)
-        except asyncio.CancelledError:
-            _fail(request, _closed())
-            raise
+            await self._unless_closed(lambda: self.engine.submit_cold(name, version, request))
         except Exception as error:  # noqa: BLE001 - as above
             _fail(request, error)
 
@@ -157,10 +175,7 @@ class Runner:
 
     async def shut(self) -> None:
         """Refuse further calls, let those under way end, and close the engine, once however often it is called."""
-        if asyncio.get_running_loop() is self.loop:
-            await asyncio.shield(self._ended())
-        else:
-            await on_daemon("end", self.stop)
+        await asyncio.shield(self._ended())
 
     def stop(self) -> None:
         """As `shut`, and end the thread. From any other thread."""

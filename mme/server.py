@@ -44,7 +44,7 @@ def _forms(
         return self._running.call(lambda: call(self, *args, **options))
 
     async def wait_async(self: Server, /, *args: P.args, **options: P.kwargs) -> T:
-        return await self._running.call_async(lambda: call(self, *args, **options))
+        return await asyncio.wrap_future(self._running.send(lambda: call(self, *args, **options)))
 
     for form, end in ((wait, ""), (wait_async, "_async")):
         functools.update_wrapper(form, call).__name__ = f"{call.__name__[1:]}{end}"
@@ -128,7 +128,7 @@ class Server:
     async def __aenter__(self) -> Self:
         self._runner = self._fresh(asyncio.get_running_loop())
         try:
-            await self._runner.call_async(self._begin)
+            await asyncio.wrap_future(self._runner.send(self._begin))
         except BaseException:
             await self.close_async()
             raise
@@ -142,18 +142,14 @@ class Server:
         if self._runner is not None and not self._runner.is_copy:
             self._runner.stop()
             end_shared()
-            self._closed()
+            atexit.unregister(self.close)
+            if self._forget_folder is not None:
+                self._forget_folder()
 
     async def close_async(self) -> None:
-        if self._runner is not None:
+        if self._runner is not None and self._runner.loop is asyncio.get_running_loop():
             await self._runner.shut()
-            await on_daemon("end", end_shared)
-            self._closed()
-
-    def _closed(self) -> None:
-        atexit.unregister(self.close)
-        if self._forget_folder is not None:
-            self._forget_folder()
+        await on_daemon("end", self.close)
 
     def _fresh(self, loop: asyncio.AbstractEventLoop | None) -> Runner:
         if LISTENER.is_copy:

@@ -224,10 +224,10 @@ class Engine:
 
     # -- inference -----------------------------------------------------------------------------------------------
 
-    def submit(self, name: str, version: int | None, request: InferenceRequest) -> bool:
+    def submit(self, name: str, version: int | None, request: InferenceRequest, *, at_once: bool = False) -> bool:
         """Accept a request for a model in memory; False if the model is not there, and nothing happened.
 
-        Once accepted, the request is resolved exactly once, later, on the loop.
+        Once accepted, the request is resolved exactly once, on the loop; later, if it is not to be executed `at_once`.
 
         Raises:
             MmeError: the request was not accepted.
@@ -235,7 +235,7 @@ class Engine:
         lease = self.cache.lease(name)
         if lease is None:
             return False
-        self._submit_leased(lease, version, request)
+        self._submit_leased(lease, version, request, at_once)
         return True
 
     def submit_now(self, name: str, version: int | None, make: Callable[[ModelConfig], InferenceRequest]) -> bool:
@@ -303,17 +303,24 @@ class Engine:
         self._submit_leased(lease, version, request)
         return report
 
-    def _submit_leased(self, lease: Entry | JointLease, version: int | None, request: InferenceRequest) -> None:
+    def _submit_leased(
+        self,
+        lease: Entry | JointLease,
+        version: int | None,
+        request: InferenceRequest,
+        at_once: bool = False,  # noqa: FBT001, FBT002 - on each request's way
+    ) -> None:
         try:
             request.lease = lease
             target = lease.leased()
             if target.steps:
                 request.steps = lease.held
             request.asked = model = target.latest if version is None else target.version(version)
-            model.submit(request)
+            model.submit(request, at_once)
         except BaseException:
-            request.lease = None
-            lease.release()
+            if request.lease is not None:  # else it was answered
+                request.lease = None
+                lease.release()
             raise
 
     def wholes_of(self, name: str) -> list[str]:

@@ -127,7 +127,7 @@ class EnsembleModel:
             return self.served.models()
         return [] if self._wiring is None else [part.model for part in self._wiring.parts]
 
-    def submit(self, request: InferenceRequest) -> None:
+    def submit(self, request: InferenceRequest, _at_once: bool = False) -> None:  # noqa: FBT001, FBT002 - as of a model
         """Accept a request, which from now on gets exactly one answer.
 
         Raises:

@@ -144,8 +144,8 @@ class Model:
     def queued(self) -> int:
         return len(self._queue)
 
-    def submit(self, request: InferenceRequest) -> None:
-        """Accept a request, which from now on gets exactly one answer.
+    def submit(self, request: InferenceRequest, at_once: bool = False) -> None:  # noqa: FBT001, FBT002 - on each request's way
+        """Accept a request, which from now on gets exactly one answer; `at_once` with no others to wait for.
 
         Raises:
             MmeError: INVALID_ARGUMENT when it does not fit the model, QUEUE_FULL. Then it was not accepted.
@@ -167,7 +167,10 @@ class Model:
         self._replies.outstanding += 1
         if self._queue.wants_cancellations:
             request.on_cancel = functools.partial(self._client_left, request)
-        self._ask_for_dispatch()
+        if at_once:
+            self._dispatch()
+        else:
+            self._ask_for_dispatch()
 
     def _requeue(self, request: InferenceRequest) -> None:
         try:

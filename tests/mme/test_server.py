@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mme
-from mme.tensors import tensors_of
+from mme.requests import tensors_of
 from tests.mme.models import (
     write_adding,
     write_counting,
@@ -71,6 +71,30 @@ def test_threads_batch(repository):
         (row,) = [each for each in server.statistics() if each["name"] == "rows"]
     assert row["inference_count"] == 20
     assert row["execution_count"] < 20
+
+
+async def test_a_task_that_asks_alone_leaves_the_loop_its_turns(repository):
+    """Its requests need not wait for company, but other callbacks are called between them; those of many tasks batch."""
+    write_doubling(repository, "rows", batch=8)
+    async with mme.Server(repository) as server:
+        doubles, turns = server.model("doubles"), []
+
+        def turn():
+            turns.append(len(turns))
+            ticks[0] = asyncio.get_running_loop().call_soon(turn)
+
+        for _ in range(20):  # it is loaded, and known to be quick
+            await doubles.infer_async({"x": X})
+        ticks = [asyncio.get_running_loop().call_soon(turn)]
+        for number in range(1000):
+            assert (await doubles.infer_async({"x": X + number}))["y"].tolist() == (2 * (X + number)).tolist()
+        ticks[0].cancel()
+        assert len(turns) > 10
+        row = np.ones((1, 3), np.float32)
+        await asyncio.gather(*(server.model("rows").infer_async({"x": row}) for _ in range(40)))
+        (counted,) = [each for each in await server.statistics_async() if each["name"] == "rows"]
+    assert counted["inference_count"] == 40
+    assert counted["execution_count"] < 20
 
 
 async def test_coroutines_on_the_loop_of_the_server(repository):
