@@ -46,7 +46,7 @@ from container.traces.tracing import follow_rpc
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from container.grpc.rpc import Rpc
     from container.inference.request_limit import RequestLimit
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from serve.model.warmup import Labels
     from serve.request import InferenceRequest, InferenceResponse
 
-    Headers = Callable[[], dict[str, str]]
+    Rest = Coroutine[Any, Any, None]
 
 _log = logging.getLogger("mme.grpc")
 
@@ -66,29 +66,80 @@ _PAUSE = 1 << 20  # bytes not yet taken by the client at which its next request 
 _LIMIT = 64 << 20  # and at which it reads a decoupled model's responses too slowly
 
 
-class Codec:
-    """What all calls share that read requests and write responses.
+class Inference:
+    """Both methods over an engine, and the streams that are open.
 
     Args:
-        engine: knows what models and their classes are called.
+        engine: that of the server.
+        limit: of the time that a request may take.
+        tracer: what traces requests, None where traces go nowhere.
         forwarding: which metadata models see, None for none.
         regions: of shared memory, in which tensors may lie; None for none.
+
+    Attributes:
+        engine, forwarding, regions: as given.
+        decoder, encoder: read requests, and write responses.
     """
 
-    def __init__(self, engine: Engine, forwarding: Forwarding | None = None, regions: Regions | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        limit: RequestLimit,
+        tracer: Tracing | None = None,
+        forwarding: Forwarding | None = None,
+        regions: Regions | None = None,
+    ) -> None:
         self.engine = engine
         self.forwarding = forwarding
         self.regions = Regions() if regions is None else regions
         self.decoder = GrpcDecoder(self.regions)
         self.encoder = Encoder()
+        self._limit = limit
+        self._tracer = tracer
+        self._open: set[InferStream] = set()
+        self._draining = False
 
-    def target(self, model: str, version: str) -> tuple[str, int | None]:
-        """Return the registered name of a model that a client names, and its version or None.
+    def infer(self, data: bytes, rpc: Rpc) -> Rest | None:
+        """Begin the one request of a call; return what is left to be awaited for its answer."""
+        return self.start(UnaryReply(self, rpc), data, "ModelInfer")[1]
+
+    async def stream_infer(self, rpc: Rpc) -> None:
+        """Serve one stream, to its end.
 
         Raises:
-            MmeError: INVALID_ARGUMENT for a version that is none.
+            MmeError: the status that ends it, where that is not a good one.
         """
-        return self.engine.registry.canonical(model), parse_version(version)
+        if self._draining:  # its client has not heard of the end yet
+            raise _going()
+        stream = InferStream(rpc, self)
+        self._open.add(stream)
+        try:
+            await stream.serve()
+        finally:
+            self._open.discard(stream)
+            stream.close()
+
+    def start(self, reply: GrpcReply, data: bytes, method: str) -> tuple[Call, Rest | None]:
+        """Begin one request; return its call, and what is left to be awaited for its answer."""
+        body = MessageBody(self, data, reply)
+        call = Call(self.engine, self._limit, body, reply)
+        if self._tracer is not None:
+            following = follow_rpc(self._tracer, reply.headers(), method)
+            if following is not None:
+                call.steps = (following,)
+        reply.begin(call)
+        try:
+            body.open(call)
+        except Exception as error:  # noqa: BLE001 - every error is told, or its client reads nothing of it
+            call.refuse(error)
+            return call, None
+        return call, call.start()
+
+    def drain(self) -> None:
+        """Have no stream take another request; each ends when it has answered those that it has."""
+        self._draining = True
+        for stream in list(self._open):
+            stream.drain()
 
 
 class GrpcReply(Reply):
@@ -102,11 +153,19 @@ class GrpcReply(Reply):
 
     takes_several = False
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, inference: Inference) -> None:
         self.wanted = PLAIN
         self.said = ("", "")
         self.id = ""
-        self._codec = codec
+        self._inference = inference
+
+    def headers(self) -> dict[str, str]:
+        """Return the metadata that the request came with."""
+        raise NotImplementedError
+
+    def begin(self, call: Call) -> None:
+        """The request has come."""
+        raise NotImplementedError
 
     def accept(self, config: ModelConfig) -> None:
         """A model of this configuration is about to answer.
@@ -127,14 +186,14 @@ class GrpcReply(Reply):
     def encode(self, response: InferenceResponse, event: int) -> bytes:
         """See `Reply`."""
         if self.wanted is PLAIN:
-            return self._codec.encoder.encode(response, self.final(response, event))
+            return self._inference.encoder.encode(response, self.final(response, event))
         return self.encoding(response, event)()
 
     def encoding(self, response: InferenceResponse, event: int) -> Callable[[], bytes]:
         """See `Reply`."""
         names = None
         if self.wanted.classes:
-            names = self._codec.engine.index.class_names(response.model_name, response.model_version)
+            names = self._inference.engine.index.class_names(response.model_name, response.model_version)
         return functools.partial(self._encode, response, names, self.final(response, event))
 
     def _encode(self, response: InferenceResponse, names: tuple[bool, Labels] | None, final: bool | None) -> bytes:  # noqa: FBT001
@@ -142,7 +201,7 @@ class GrpcReply(Reply):
             response = classified(response, self.wanted.classes, names[1], batches=names[0])
         if self.wanted.places:
             return placed(response, self.wanted.places, final)
-        return self._codec.encoder.encode(response, final)
+        return self._inference.encoder.encode(response, final)
 
     def close(self, call: Call) -> None:  # noqa: ARG002
         """See `Reply`."""
@@ -153,17 +212,15 @@ class MessageBody(Body):
     """A ModelInferRequest.
 
     Args:
-        codec: see there.
+        inference: has what reads it.
         data: the message.
         reply: where its responses go.
-        headers: give the metadata that it came with.
     """
 
-    def __init__(self, codec: Codec, data: bytes, reply: GrpcReply, headers: Headers) -> None:
-        self._codec = codec
+    def __init__(self, inference: Inference, data: bytes, reply: GrpcReply) -> None:
+        self._inference = inference
         self._data = data
         self._reply = reply
-        self._headers = headers
         self._message: pb.ModelInferRequest | None = None  # of what is not remembered
         self._decoded: InferenceRequest | None = None
 
@@ -173,15 +230,16 @@ class MessageBody(Body):
         Raises:
             MmeError: INVALID_ARGUMENT when it can't be read.
         """
-        codec, reply = self._codec, self._reply
-        found = codec.decoder.remembered(self._data, call.complete)
+        reply = self._reply
+        found = self._inference.decoder.remembered(self._data, call.complete)
         if found is not None:
             head, self._decoded = found
             reply.wanted, reply.id, reply.said = head.wanted, self._decoded.id, (head.model, head.version)
         else:
             self._message = message = parsed(pb.ModelInferRequest, self._data)
             reply.id, reply.said = message.id, (message.model_name, message.model_version)
-        call.name, call.version = codec.target(*reply.said)
+        call.name = self._inference.engine.registry.canonical(reply.said[0])
+        call.version = parse_version(reply.said[1])
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
         """See `Body`."""
@@ -191,12 +249,12 @@ class MessageBody(Body):
         self._reply.accept(config)
         if self._reply.takes_several:
             request.on_response, request.on_error = call.respond, call.respond_error
-        if self._codec.forwarding is not None:
-            self._codec.forwarding.add(request, self._headers())
+        if self._inference.forwarding is not None:
+            self._inference.forwarding.add(request, self._reply.headers())
         return request
 
     def _read(self, call: Call) -> InferenceRequest:
-        message, decoder = self._opened(), self._codec.decoder
+        message, decoder = self._opened(), self._inference.decoder
         if holds_many_strings(message, len(self._data)):
             raise NeedsThread
         try:
@@ -220,7 +278,7 @@ class MessageBody(Body):
             except NeedsThread:
                 by_thread = True
         if by_thread:
-            decode, regions = self._codec.decoder.decode, self._codec.regions.held()
+            decode, regions = self._inference.decoder.decode, self._inference.regions.held()
             self._decoded, self._reply.wanted = await on_thread(decode, self._opened(), call.complete, regions)
 
     def forget(self) -> None:
@@ -234,9 +292,17 @@ class MessageBody(Body):
 class UnaryReply(GrpcReply):
     """The one message of a call, or its status."""
 
-    def __init__(self, codec: Codec, rpc: Rpc) -> None:
-        super().__init__(codec)
+    def __init__(self, inference: Inference, rpc: Rpc) -> None:
+        super().__init__(inference)
         self._rpc = rpc
+
+    def headers(self) -> dict[str, str]:
+        """See `GrpcReply`."""
+        return headers_of(self._rpc)
+
+    def begin(self, call: Call) -> None:
+        """See `GrpcReply`."""
+        self._rpc.on_cancel = call.abandon
 
     def accept(self, config: ModelConfig) -> None:
         """See `GrpcReply`."""
@@ -270,41 +336,6 @@ class UnaryReply(GrpcReply):
         super().close(call)
 
 
-class Inference:
-    """ModelInfer over an engine.
-
-    Args:
-        engine: that of the server.
-        codec: what reads and writes messages.
-        tracer: what traces requests, None where traces go nowhere.
-        limit: of the time that a request may take.
-    """
-
-    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None, limit: RequestLimit) -> None:
-        self._engine = engine
-        self._codec = codec
-        self._tracer = tracer
-        self._limit = limit
-
-    def infer(self, data: bytes, rpc: Rpc) -> Coroutine[Any, Any, None] | None:
-        """Begin one request, whose answer goes to the call; return what is left to be awaited for that."""
-        reply = UnaryReply(self._codec, rpc)
-        body = MessageBody(self._codec, data, reply, functools.partial(headers_of, rpc))
-        call = Call(self._engine, self._limit, body, reply)
-        if (
-            self._tracer is not None
-            and (following := follow_rpc(self._tracer, headers_of(rpc), "ModelInfer")) is not None
-        ):
-            call.steps = (following,)
-        rpc.on_cancel = call.abandon
-        try:
-            body.open(call)
-        except Exception as error:  # noqa: BLE001 - every error is a status, or its client reads nothing of it
-            call.refuse(error)
-            return None
-        return call.start()
-
-
 # -- ModelStreamInfer ------------------------------------------------------------------------------------------------
 
 
@@ -319,14 +350,22 @@ class StreamReply(GrpcReply):
 
     takes_several = True
 
-    def __init__(self, codec: Codec, stream: InferStream, size: int) -> None:
-        super().__init__(codec)
+    def __init__(self, inference: Inference, stream: InferStream, size: int) -> None:
+        super().__init__(inference)
         self.ordered = True
         self.answer: bytes | None = None
         self.size = size
         self._stream = stream
         self._model = ("", "")  # name and version, once the model has the request
         self._last = False
+
+    def headers(self) -> dict[str, str]:
+        """See `GrpcReply`."""
+        return self._stream.headers
+
+    def begin(self, call: Call) -> None:
+        """See `GrpcReply`."""
+        self._stream.begin(call, self)
 
     def accept(self, config: ModelConfig) -> None:
         """See `GrpcReply`."""
@@ -381,86 +420,23 @@ class StreamReply(GrpcReply):
         self._stream.over(call, self.size)
 
 
-class Streams:
-    """ModelStreamInfer over an engine, and the streams that are open.
-
-    Args:
-        engine: that of the server.
-        codec: what reads and writes messages.
-        tracer: what traces requests, None where traces go nowhere.
-        limit: of the time that a request may take.
-    """
-
-    def __init__(self, engine: Engine, codec: Codec, tracer: Tracing | None, limit: RequestLimit) -> None:
-        self._engine = engine
-        self._codec = codec
-        self._tracer = tracer
-        self._limit = limit
-        self._open: set[InferStream] = set()
-        self._draining = False
-
-    async def serve(self, rpc: Rpc) -> None:
-        """Serve one stream, to its end.
-
-        Raises:
-            MmeError: the status that ends it, where that is not a good one.
-        """
-        if self._draining:  # its client has not heard of the end yet
-            raise _going()
-        stream = InferStream(rpc, self.call, headers_of(rpc))
-        self._open.add(stream)
-        try:
-            await stream.serve()
-        finally:
-            self._open.discard(stream)
-            stream.close()
-
-    def call(self, stream: InferStream, data: bytes) -> tuple[Call, Coroutine[Any, Any, None] | None]:
-        """Begin one request of a stream; return its call, and what is left to be awaited for that."""
-        reply = StreamReply(self._codec, stream, len(data))
-        body = MessageBody(self._codec, data, reply, stream.metadata)
-        call = Call(self._engine, self._limit, body, reply)
-        if self._tracer is not None:
-            following = follow_rpc(self._tracer, stream.headers, "ModelStreamInfer")
-            call.steps = () if following is None else (following,)
-        stream.begin(call, reply)
-        try:
-            body.open(call)
-        except Exception as error:  # noqa: BLE001 - what goes wrong with one request is told, and the stream goes on
-            call.refuse(error)
-            return call, None
-        return call, call.start()
-
-    def drain(self) -> None:
-        """Have no stream take another request; each ends when it has answered those that it has."""
-        self._draining = True
-        for stream in list(self._open):
-            stream.drain()
-
-
 class InferStream:
     """One stream: what its client may have under way, and in which order it is answered.
 
     Args:
         rpc: that it came on.
-        take: begins one request.
-        headers: the metadata of the stream.
+        inference: begins its requests.
 
     Attributes:
-        headers: as given.
+        headers: the metadata of the stream.
         errors_as_status: whether the first error ends it.
     """
 
-    def __init__(
-        self,
-        rpc: Rpc,
-        take: Callable[[InferStream, bytes], tuple[Call, Coroutine[Any, Any, None] | None]],
-        headers: dict[str, str],
-    ) -> None:
-        self.headers = headers
-        self.errors_as_status = headers.get(_ERRORS_AS_STATUS) == "true"
+    def __init__(self, rpc: Rpc, inference: Inference) -> None:
+        self.headers = headers_of(rpc)
+        self.errors_as_status = self.headers.get(_ERRORS_AS_STATUS) == "true"
         self._rpc = rpc
-        self._take = take
+        self._inference = inference
         self._calls: set[Call] = set()
         self._order: deque[StreamReply] = deque()  # of what is answered once, what is not written yet
         self._parts: deque[bytes] = deque()
@@ -472,10 +448,6 @@ class InferStream:
         self._drained = False  # before its client had ended it
         self._end: MmeError | None = None  # the status of the stream, where it is not a good one
 
-    def metadata(self) -> dict[str, str]:
-        """Return the metadata of the stream."""
-        return self.headers
-
     # -- to the client ---------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
@@ -484,7 +456,7 @@ class InferStream:
         Raises:
             MmeError: the status that ends the stream.
         """
-        self._reader = asyncio.create_task(self._read(self._rpc.read))
+        self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(self._read_all)  # though it was cancelled before it began
         while True:
             while self._parts:
@@ -537,9 +509,9 @@ class InferStream:
 
     # -- from the client -------------------------------------------------------------------------------------------
 
-    async def _read(self, read: Callable[[], Awaitable[bytes | None]]) -> None:
-        while (data := await read()) is not None:
-            call, rest = self._take(self, data)
+    async def _read(self) -> None:
+        while (data := await self._rpc.read()) is not None:
+            call, rest = self._inference.start(StreamReply(self._inference, self, len(data)), data, "ModelStreamInfer")
             try:
                 if rest is not None:
                     await rest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from container.control.routes import GRPC_ROUTES
 from container.grpc.codec import headers_of
-from container.grpc.inference import Codec, Inference, Streams
+from container.grpc.inference import Inference
 from container.grpc.methods import Methods
 from container.grpc.rpc import Calls, Method
 from container.http2.connection import Connection, Keepalive
@@ -77,12 +77,11 @@ class GrpcServer:
         self._connections: set[Connection] = set()
         self._open: dict[Rpc, bytes] = {}  # streams, by their paths
         self._listeners: list[asyncio.Server] = []
-        codec = Codec(service.engine, forwarding(settings.grpc_header_pattern), service.regions)
-        self._streams = Streams(service.engine, codec, service.tracer, service.limit)
+        forwards = forwarding(settings.grpc_header_pattern)
+        self._inference = Inference(service.engine, service.limit, service.tracer, forwards, service.regions)
         methods = Methods(service, self._draining)
-        infer = Inference(service.engine, codec, service.tracer, service.limit).infer
-        unary = {**methods.by_name(), "infer": infer}
-        streaming = {"stream_infer": self._streams.serve, "watch": methods.watch}
+        unary = {**methods.by_name(), "infer": self._inference.infer}
+        streaming = {"stream_infer": self._inference.stream_infer, "watch": methods.watch}
         found, self._roles = {}, {}
         for route in GRPC_ROUTES:
             path = f"/{route.pattern}".encode()
@@ -117,7 +116,7 @@ class GrpcServer:
         for listener in self._listeners:
             listener.close()
         self._draining.set()
-        self._streams.drain()
+        self._inference.drain()
         ends = self._loop.time() + seconds
         while True:
             for connection in list(self._connections):  # also those that were being made when it began

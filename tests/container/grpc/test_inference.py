@@ -10,7 +10,7 @@ import pytest
 
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc import inference as module
-from container.grpc.inference import Codec, InferStream, Streams
+from container.grpc.inference import Inference, InferStream
 from container.inference.request_limit import RequestLimit
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32
@@ -67,10 +67,9 @@ class Rpc:
         return []
 
 
-def streams(engine=None):
-    """The method over an engine."""
-    limit = RequestLimit(3600, asyncio.get_running_loop())
-    return Streams(engine, Codec(engine or Engine()), None, limit)
+def inference(engine=None):
+    """The methods over an engine."""
+    return Inference(engine or Engine(), RequestLimit(3600, asyncio.get_running_loop()))
 
 
 def asked(data=4):
@@ -90,7 +89,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     """Once it has left too much: its request is cancelled, what it has not read is forgotten, and that is the status."""
     monkeypatch.setattr(module, "_LIMIT", 10_000)
     engine, rpc = Engine(decoupled=True), Rpc(asked(), ends=False)
-    serving = asyncio.create_task(streams(engine).serve(rpc))
+    serving = asyncio.create_task(inference(engine).stream_infer(rpc))
     for _ in range(3):
         await asyncio.sleep(0)
     (request,) = engine.requests
@@ -109,7 +108,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
 async def test_what_is_written_at_once_overtakes_nothing():
     """A client that is not ready for one response gets the next ones behind it, though it is ready for those."""
     rpc = Rpc(ends=False)
-    stream = InferStream(rpc, None, {})
+    stream = InferStream(rpc, inference())
     serving = asyncio.create_task(stream.serve())
     await asyncio.sleep(0)
     rpc.ready = [True, False, True]
@@ -126,8 +125,8 @@ async def test_what_is_written_at_once_overtakes_nothing():
 
 async def test_a_stream_that_is_drained_as_it_opens_ends():
     """Though nothing of it was read yet: the server's end waits for no stream that has nothing to answer."""
-    method = streams()
-    serving = asyncio.create_task(method.serve(Rpc(ends=False)))
+    method = inference()
+    serving = asyncio.create_task(method.stream_infer(Rpc(ends=False)))
     await asyncio.sleep(0)  # it has begun, its reader has not
     method.drain()
     with pytest.raises(MmeError, match="the server is going") as raised:
@@ -137,10 +136,10 @@ async def test_a_stream_that_is_drained_as_it_opens_ends():
 
 async def test_a_stream_that_opens_while_the_server_goes_is_refused():
     """Its client has not heard of the end yet, which would wait for that stream as long as it may."""
-    method = streams()
+    method = inference()
     method.drain()
     with pytest.raises(MmeError, match="the server is going") as raised:
-        await method.serve(Rpc(ends=False))
+        await method.stream_infer(Rpc(ends=False))
     assert raised.value.kind is Kind.UNAVAILABLE
 
 
@@ -148,8 +147,8 @@ async def test_a_stream_that_its_client_has_ended_ends_well_though_the_server_go
     """All that was asked is answered, and nothing more will be."""
     engine, rpc = Engine(), Rpc(asked())
     rpc.reads.set()
-    method = streams(engine)
-    serving = asyncio.create_task(method.serve(rpc))
+    method = inference(engine)
+    serving = asyncio.create_task(method.stream_infer(rpc))
     for _ in range(5):
         await asyncio.sleep(0)
     method.drain()
@@ -189,7 +188,7 @@ async def test_an_open_stream_keeps_nothing_of_what_is_answered(monkeypatch):
     rpc.reads.set()
     gc.disable()
     try:
-        await streams(Engine(take=take)).serve(rpc)
+        await inference(Engine(take=take)).stream_infer(rpc)
     finally:
         gc.enable()
     assert gone == [(number, [None] * number) for number in range(4)]
@@ -214,7 +213,7 @@ async def test_what_takes_long_to_write_keeps_its_place(decoupled):
     rpc = Rpc(*[asked()] * (1 if decoupled else 3))
     rpc.reads.set()
     async with asyncio.timeout(60):
-        await streams(Engine(decoupled=decoupled, take=take)).serve(rpc)
+        await inference(Engine(decoupled=decoupled, take=take)).stream_infer(rpc)
     taken = [pb.ModelStreamInferResponse.FromString(part).infer_response for part in rpc.taken]
     assert [list(each.outputs[0].shape) for each in taken] == [[1], [5000], [2]]
     assert taken[1].raw_output_contents[0] == b"\4\0\0\0word" * 5000

@@ -62,7 +62,7 @@ class _NoStreams:
 async def test_a_drain_meets_connections_that_were_being_made():
     """They end, and it does."""
     server = GrpcServer.__new__(GrpcServer)
-    server._loop, server._draining, server._streams = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
+    server._loop, server._draining, server._inference = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
     early, server._listeners, server._calls = Life(server._loop, notice=0.0), [], Calls({}, 0, "", RequestMemory(0))
     server._connections = early.all
     drain = asyncio.ensure_future(server.drain(60))
