@@ -69,7 +69,7 @@ BACKENDS = (
     Backend("pytorch", ("torch_aoti",), "model.pt2", "model_handlers.pytorch:Pt2Handler"),
     Backend("pytorch", ("pytorch",), "model.py", "model_handlers.pytorch:CodeHandler", detect=False),
     Backend("python", (), "model.py", "model_handlers.python.handler:PythonHandler"),
-    Backend("sagemaker", (), "code/inference.py", "model_handlers.scripts.handler:ScriptHandler", detect=False),
+    Backend("sagemaker", (), "code/inference.py", "model_handlers.scripts.host:ScriptHandler", detect=False),
     Backend(
         "fil",
         (),

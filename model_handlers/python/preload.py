@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from model_handlers.pytorch.runtime import PRELOAD as PYTORCH
 from model_handlers.pytorch.runtime import pytorch
 from model_handlers.registry import syntax_tree
-from model_handlers.tensorflow.graphs import PRELOAD as TENSORFLOW
+from model_handlers.tensorflow import PRELOAD as TENSORFLOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,9 +1,10 @@
-"""A script's model between its load and its end: one request at a time, through the script's functions or the defaults.
+"""Models of backend "sagemaker": a script with `model_fn` behind the Handler interface, one request at a time.
 
-The script is imported under its own name, `inference` as a rule, since what was pickled in training may name classes of
-that module; only where another model of the process has that name it gets a number behind it. A generator that writes
-the answer is run by us, and its pieces are sent as they come: the model is a decoupled one. What its functions print or
-log goes to standard output and standard error, as in Amazon's containers, and from there into the server's log.
+The script runs in `load` and `execute_requests`; `autocomplete` only reads, because a configuration may be asked for
+where code of strangers must not run. It is imported under its own name, `inference` as a rule, since what was pickled
+in training may name classes of that module; only where another model of the process has that name it gets a number
+behind it. A generator that writes the answer is run by us, and its pieces are sent as they come: the model is a
+decoupled one. What its functions print or log goes to the server's log.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import GeneratorType, MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from model_handlers.base import Handler, Placement, Traits
+from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.python.author_code import AuthorFiles, ImportedFile, free_name, version_directory
+from model_handlers.python.author_code import (
+    ANY_RUNTIME,
+    AuthorFiles,
+    ImportedFile,
+    check_syntax,
+    free_name,
+    version_directory,
+)
 from model_handlers.python.failures import failed_load
 from model_handlers.python.preload import SAVED_MODEL as SAVED_MODELS
 from model_handlers.requests import ModelResponse
@@ -60,7 +70,7 @@ from model_handlers.scripts.tensorflow import SavedModels, ServingHandlers, hand
 from model_handlers.tensor import UINT8, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import ModuleType
 
     from model_handlers.base import Device
@@ -478,3 +488,35 @@ class ScriptHost:
                 f"model '{self._name}': parameter '{name}' must be text of at most {_LONGEST_WORD} characters"
             )
         return value
+
+
+class ScriptHandler(Handler):
+    """One script, and the model that it loaded."""
+
+    backend: ClassVar[str] = BACKEND
+    default_filename: ClassVar[str] = "code/inference.py"
+
+    def __init__(self, host: ScriptHost) -> None:
+        super().__init__(host.config)
+        self._host = host
+
+    @classmethod
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
+        code = ScriptFile(config, model_file)
+        return Traits(placement=Placement.PROCESS, sees_requests=True, runtime=ANY_RUNTIME, code=code)
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        check_syntax(config.name, ScriptFile(config, model_file).path)
+        return normalise(with_body(config))
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> ScriptHandler:  # noqa: ARG003 - no script is told
+        """Import the script and call `model_fn`."""
+        return cls(ScriptHost(config, ScriptFile(config, model_file), device))
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
+        return [self._host.answer(request) for request in requests]
+
+    def close(self) -> None:
+        self._host.close()

@@ -44,8 +44,7 @@ from model_handlers.scripts.content_types import (
 )
 from model_handlers.scripts.default_script import DEFAULT, saved_models_in
 from model_handlers.tensor import BF16, BYTES
-from model_handlers.tensorflow import SavedModelHandler
-from model_handlers.tensorflow.graphs import DEFAULT_SIGNATURE, SIGNATURE
+from model_handlers.tensorflow import DEFAULT_SIGNATURE, SIGNATURE, SavedModelHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -28,7 +28,7 @@ from model_handlers.onnx.session import (
     unloadable,
 )
 from model_handlers.system.threads import Threads
-from model_handlers.tensorflow.graphs import check as check_tensorflow
+from model_handlers.tensorflow import check as check_tensorflow
 
 TOO_OLD = """/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_execution_provider_info.cc:63 static \
 onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::FromProviderOptions(const \

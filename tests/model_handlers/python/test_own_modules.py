@@ -16,7 +16,7 @@ from model_handlers.custom import FileHandler
 from model_handlers.python.author_code import OwnModules
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
-from model_handlers.scripts.handler import ScriptHandler
+from model_handlers.scripts.host import ScriptHandler
 from model_handlers.worker.start import start_isolated
 
 pytestmark = pytest.mark.usefixtures("fork_server")

@@ -10,7 +10,7 @@ from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.requests import ModelRequest
-from model_handlers.scripts.handler import ScriptHandler
+from model_handlers.scripts.host import ScriptHandler
 
 JSON = "application/json"
 HEAD = "def model_fn(model_dir): return 'the model'\n"

@@ -12,7 +12,7 @@ from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind
 from model_handlers.scripts.default_script import FOLDER
-from model_handlers.scripts.handler import ScriptHandler
+from model_handlers.scripts.host import ScriptHandler
 from tests.frameworks import framework
 from tests.model_handlers.scripts.conftest import Loaded
 from tests.model_handlers.scripts.records import record

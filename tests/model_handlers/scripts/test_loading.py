@@ -6,7 +6,7 @@ import pytest
 
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
-from model_handlers.scripts.handler import ScriptHandler
+from model_handlers.scripts.host import ScriptHandler
 
 
 def test_a_model_fn_that_fails_says_why(scripts):

@@ -11,8 +11,7 @@ import pytest
 from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
-from model_handlers.tensorflow import SavedModelHandler
-from model_handlers.tensorflow.graphs import PRELOAD
+from model_handlers.tensorflow import PRELOAD, SavedModelHandler
 from model_handlers.worker.fork_client import FORKS, forks_with
 from model_handlers.worker.start import start_isolated
 from tests.model_handlers.tensorflow.conftest import WEIGHTS

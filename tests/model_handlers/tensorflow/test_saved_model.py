@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model_handlers import tensorflow
 from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import (
     BatchInput,
@@ -23,8 +24,7 @@ from model_handlers.config.model_config import (
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.threads import processors
 from model_handlers.tensor import FP32
-from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler, handler
-from model_handlers.tensorflow.graphs import session_config, tensorflow
+from model_handlers.tensorflow import GraphdefHandler, SavedModelHandler, session_config
 from tests.frameworks import framework
 from tests.model_handlers.tensorflow.conftest import WEIGHTS
 
@@ -259,7 +259,7 @@ def test_an_input_left_out(models, load):
 def test_openvino_reads_what_tensorflow_is_not_there_for(models, monkeypatch, specs):
     """Without TensorFlow its files are read by OpenVINO: the same names, the same answers."""
     framework("openvino")
-    monkeypatch.setattr(handler, "is_installed", lambda module: module == "openvino")
+    monkeypatch.setattr(tensorflow, "is_installed", lambda module: module == "openvino")
     config = ModelConfig("m", max_batch_size=8)
     saved = SavedModelHandler.load(config, models.saved, CPU)
     declared = ModelConfig(
@@ -278,14 +278,14 @@ def test_openvino_reads_what_tensorflow_is_not_there_for(models, monkeypatch, sp
 
 def test_without_any_framework(monkeypatch):
     """Where neither is installed the sentence says what to install."""
-    monkeypatch.setattr(handler, "is_installed", lambda _: False)
+    monkeypatch.setattr(tensorflow, "is_installed", lambda _: False)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    tensorflow.cache_clear()
+    tensorflow.tensorflow.cache_clear()
     with pytest.raises(
         MmeError, match=r"run `pip install 'mme\[tensorflow\]'`, or `pip install 'mme\[openvino\]'`"
     ) as caught:
         SavedModelHandler.traits(ModelConfig("m"), Path("model.savedmodel")).runtime.provide()
-    tensorflow.cache_clear()
+    tensorflow.tensorflow.cache_clear()
 
     assert caught.value.kind is Kind.UNSUPPORTED
 

@@ -15,11 +15,12 @@ from model_handlers.config.model_config import InstanceGroup, InstanceKind, Mode
 from model_handlers.errors import Kind, LostProcessError, MmeError
 from model_handlers.system import devices
 from model_handlers.tensor import BYTES, FP32, TensorSpec
-from model_handlers.tensorrt import TensorrtHandler, engine, handler
+from model_handlers.tensorrt import TensorrtHandler, engine
 from model_handlers.tensorrt.engine import PlanHeader, Profile, read_header, select
 from tests.fake_tensorrt import PLAN, DataType, FakeCuda, FakeTensorrt
 
 GPU1 = Device("gpu", 1)
+REQUIRE_DRIVER = engine.require_driver
 ROWS = np.arange(24, dtype=np.float32).reshape(8, 3)
 SMALL, LARGE = ((1, 3), (2, 3), (4, 3)), ((4, 3), (8, 3), (16, 3))
 
@@ -29,10 +30,9 @@ def nvidia(monkeypatch):
     """TensorRT, stood in for, with CUDA as its `cuda`, on a machine whose driver answers."""
     made = FakeTensorrt(FakeCuda())
     monkeypatch.setattr(engine, "cuda", lambda: made.cuda)
-    for module in (handler, engine):
-        monkeypatch.setattr(module, "installed", lambda *_: "tensorrt")
+    monkeypatch.setattr(engine, "installed", lambda *_: "tensorrt")
     monkeypatch.setitem(sys.modules, "tensorrt", made)
-    monkeypatch.setattr(handler, "require_driver", lambda _: None)
+    monkeypatch.setattr(engine, "require_driver", lambda _: None)
     engine.tensorrt.cache_clear()
     yield made
     engine.tensorrt.cache_clear()
@@ -282,7 +282,7 @@ def test_without_tensorrt_the_sentence_names_the_extra(tmp_path, monkeypatch, pl
 def test_the_driver_is_asked_before_the_runtime_is_made(nvidia, tmp_path, monkeypatch):
     """A runtime made without a driver would end the process, so there is none: by the real look for a driver."""
     (tmp_path / "model.plan").write_bytes(PLAN)
-    monkeypatch.setattr(handler, "require_driver", engine.require_driver)
+    monkeypatch.setattr(engine, "require_driver", REQUIRE_DRIVER)
     monkeypatch.setattr(engine, "_DRIVER", "libcuda-that-is-not-there.so.1")
     with pytest.raises(MmeError, match="needs a GPU, but no NVIDIA driver") as caught:
         TensorrtHandler.load(ModelConfig("m"), tmp_path / "model.plan", GPU1)

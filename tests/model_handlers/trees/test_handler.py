@@ -17,7 +17,8 @@ from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, FP64, TensorSpec
-from model_handlers.trees import TreesHandler, forests
+from model_handlers.trees import TreesHandler
+from model_handlers.trees import handler as trees
 from tests.frameworks import framework_later
 
 xgboost = framework_later("xgboost")
@@ -148,10 +149,10 @@ def test_values_are_the_librarys_own(load, trained, name):
 @pytest.mark.parametrize("name", ["binary.json", "softprob.ubj", "regression.json", "multiclass.txt", "binary.txt"])
 def test_treelite_stands_in_for_a_library_that_is_not_there(load, trained, monkeypatch, name):
     """Without XGBoost and LightGBM their models are computed by treelite, to the same values."""
-    monkeypatch.setattr(forests, "is_installed", lambda _: False)
+    monkeypatch.setattr(trees, "is_installed", lambda _: False)
     handler = load(name)
 
-    assert any(isinstance(each, forests.TreeliteForest) for each in vars(handler).values())
+    assert any(isinstance(each, trees.TreeliteForest) for each in vars(handler).values())
     np.testing.assert_allclose(output(handler), trained[1][name], rtol=1e-5, atol=1e-6)
 
 
@@ -331,7 +332,7 @@ def test_whole_files_stand_their_trial(trained, name):
 @pytest.mark.parametrize("name", ["softprob.ubj", "multiclass.txt"])
 def test_files_stand_their_trial_by_treelite(trained, name, monkeypatch):
     """Which stands in."""
-    monkeypatch.setattr(forests, "is_installed", lambda _: False)
+    monkeypatch.setattr(trees, "is_installed", lambda _: False)
     TreesHandler.try_load(ModelConfig("m", "fil"), trained[0][name])
 
 
@@ -439,15 +440,15 @@ def test_a_linear_model_is_no_model_of_trees(load, tmp_path):
 
 def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch, trained):
     """Where none of the libraries is installed the sentence says what to install."""
-    monkeypatch.setattr(forests, "is_installed", lambda _: False)
+    monkeypatch.setattr(trees, "is_installed", lambda _: False)
     monkeypatch.setitem(sys.modules, "treelite", None)
-    forests.imported.cache_clear()
+    trees.imported.cache_clear()
     with pytest.raises(MmeError) as caught:
         TreesHandler.traits(ModelConfig("m", "fil"), trained[0]["binary.json"]).runtime.provide()
 
     assert caught.value.kind is Kind.UNSUPPORTED
     assert "needs treelite, which is not installed; run `pip install 'mme[trees]'`" in caught.value.message
-    forests.imported.cache_clear()
+    trees.imported.cache_clear()
 
 
 def test_a_library_that_the_system_lacks_something_for_is_told_by_its_model_alone(monkeypatch):
@@ -458,12 +459,12 @@ def test_a_library_that_the_system_lacks_something_for_is_told_by_its_model_alon
             raise OSError("libgomp.so.1: cannot open shared object file")
         return importlib.import_module(name)
 
-    monkeypatch.setattr(forests, "import_without", import_without)
-    forests.imported.cache_clear()
-    forests.preload()
+    monkeypatch.setattr(trees, "import_without", import_without)
+    trees.imported.cache_clear()
+    trees.preload()
     with pytest.raises(MmeError, match=r"needs lightgbm, which can't be imported \(libgomp\.so\.1: ") as caught:
-        forests.imported("lightgbm")
+        trees.imported("lightgbm")
 
     assert caught.value.kind is Kind.UNSUPPORTED
-    assert forests.imported("xgboost").Booster is xgboost.Booster
-    forests.imported.cache_clear()
+    assert trees.imported("xgboost").Booster is xgboost.Booster
+    trees.imported.cache_clear()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from model_handlers.tensorflow import graphs, handler
+from model_handlers import tensorflow
 from serve.loading.check import examine, examine_ensembles
 from serve.loading.prepare import PARAMETERS
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
@@ -221,8 +221,8 @@ def test_an_environment_that_a_model_brings_has_to_be_there(tmp_path):
 def test_a_saved_model_without_its_framework_is_a_note(tmp_path, monkeypatch):
     """What only the framework can read is not checked."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.setattr(handler, "is_installed", lambda _: False)
-    graphs.tensorflow.cache_clear()
+    monkeypatch.setattr(tensorflow, "is_installed", lambda _: False)
+    tensorflow.tensorflow.cache_clear()
     (tmp_path / "m" / "1" / "model.savedmodel").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.savedmodel" / "saved_model.pb").write_bytes(b"")
     (tmp_path / "m" / "config.pbtxt").write_text('platform: "tensorflow_savedmodel"')
