@@ -69,21 +69,15 @@ _MENDS = (
 
 @dataclass(slots=True)
 class Report:
-    """What is to be said of one path.
-
-    Attributes:
-        source: the path, as it was given.
-        kind: "model", "repository" or "archive".
-        models: each with its role: "model", or in an archive of several "entry" or "member".
-        files: of each model, (path below its directory, bytes).
-        problems: of the whole.
-    """
+    """What is to be said of one path."""
 
     source: str
-    kind: str
-    models: list[tuple[str, Examined]] = field(default_factory=list)
-    files: list[list[tuple[str, int]]] = field(default_factory=list)
-    problems: list[Finding] = field(default_factory=list)
+    kind: str  # model, repository or archive
+    models: list[tuple[str, Examined]] = field(
+        default_factory=list
+    )  # role: model; of an archive of several entry, member
+    files: list[list[tuple[str, int]]] = field(default_factory=list)  # of each model: path below its directory, bytes
+    problems: list[Finding] = field(default_factory=list)  # of the whole
 
     @property
     def ok(self) -> bool:

@@ -46,27 +46,16 @@ SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 
 
 class Route(NamedTuple):
-    """One row.
+    """One row."""
 
-    Attributes:
-        methods: HTTP's between spaces, or `GRPC`.
-        pattern: of paths, or service and method.
-        operation: what is done: a name of `container.control.http`, or `container.grpc.methods`, or a hot one.
-        category: what an operator may restrict, "" for none.
-        flavor: the protocol, None for probes and pages.
-        waits: whether a model may be loaded or unloaded for it, or asked by its own code, which may take minutes.
-        role: what a key is for where there is no category.
-        is_open: whether no key is needed: probes of the platform, and a page that holds nothing before it has one.
-    """
-
-    methods: str
-    pattern: str
-    operation: str
-    category: str = ""
-    flavor: Flavor | None = None
-    waits: bool = False
-    role: str = ""
-    is_open: bool = False
+    methods: str  # HTTP's between spaces, or `GRPC`
+    pattern: str  # of paths, or service and method
+    operation: str  # a name of `container.control.http`, or `container.grpc.methods`, or a hot one
+    category: str = ""  # what an operator may restrict
+    flavor: Flavor | None = None  # None for probes and pages
+    waits: bool = False  # a model may be loaded or unloaded for it, or asked by its own code, which may take minutes
+    role: str = ""  # what a key is for where there is no category
+    is_open: bool = False  # needs no key: probes of the platform, and a page that holds nothing before it has one
 
     @property
     def key_role(self) -> str | None:
@@ -165,20 +154,13 @@ HTTP_ROUTES = tuple(route for route in ROUTES if route.methods != GRPC)
 
 
 class Target(NamedTuple):
-    """What the target of a hot route means.
+    """What the target of a hot route means."""
 
-    Attributes:
-        flavor: the protocol, None for /ping.
-        model, version: as the path has them, "" where a header or the default names the model.
-        inference_type: None where the server's setting decides.
-        event_stream: whether the answer is an AWS event stream.
-    """
-
-    flavor: Flavor | None
-    model: str = ""
+    flavor: Flavor | None  # None for /ping
+    model: str = ""  # as the path has it; "" where a header or the default names the model
     version: str = ""
-    inference_type: InferenceType | None = None
-    event_stream: bool = False
+    inference_type: InferenceType | None = None  # None where the server's setting decides
+    event_stream: bool = False  # of AWS
 
 
 def _expression(route: Route) -> re.Pattern[bytes]:

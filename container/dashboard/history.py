@@ -24,31 +24,20 @@ _EVENTS = 60  # that are remembered
 
 
 class Totals(NamedTuple):
-    """Sums since the start, and how things stand.
-
-    Attributes:
-        hits, misses: requests that found their model in memory, and that did not.
-        succeeded, failed: requests answered; those among the failed whose model could not be loaded.
-        total_ns, queue_ns: of those that succeeded: from being accepted to the answer; waiting for a lane.
-        evictions, loads: of models.
-        queued: requests that wait for a lane now.
-        cold: requests that wait for their model now.
-        resident: models in memory now.
-        host, device: bytes that they take, those of loads under way included.
-    """
+    """Sums since the start, and how things stand."""
 
     hits: int = 0
-    misses: int = 0
+    misses: int = 0  # requests that did not find their model in memory
     succeeded: int = 0
-    failed: int = 0
-    total_ns: int = 0
-    queue_ns: int = 0
+    failed: int = 0  # those among them whose model could not be loaded
+    total_ns: int = 0  # of those that succeeded, from being accepted to the answer
+    queue_ns: int = 0  # of that, waiting for a lane
     evictions: int = 0
     loads: int = 0
-    queued: int = 0
-    cold: int = 0
-    resident: int = 0
-    host: int = 0
+    queued: int = 0  # requests that wait for a lane now
+    cold: int = 0  # requests that wait for their model now
+    resident: int = 0  # models in memory now
+    host: int = 0  # bytes that they take, those of loads under way included
     device: int = 0
 
 

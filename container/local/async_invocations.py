@@ -34,15 +34,7 @@ _PATIENCE = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An invocation that waits for its turn.
-
-    Attributes:
-        inference_id: the client's id of it, or one of ours.
-        output, failure: where its answer will be, or its error.
-        came: reading of `time.monotonic()`.
-        time_to_live: seconds that it may wait.
-        patience: seconds that its answer may take.
-    """
+    """An invocation that waits for its turn; times are seconds, `came` by `time.monotonic()`."""
 
     inference_id: str
     output: str

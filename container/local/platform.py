@@ -61,23 +61,14 @@ class Stage(Enum):
 
 @dataclass(eq=False, slots=True)
 class Resident:
-    """A model of the instance.
-
-    Attributes:
-        name: that the container knows it by.
-        target: that clients know it by.
-        in_flight: requests that it answers now, or that wait for it.
-        last_used: when it was loaded, or the last request was over, by `time.monotonic()`.
-        wants_room: whether it waits itself for another one to leave.
-        gone: set when it is no more.
-    """
+    """A model of the instance, called `name` by the container and `target` by clients."""
 
     name: str
     target: str
     state: Stage = Stage.QUEUED
-    in_flight: int = 0
-    last_used: float = 0.0
-    wants_room: bool = False
+    in_flight: int = 0  # requests that it answers now, or that wait for it
+    last_used: float = 0.0  # by `time.monotonic()`
+    wants_room: bool = False  # waits itself for another one to leave
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -98,28 +89,16 @@ def may_give_way(residents: Iterable[Resident], spare: Resident) -> bool:
 
 @dataclass
 class Platform:
-    """One instance.
-
-    Attributes:
-        endpoint: its name, for errors.
-        store: where the archives are.
-        models: the folder that archives are unpacked in.
-        mounted: what the container calls that folder.
-        container: that serves them.
-        limits: how long each thing may take.
-        report: called with a sentence when a model comes or goes.
-        keep: whether models stay that were used, as with SageMaker's ModelCacheSetting; else each leaves, from the disk
-            too, when no request waits for it.
-    """
+    """One instance; `report` is told when a model comes or goes."""
 
     endpoint: str
     store: Store
-    models: Path
-    mounted: str
+    models: Path  # where archives are unpacked
+    mounted: str  # what the container calls that folder
     container: Container
     limits: Timeouts = field(default_factory=Timeouts)
     report: Callable[[str], None] = lambda _sentence: None
-    keep: bool = True
+    keep: bool = True  # else each model leaves, from the disk too, when no request waits for it: ModelCacheSetting
 
     def __post_init__(self) -> None:
         self._here: dict[str, tuple[Resident, asyncio.Task[None]]] = {}  # models and their loads, by target

@@ -52,25 +52,15 @@ _DIMENSION = v.printable(1024)
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable.
-
-    Attributes:
-        name: the variable.
-        field: the attribute of `Settings` that it sets, or "".
-        parse: text to value; raises ValueError with what is allowed.
-        help: one line for people.
-        flag: the same as an option of `mme serve`, or "".
-        default: how the default is written.
-        many: whether what is given several times adds up.
-    """
+    """One environment variable."""
 
     name: str
-    field: str
-    parse: Parser
+    field: str  # the attribute of `Settings` that it sets
+    parse: Parser  # raises ValueError with what is allowed
     help: str
     flag: str = ""
-    default: str = ""
-    many: bool = False
+    default: str = ""  # how it is written
+    many: bool = False  # what is given several times adds up
 
     @property
     def label(self) -> str:

@@ -67,15 +67,7 @@ COMMAND = Command(
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What so many clients saw.
-
-    Attributes:
-        clients: how many.
-        rate: answers a second.
-        p50, p90, p99, worst: milliseconds of an answer.
-        answers, errors: how many.
-        loads: answers that waited for a load; None where the server does not tell.
-    """
+    """What so many clients saw. Times are milliseconds of an answer; `loads` is None where the server does not tell."""
 
     clients: int
     rate: float

@@ -63,45 +63,27 @@ class ApiCall:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """An endpoint as it shall be.
-
-    Attributes:
-        name: the endpoint's.
-        image, role: the container's image, and the role that it runs as.
-        model_data: the S3 prefix of many models, or the archive of one.
-        multi_model: which of both.
-        instance_type, instances: the machines.
-        environment: variables of the container.
-        cache: whether SageMaker keeps models that were used; see ModelCacheSetting.
-        volume_gb, startup_seconds: 0 leaves them to SageMaker.
-        host_image: that of the machines, which has their GPU's driver: InferenceAmiVersion; "" leaves it to SageMaker.
-        async_output: where asynchronous answers go; "" for an endpoint in real time.
-        capacity: least and most instances to scale between; None scales not.
-        target_invocations: a minute and instance, that scaling aims at.
-        alarms, alarm_topic, dashboard: what watches it, and the SNS topic that alarms tell.
-        labels: tags of the person's own, on all that is made.
-        subnets, security_groups: of the network that the container is in; none leaves it outside.
-    """
+    """An endpoint as it shall be."""
 
     name: str
     image: str
     role: str
-    model_data: str
+    model_data: str  # the S3 prefix of many models, or the archive of one
     instance_type: str
     multi_model: bool = True
     instances: int = 1
     environment: dict[str, str] = field(default_factory=dict)
-    cache: bool = True
-    volume_gb: int = 0
-    startup_seconds: int = 0
-    host_image: str = ""
-    async_output: str = ""
-    capacity: tuple[int, int] | None = None
-    target_invocations: float = 0.0
+    cache: bool = True  # ModelCacheSetting
+    volume_gb: int = 0  # 0 leaves it to SageMaker
+    startup_seconds: int = 0  # the same
+    host_image: str = ""  # InferenceAmiVersion, which has the GPU's driver; "" leaves it to SageMaker
+    async_output: str = ""  # where asynchronous answers go; "" for an endpoint in real time
+    capacity: tuple[int, int] | None = None  # least and most instances to scale between
+    target_invocations: float = 0.0  # a minute and instance, that scaling aims at
     alarms: bool = False
-    alarm_topic: str = ""
+    alarm_topic: str = ""  # of SNS
     dashboard: bool = False
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)  # tags of the person's own, on all that is made
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
 

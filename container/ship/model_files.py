@@ -38,17 +38,11 @@ _HEAD = 4096
 
 @dataclass(frozen=True, slots=True)
 class FrameworkFile:
-    """A model that is a file or a folder of a framework's.
+    """A model that is a file or a folder of a framework's."""
 
-    Attributes:
-        place: where it goes, below the version directory; a script's is below the model directory.
-        beside: files that come along: where they are, and their names beside it.
-        config: of config.pbtxt, what tells the server more than the file's name does.
-    """
-
-    place: str
-    beside: tuple[tuple[Path, str], ...] = ()
-    config: str = ""
+    place: str  # below the version directory; of a script below the model directory
+    beside: tuple[tuple[Path, str], ...] = ()  # files that come along, and their names beside it
+    config: str = ""  # of config.pbtxt, what tells the server more than the file's name does
 
     @property
     def is_script(self) -> bool:
@@ -176,13 +170,7 @@ CONFIG = "config.pbtxt"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from.
-
-    Attributes:
-        path: its directory, or the file or folder of a framework's.
-        file: what that is; None for a model directory.
-        config: a config.pbtxt that was written for it, None for none.
-    """
+    """Where a model comes from: its directory, or the file or folder of a framework, maybe with a config.pbtxt."""
 
     path: Path
     file: FrameworkFile | None = None

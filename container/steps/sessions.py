@@ -39,22 +39,14 @@ MOST = 65_536  # sessions at a time
 
 
 class Session:
-    """One session.
-
-    Attributes:
-        id: what the client calls it by.
-        model: the registered name of its model.
-        last: when it was used last.
-        busy: its requests that are not answered yet.
-        begun: whether a request has begun the sequence that it is to its model.
-    """
+    """One session."""
 
     def __init__(self, session_id: str, model: str, now: float) -> None:
         self.id = session_id
         self.model = model
         self.last = now
-        self.busy = 0
-        self.begun = False
+        self.busy = 0  # requests that are not answered yet
+        self.begun = False  # whether a request has begun the sequence that it is to its model
 
     def __repr__(self) -> str:
         return f"<Session {self.id} of {self.model}>"

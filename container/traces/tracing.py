@@ -189,17 +189,11 @@ _TRACE_ID = re.compile(r"\btrace[-_]?id\"?\s*[=:]\s*\"?([0-9a-f]{32})\b", re.IGN
 
 
 class Origin(NamedTuple):
-    """What a request says of its trace.
-
-    Attributes:
-        trace_id: 128 bits.
-        span_id: 64 bits, of the span that it was made in; 0 where it names none.
-        sampled: whether that trace is recorded.
-    """
+    """What a request says of its trace."""
 
     trace_id: int
-    span_id: int
-    sampled: bool
+    span_id: int  # that it was made in; 0 where it names none
+    sampled: bool  # whether that trace is recorded
 
 
 def origin(headers: Mapping[str, str]) -> Origin | None:
