@@ -11,6 +11,7 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
+from container.inference.offload import by_thread
 from container.settings import Mode
 from container.version import installed_version
 from model_handlers.config.convert import config_json
@@ -19,7 +20,6 @@ from model_handlers.model_calls import Override
 from model_handlers.registry import platform_of
 from serve.cache.entry import State
 from serve.sources.override import FILE
-from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -46,7 +46,7 @@ EXTENSIONS = (
 )
 PAGE = 100  # models in one answer, what SageMaker's own containers send
 _SHARED_MEMORY = "system_shared_memory"  # where clients may share memory
-_FINDERS = ThreadPool("find", most=64)  # a bucket may take long to list
+_FINDERS = 64  # threads that may list what there is; a bucket may take long
 _SHOWN = 200  # characters of a key in a message
 _TYPES = ((bool, "BOOL"), (int, "INT"), (float, "DOUBLE"), (str, "STRING"), (bytes, "BYTES"))
 # What Triton calls an error; kinds that are not the model's fault keep their own sentence.
@@ -64,6 +64,7 @@ class Operations:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._engine = service.engine
+        self._finding = asyncio.Semaphore(_FINDERS)
         self.regions: dict[str, Regions | CudaRegions] = {"system": service.regions, "cuda": service.cuda_regions}
 
     # -- KServe v2 and Triton's extensions -------------------------------------------------------------------------
@@ -186,7 +187,8 @@ class Operations:
 
     async def _find_all(self) -> list[str]:
         """Every name that store or repository offers; a thread waits for disk or network."""
-        return await asyncio.wrap_future(_FINDERS.submit(self._engine.origins.find_all))
+        async with self._finding:
+            return await by_thread(self._engine.origins.find_all)
 
 
 def _tensor(spec: TensorSpec, config: ModelConfig) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from serve.sources.layout import is_model, list_models
 from serve.sources.polling import Poller
 from serve.sources.store import ARCHIVE_SUFFIX, read_credentials
 from serve.state_file import began
-from serve.threads import UnderWay, on_daemon
+from serve.threads import UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,7 +177,7 @@ class Service:
         """Every name that store or repository has, as soon as it can be read."""
         while True:
             try:
-                return tuple(await on_daemon("find", self.engine.origins.find_all))
+                return tuple(await by_thread(self.engine.origins.find_all))
             except MmeError as error:
                 _log.error("nothing is loaded at start until store or repository can be read: %s", error)
             await asyncio.sleep(self.settings.poll_seconds)
@@ -185,8 +185,8 @@ class Service:
     async def _look_for_models(self) -> None:
         """The log says at the start what else the first client would be told."""
         try:
-            if await on_daemon("look", self.engine.origins.is_bare):
-                _log.warning("%s", await on_daemon("look", lambda: bare_source(self.settings)))
+            if await by_thread(self.engine.origins.is_bare):
+                _log.warning("%s", await by_thread(bare_source, self.settings))
         except MmeError as error:
             _log.warning("no model can be loaded for now: %s", error)
 

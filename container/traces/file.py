@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from container.traces.settings import TraceSettings
     from container.traces.tracing import Phase, Trace
     from model_handlers.errors import MmeError
-    from serve.request import InferenceRequest
 
 _log = logging.getLogger("mme.trace")
 _MOST = 10_000  # traces that are kept in memory, whatever the frequency
@@ -45,10 +44,10 @@ class FileTracer(Tracing):
         self._traces = 0
         self._writing: list[Future[None]] = []
 
-    def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:
+    def end(self, trace: Trace, error: MmeError | None) -> None:
         """Keep what is known of a request that a model has accepted."""
-        if request is not None and request.arrival_ns:
-            super().end(trace, came, request, error)
+        if trace.request is not None and trace.request.arrival_ns:
+            super().end(trace, error)
 
     def write(self, _trace: Trace, root: Phase, epoch: int, _error: MmeError | None) -> None:
         """Keep the entries of a request; of one that failed, how long that took. Triton's format has no errors."""

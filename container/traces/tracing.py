@@ -49,82 +49,65 @@ if TYPE_CHECKING:
 _now = time.perf_counter_ns
 
 
-class Trace:
-    """What is remembered of a request until it has been answered.
+class Trace(Step):
+    """A traced request: what is remembered of it until it has been answered. Its tracer hears of that once."""
 
-    Attributes:
-        origin: what the client said of its trace, or None.
-        began: `perf_counter_ns()` when it was read.
-        model: name and version of the one that was asked, ("", 0) where none was found; known once it is over.
-        last: its last response so far.
-        report: what its load cost, if it had to wait for one.
-        timings: of that, or of an ensemble's steps until it failed; known once it is over.
-        responses: how many there were.
-        decided: whether it is traced for certain; else its model decides, once it is known.
-        ids: of the trace and of the request's span in it, where models were told of them; else zeros.
-    """
-
-    def __init__(self, origin: Origin | None, *, decided: bool) -> None:
+    def __init__(self, tracer: Tracing, origin: Origin | None, *, decided: bool) -> None:
+        self._tracer: Tracing | None = tracer
         self.origin = origin
-        self.decided = decided
+        self.decided = decided  # whether it is traced for certain; else its model decides, once it is known
+        self.came: dict[str, Any] = {}  # by which way
         self.began = _now()
-        self.model = ("", 0)
+        self.request: InferenceRequest | None = None
+        self.model = ("", 0)  # name and version of the one that was asked, once it is over
         self.last: InferenceResponse | None = None
-        self.timings: Timings | None = None
-        self.report: LoadReport | None = None
         self.responses = 0
-        self.ids = (0, 0)
-
-
-class Following(Step):
-    """Follows one traced request, and tells its tracer how it went, once; `came` tells by which way it came."""
-
-    def __init__(self, tracer: Tracing, trace: Trace, came: dict[str, Any]) -> None:
-        self._tracer = tracer
-        self._trace: Trace | None = trace
-        self._came = came
-        self._request: InferenceRequest | None = None
+        self.timings: Timings | None = None  # of the last, or of an ensemble's steps until it failed, once it is over
+        self.report: LoadReport | None = None  # of the load that it had to wait for
+        self.ids = (0, 0)  # of the trace and of the request's span in it, where models were told of them
 
     def made(self, call: Call, request: InferenceRequest, config: ModelConfig) -> None:  # noqa: ARG002
-        if self._trace is not None:
-            self._request = request
-            request.trace = self._tracer.handed_on(self._trace)
+        if self._tracer is not None:
+            self.request = request
+            request.trace = self._tracer.handed_on(self)
 
     def responded(self, call: Call, response: InferenceResponse) -> None:  # noqa: ARG002
-        if self._trace is not None:
-            self._trace.responses += 1
-            self._trace.last = response
+        if self._tracer is not None:
+            self.responses += 1
+            self.last = response
 
     def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
         if isinstance(result, InferenceResponse):
             self.responded(call, result)
 
     def over(self, call: Call, error: MmeError | None) -> None:
-        trace, self._trace = self._trace, None
-        request, self._request = self._request, None  # which knows us
-        if trace is None:
+        tracer, self._tracer = self._tracer, None
+        if tracer is None:
             return
         if call.report is not None and call.report.load:
-            trace.report = call.report
+            self.report = call.report
+        request = self.request
         if request is not None and request.asked is not None:
-            trace.model = request.asked.name, request.asked.version
-            trace.timings = request.came_to if trace.last is None else trace.last.timings
-        self._tracer.end(trace, self._came, request, error)
+            self.model = request.asked.name, request.asked.version
+            self.timings = request.came_to if self.last is None else self.last.timings
+        tracer.end(self, error)
+        self.request = self.last = None  # which know us
 
 
-def follow(tracer: Tracing, exchange: Exchange) -> Following | None:
+def follow(tracer: Tracing, exchange: Exchange) -> Trace | None:
     """Follow a request over HTTP, None if it is not traced."""
     trace = tracer.begin(exchange.headers)
-    return None if trace is None else Following(tracer, trace, dict(_origin_attributes(exchange)))
+    if trace is not None:
+        trace.came.update(_origin_attributes(exchange))
+    return trace
 
 
-def follow_rpc(tracer: Tracing, metadata: Mapping[str, str], method: str) -> Following | None:
+def follow_rpc(tracer: Tracing, metadata: Mapping[str, str], method: str) -> Trace | None:
     """Follow a request over gRPC, whose metadata are what headers are to HTTP."""
     trace = tracer.begin(metadata)
-    if trace is None:
-        return None
-    came = {"rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", "rpc.method": method}
-    return Following(tracer, trace, came)
+    if trace is not None:
+        trace.came |= {"rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", "rpc.method": method}
+    return trace
 
 
 class Tracing(ABC):
@@ -142,22 +125,18 @@ class Tracing(ABC):
         decided = not control.by_model
         if decided and not control.traces("", None if found is None else found.sampled):
             return None
-        return Trace(found, decided=decided)
-
-    def is_traced(self, trace: Trace) -> bool:
-        """Whether it is, now that its model is known."""
-        sampled = None if trace.origin is None else trace.origin.sampled
-        return trace.decided or self.control.traces(trace.model[0], sampled)
+        return Trace(self, found, decided=decided)
 
     def handed_on(self, trace: Trace) -> str:  # noqa: ARG002 - for tracers that send spans
         """What models are told of it, see `ModelRequest`."""
         return ""
 
-    def end(self, trace: Trace, came: dict[str, Any], request: InferenceRequest | None, error: MmeError | None) -> None:
-        """A request is over; `came` tells by which way it came."""
-        if self.is_traced(trace):
+    def end(self, trace: Trace, error: MmeError | None) -> None:
+        """A request is over, and its model known."""
+        sampled = None if trace.origin is None else trace.origin.sampled
+        if trace.decided or self.control.traces(trace.model[0], sampled):
             done = _now()
-            self.write(trace, request_span(trace, came, request, done), time.time_ns() - done, error)
+            self.write(trace, request_span(trace, done), time.time_ns() - done, error)
 
     def write(self, trace: Trace, root: Phase, epoch: int, error: MmeError | None) -> None:  # noqa: B027 - `end` may do it
         """Tell of a request by its span; `epoch` is what its times lack to those of `time.time_ns()`."""
@@ -235,24 +214,18 @@ class Phase(NamedTuple):
     arrival: int = 0
 
 
-def request_span(trace: Trace, came: dict[str, Any], request: InferenceRequest | None, done: int) -> Phase:
-    """The span of a request that is over; `came` tells by which way it came."""
-    attributes = came | dict(_attributes(trace, request))
+def request_span(trace: Trace, done: int) -> Phase:
+    """The span of a request that is over, under Triton's names."""
+    request, attributes = trace.request, dict(trace.came)
+    if trace.model[0]:
+        attributes |= {MODEL: trace.model[0], VERSION: str(trace.model[1])}
+    if trace.last is not None:
+        attributes["mme.responses"] = trace.responses
     if request is None:
         return Phase("infer", trace.began, done, attributes)
+    if request.id:
+        attributes[REQUEST_ID] = request.id
     return Phase("infer", trace.began, done, attributes, tuple(_phases(trace, request, done)), request.arrival_ns)
-
-
-def _attributes(trace: Trace, request: InferenceRequest | None) -> Iterator[tuple[str, Any]]:
-    """What is known of a request, under Triton's names."""
-    name, version = trace.model
-    if name:
-        yield MODEL, name
-        yield VERSION, str(version)
-    if trace.last is not None:
-        yield "mme.responses", trace.responses
-    if request is not None and request.id:
-        yield REQUEST_ID, request.id
 
 
 def _phases(trace: Trace, request: InferenceRequest, done: int) -> Iterator[Phase]:

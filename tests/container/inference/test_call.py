@@ -104,9 +104,9 @@ class Remembering(Tracing):
         super().__init__(TraceSettings(on=True, rate=1))
         self.ended = []
 
-    def end(self, trace, came, request, error):  # noqa: ARG002 - how it came is not of interest
+    def end(self, trace, error):
         """Keep how many responses there were, whether there was a request, and what went wrong."""
-        self.ended.append((trace.responses, request is not None, error and error.message))
+        self.ended.append((trace.responses, trace.request is not None, error and error.message))
 
     def close(self):
         """Nothing is open."""
