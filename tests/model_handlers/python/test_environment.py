@@ -6,7 +6,7 @@ from model_handlers.config.model_config import ModelConfig
 from model_handlers.environments.wanted import Given, Requirements
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
-from model_handlers.scripts.handler import ScriptHandler
+from model_handlers.scripts.host import ScriptHandler
 
 PARAMETER = "EXECUTION_ENV_PATH"
 

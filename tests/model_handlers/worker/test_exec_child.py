@@ -21,7 +21,7 @@ from model_handlers.environments.environment import Environment
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
-from model_handlers.scripts.handler import ScriptHandler
+from model_handlers.scripts.host import ScriptHandler
 from tests.environments import another_interpreter, facts_of, too_old, venv, version_of, write_model
 from tests.processes import ends_with_all_it_started
 from tests.waiting import eventually
