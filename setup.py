@@ -24,6 +24,7 @@ COMPILED = {
         "worker/memory",
         "worker/policies",
         "worker/process",
+        "worker/requests",
         "worker/wire",
     ],
     "serve": [

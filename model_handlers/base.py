@@ -223,7 +223,7 @@ class LoadedModel(ABC):
     ahead: ClassVar[bool] = (
         False  # whether it is a `TensorWorker`, which begins batches before the last one is finished
     )
-    patience: float = 0.0  # seconds that a batch may take which a `RequestsWorker` was sent by the loop; 0 for others
+    submits: ClassVar[bool] = False  # whether it is a `RequestsWorker`, which the event loop submits requests to
     tells_ready: bool = False  # whether its model has a say in whether it is ready: see `ask_ready`
 
     def __init__(self, config: ModelConfig) -> None:

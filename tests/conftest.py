@@ -21,10 +21,10 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from model_handlers.worker.channel import WRITER, Channel
+from model_handlers.worker.channel import WRITER, Channel, at_home
 from model_handlers.worker.fork_client import FORKS
 from serve.threads import ThreadPool
-from tests.event_loop import run_on_loop, with_entered
+from tests.event_loop import LoopThread, run_on_loop, with_entered
 from tests.processes import children, read, still_there
 from tests.waiting import PATIENCE, ends
 
@@ -101,6 +101,21 @@ def starter():
     """The thread that starts others is there for all tests."""
     (pool := ThreadPool("first")).submit(int)
     pool.shutdown()
+
+
+@pytest.fixture(scope="session")
+def loop_thread():
+    """The loop of all tests that start workers themselves."""
+    loop_thread = LoopThread()
+    yield loop_thread
+    loop_thread.close()
+
+
+@pytest.fixture
+def home(loop_thread):
+    """Where the workers are heard that a test starts."""
+    with at_home(loop_thread.home):
+        yield loop_thread.home
 
 
 @pytest.fixture(scope="module")

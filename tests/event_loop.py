@@ -7,6 +7,9 @@ import threading
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
+from model_handlers.worker.channel import WorkerLoop
+from serve.model.dispatch import LoopPoller
+from serve.threads import ThreadPool
 from tests.waiting import PATIENCE, ends
 
 if TYPE_CHECKING:
@@ -50,3 +53,20 @@ async def idle(turns: int = 12) -> None:
     """Let the loop turn until callbacks that call callbacks are done."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+class LoopThread:
+    """A loop that runs on a thread of its own, for workers to be heard on."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="loop")
+        self._thread.start()
+        poll = LoopPoller(self.loop, lambda: False)
+        self.home = WorkerLoop(self.loop, ThreadPool("work", idle_seconds=0).run, poll)
+
+    def close(self) -> None:
+        """End it, behind what was asked of it before."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()

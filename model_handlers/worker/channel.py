@@ -18,13 +18,13 @@ import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.metrics import MetricKind
-from model_handlers.model_calls import Caller, ModelCall, Override
+from model_handlers.model_calls import Ambient, Caller, ModelCall, Override
 from model_handlers.requests import ModelResponse
 from model_handlers.system.priority import usual_priority
 from model_handlers.tensor import BY_NAME, estimated_size
@@ -49,6 +49,29 @@ _PIECE = 8 << 10  # bytes of a channel that are read in one go: sixty responses,
 _IN_A_TURN = 4  # channels of which the loop reads one
 _MOST_ALIVE = 64 << 20  # bytes of large responses of a model in memory
 _HELD_SECONDS = 1.0
+
+
+class Poller(Protocol):
+    """What may keep the loop awake for what comes next."""
+
+    def arm(self) -> None: ...
+    def disarm(self) -> None: ...
+
+
+class WorkerLoop:
+    """The event loop that workers are heard on, and threads for what it can't wait for."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, run: Callable[[Callable[[], object]], None], poll: Poller
+    ) -> None:
+        self.loop = loop
+        self.run = run  # has a thread do something, soon
+        self.arm, self.disarm = poll.arm, poll.disarm
+
+
+_home: Ambient[WorkerLoop] = Ambient("the loop of the processes that the load under way starts")
+at_home = _home.given  # what is loaded inside may start processes, which are heard on this loop
+home_of_load = _home.get
 
 
 class DeafError(Exception):

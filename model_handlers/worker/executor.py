@@ -1,62 +1,47 @@
 """A model in a worker process, made of its process (`InstanceProcess`), batches in shared memory, and open requests.
 
-A request is *open* from the sending of its batch to its last response, in the batch's answer or by frames of the
-channel, before or long after. Small batches are sent and answered on the event loop (`send_requests`); whatever could
-take long, a death above all, is left to a thread (`execute_requests`, `await_answers`). The process's lock is held from
-the sending of such a batch until its answers are taken, whichever threads do it.
+Tensors are executed by threads (`TensorWorker`), requests by submission (`RequestsWorker`): small batches are sent and
+answered on the event loop; whatever could take long, a death above all, is left to a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
+import os
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from model_handlers.base import LoadedModel
-from model_handlers.config.model_config import all_outputs
-from model_handlers.errors import Kind, MmeError, NotBegunError
-from model_handlers.metrics import METRICS
-from model_handlers.requests import PUT_BACK, ModelResponse
-from model_handlers.tensor import BYTES, size_of
-from model_handlers.worker.channel import Channel, DeafError, MetricReceiver, ModelCallServer
+from model_handlers.errors import MmeError
+from model_handlers.tensor import size_of
 from model_handlers.worker.fork_client import ChildDiedError
-from model_handlers.worker.instance import EXECUTING, IDLE, NONSENSE, InstanceProcess, Lives
-from model_handlers.worker.main import PROGRESS
-from model_handlers.worker.memory import INLINE, Frame
-from model_handlers.worker.policies import Pace
-from model_handlers.worker.wire import (
-    Packing,
-    ProtocolError,
-    answer_from,
-    pack_requests,
-    request_number,
-    unpack,
-    unpack_answers,
-)
+from model_handlers.worker.instance import EXECUTING, NONSENSE, InstanceProcess, Lives
+from model_handlers.worker.requests import OpenRequests, RequestBatches
+from model_handlers.worker.wire import Packing, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
 
     from model_handlers.base import Footprint
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.requests import ModelRequest, Responder
+    from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
+    from model_handlers.worker.channel import WorkerLoop
     from model_handlers.worker.memory import Segment
     from model_handlers.worker.parameters import Deadlines
     from model_handlers.worker.process import Child
+    from model_handlers.worker.requests import Answers, SentBatch
     from model_handlers.worker.wire import Message
 
-    # Looks after descriptors that a worker will be heard on. The same tuple, by identity, means the same descriptors.
-    Watch = Callable[[tuple[int, ...]], None]
-    Answers = list[ModelResponse | MmeError | None]
     Make = Callable[[Lives], InstanceProcess]  # makes the process, not started yet, whose lives are told
+    # Makes what is told of a batch, of its answers or what befell it, and when it was sent and they came (ns). Never
+    # raises.
+    Made = Callable[[Answers | Exception, int, int], Any]
 
-_RESPONDING = "while it had requests to answer"
+_now = time.perf_counter_ns
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
-_FEW_STRINGS = 2 * _SMALL  # bytes of a batch, its inputs included, whose strings the event loop takes apart itself
-_ALL = 1 << 20  # requests: more than a batch has
 
 
 class _Begun:
@@ -69,316 +54,6 @@ class _Begun:
         self.outputs = outputs
         self.child = child
         self.segment = segment
-
-
-class _Sent:
-    """Requests that were sent and are not yet answered; `reply` is an answer that came and is for a thread to take."""
-
-    def __init__(self, requests: Sequence[ModelRequest], numbers: range, segment: Segment) -> None:
-        self.requests = requests
-        self.numbers = numbers
-        self.segment = segment
-        self.reply: Message | None = None
-
-
-class OpenRequests(Lives):
-    """The requests of one instance that are not over, and the channel on which its processes say things unasked."""
-
-    def __init__(self, worker: RequestsWorker) -> None:
-        self.written: Segment | None = None  # where requests lie that are executed one by one
-        self.begun = 0  # requests of the batch that a process died of
-        self.heard = 0.0  # when a batch was sent, or a response came, for the last time (monotonic)
-        self.pace = Pace()
-        self._worker = worker
-        self._open: dict[int, ModelRequest] = {}  # single operations need no lock
-        self._hears = False
-        self._loading = False
-        self._error: tuple[Child, Exception | None] | None = None  # the end of a channel that is not mourned yet
-        self._channel: Channel
-        self._calls: ModelCallServer
-        self._metrics: MetricReceiver
-        self._asking: list[Callable[[bool], None]] = []  # told whether the model is ready; as `_open`
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def open_calls(self) -> int:
-        return len(self._calls)
-
-    # -- a batch ---------------------------------------------------------------------------------------------------
-
-    def open(self, batch: int, requests: Sequence[ModelRequest]) -> range:
-        """Have the requests of a batch answered; return their numbers."""
-        numbers = range(request_number(batch, 0), request_number(batch, len(requests)))
-        self.heard = time.monotonic()
-        for number, request in zip(numbers, requests, strict=True):
-            if request.responder is not None:
-                self._open[number] = request
-                if self._hears:
-                    self._watch(number, request.responder)
-        return numbers
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._open.pop(number, None)
-
-    def ends(self, number: int, request: ModelRequest, answer: ModelResponse | MmeError | None) -> bool:
-        """Take a request's answer; False if it had its last response before, sent unasked."""
-        if answer is None or request.responder is None or (answer is PUT_BACK and self._worker.config.decoupled):
-            return True
-        return self._open.pop(number, None) is not None
-
-    def count_begun(self) -> int:
-        """How many requests of the batch that is under way were begun, one at least."""
-        if self.written is None or not self.written.out:
-            return _ALL
-        begun: int = PROGRESS.unpack_from(self.written.memory())[0]
-        return max(begun, 1)
-
-    def due(self) -> float:
-        """When another response is owed to clients that wait; 0 where none is."""
-        waits = any(
-            request.responder is not None and not request.responder.is_cancelled()
-            for request in list(self._open.values())
-        )
-        return self.heard + self._worker.deadlines.execution if waits else 0.0
-
-    # -- lives of the process --------------------------------------------------------------------------------------
-
-    def connected(self, child: Child) -> None:
-        name = self._worker.config.name
-        self._loading = True
-        self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
-        self._calls = ModelCallServer(name, self._channel)
-        self._metrics = MetricReceiver(METRICS, name)
-        self._hears = False
-        try:
-            self._channel.start()
-        except OSError as error:
-            raise MmeError(Kind.UNAVAILABLE, f"model '{name}': its process can't be heard: {error}") from error
-
-    def loaded(self) -> None:
-        self._loading = False
-
-    def dying(self) -> None:
-        """The requests that the process had begun end with it; those behind them are owed nothing by it."""
-        self.begun = self.count_begun()
-        if self.begun < _ALL:
-            first = request_number(self._worker.process.batches.number, self.begun)
-            self.forget([number for number in list(self._open) if number >= first])
-        self.pace.died(time.perf_counter_ns())
-        self.written = None  # whose memory goes
-
-    def ended(self, why: MmeError) -> None:
-        self._channel.drain()
-        self._calls.drop_all()
-        self._metrics.close()
-        self._told_ready(ready=False)
-        while self._open:
-            _respond(self._open.popitem()[1], why, final=True)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the channel of the process has ended."""
-        return self._error is not None and self._error[0] is self._worker.process.child
-
-    def _lost(self, child: Child, error: Exception | None) -> None:
-        """The channel ended, and with it the process. Can't wait: a batch, or the load, hears of it itself."""
-        self._error = child, error
-        process = self._worker.process
-        if child.alive and not process.closed.is_set() and not self._loading:
-            threading.Thread(target=self._on_death, name="model death", daemon=True).start()
-
-    def _on_death(self) -> None:
-        with self._worker.process.lock:
-            self.mark_lost()
-
-    def mark_lost(self) -> None:
-        """End the process whose channel has ended. Under the process's lock."""
-        if self._error is None:
-            return
-        (child, error), self._error = self._error, None
-        process = self._worker.process
-        if child is not process.child or not child.alive:
-            return
-        doing = _RESPONDING if self._open else IDLE
-        if error is None:
-            process.mark_dead(child.death(doing))
-        elif isinstance(error, DeafError):
-            process.mark_dead(child.end(str(error), doing))
-        elif isinstance(error, ProtocolError):
-            process.mark_dead(child.broke(error, doing))
-        else:
-            process.mark_dead(child.end(f"it sent a frame of another form: {error!r}", doing))
-
-    # -- the channel -----------------------------------------------------------------------------------------------
-
-    def ask_ready(self, done: Callable[[bool], None]) -> None:
-        child = self._worker.child
-        if not child.alive:  # it is started again by the next request
-            done(True)
-            return
-        self._asking.append(done)
-        self._channel.post(Frame({"ready": True}))
-        if not child.alive:  # it may have parted before it could be asked, and there may be another by now
-            self._told_ready(ready=False)
-
-    def _told_ready(self, *, ready: bool) -> None:
-        with contextlib.suppress(IndexError):  # nothing waits any more
-            self._asking.pop()(ready)
-
-    def _take(self, message: Message, shared: Array) -> None:
-        """A frame came. What it raises ends the channel."""
-        if "respond" in message:
-            self._responded(message, shared)
-        elif "metrics" in message:
-            self._metrics.take(message["metrics"])
-        elif "hear" in message:
-            self._hear()
-        elif "ready" in message:
-            self._told_ready(ready=bool(message["ready"]))
-        elif {"call", "ask", "drop"} & message.keys():
-            under_way = [] if "drop" in message else self._under_way()
-            # the models that wait for what the process does: for an answer to any of its requests
-            callers = dict.fromkeys(caller for request in under_way for caller in request.callers)
-            waiting = tuple(request.responder for request in under_way if request.responder is not None)
-            self._calls.take(message, shared, self._worker.outside, (*callers, self._worker.config.name), waiting)
-        else:
-            raise ProtocolError(f"a frame about nothing: {str(message)[:200]}")
-
-    def _under_way(self) -> list[ModelRequest]:
-        """The open requests, without those of a batch that are executed one by one and not begun yet."""
-        begun = self.count_begun()
-        if begun == _ALL:
-            return list(self._open.values())
-        end = request_number(self._worker.process.batches.number, begun)
-        return [request for number, request in list(self._open.items()) if number < end]
-
-    def _responded(self, message: Message, shared: Array) -> None:
-        says = "error" in message or "outputs" in message
-        response = answer_from(message if says else None, shared, self._worker.config.name)
-        final = bool(message["final"]) or not self._worker.config.decoupled
-        number = message["respond"]
-        self.heard = time.monotonic()
-        if self._worker.config.decoupled:
-            self._worker.child.extend(self._worker.process.limit)
-        request = self._open.pop(number, None) if final else self._open.get(number)
-        if request is not None and "again" not in message:  # else it will be executed once more
-            if shared.nbytes > INLINE and isinstance(response, ModelResponse):
-                self._channel.keep(_owner(response, shared), shared.nbytes)
-            _respond(request, response, final=final)
-
-    def _hear(self) -> None:
-        """From now on the process wants to be told of clients that leave, and now of those that have left."""
-        self._hears = True
-        for number, request in list(self._open.items()):
-            if request.responder is not None:
-                self._watch(number, request.responder)
-        self._channel.post(Frame({"hears": True}))
-
-    def _watch(self, number: int, responder: Responder) -> None:
-        responder.when_cancelled(functools.partial(self._tell_cancelled, number, self._channel))
-
-    def _tell_cancelled(self, number: int, channel: Channel) -> None:
-        if number in self._open:
-            channel.post(Frame({"cancelled": number}))
-
-
-class RequestBatches:
-    """Requests as batches in the memory shared with a process, and what comes back. Under the process's lock."""
-
-    def __init__(self, process: InstanceProcess, opened: OpenRequests) -> None:
-        self.alone = process.config.one_by_one  # whether requests of a batch are executed one by one
-        self._model = process.config.name
-        self._process = process
-        self._opened = opened
-        self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(process.config))
-        self._input_bytes = 0  # of a request of the last batch
-
-    def packed(self, requests: Sequence[ModelRequest]) -> tuple[Message, Packing]:
-        packing = Packing(PROGRESS.size if self.alone else 0)
-        message = pack_requests(requests, packing)
-        if self.alone:
-            message["alone"] = True
-            self._input_bytes = packing.end // len(requests)
-        return message, packing
-
-    def write(
-        self, requests: Sequence[ModelRequest], message: Message, packing: Packing
-    ) -> tuple[Segment, list[int], range]:
-        """Write a batch and open its requests; see `Batches`."""
-        segment, fds = self._process.batches.write(message, packing)
-        if self.alone:
-            segment.memory()[: PROGRESS.size] = bytes(PROGRESS.size)
-            self._opened.written = segment
-        return segment, fds, self._opened.open(self._process.batches.number, requests)
-
-    def unwrite(self, message: Message, segment: Segment, fds: list[int], numbers: range) -> None:
-        """It was not sent."""
-        self._opened.forget(numbers)
-        self._process.batches.unwrite(message, segment, fds)
-
-    def takes_long(self, reply: Message) -> bool:
-        """Whether an answer is not for the event loop to take: it would have to take many strings apart."""
-        end = reply.get("end", 0)
-        return self._answers_text and not (type(end) is int and end <= _FEW_STRINGS)
-
-    def wait(self, sent: _Sent, seconds: float = 0.0) -> Answers:
-        """The answers to a batch, waited for so long, 0 for what is left of its time. Raises as `execute_requests`."""
-        process = self._process
-        try:
-            reply = sent.reply or process.child.answer(EXECUTING, seconds, self._give_time())
-            return self.taken(sent, reply)
-        except NONSENSE as error:
-            return self.over(process.broken(error), sent.numbers, self._opened.begun)
-        except ChildDiedError as death:
-            process.mark_dead(death)
-            return self.over(death, sent.numbers, self._opened.begun)
-        except BaseException:
-            self._opened.forget(sent.numbers)
-            raise
-
-    def _give_time(self) -> Callable[[], None] | None:
-        """Have each request of those that are executed one by one its own time."""
-        if self._opened.count_begun() == _ALL:
-            return None
-        counted = 1
-
-        def look() -> None:
-            nonlocal counted
-            begun = self._opened.count_begun()
-            if begun > counted:
-                counted = begun
-                self._process.child.extend(self._process.limit)
-
-        look()
-        return look
-
-    def taken(self, sent: _Sent, reply: Message) -> Answers:
-        """The answers in a reply. Raises MmeError: every request's error; others: it is no reply."""
-        opened, numbers = self._opened, sent.numbers
-        try:
-            shared = self._process.batches.accept(reply, sent.segment)
-            answers = unpack_answers(reply, shared, len(numbers), self._model)
-        except MmeError as error:
-            return self.over(error, numbers)
-        if self.alone:
-            outputs = reply["end"] // len(answers) - self._input_bytes
-            opened.pace.learn(int(reply["took"]), len(answers), max(self._input_bytes, outputs))
-        # those of requests that had their last response before are dropped
-        return [
-            answer if opened.ends(number, request, answer) else None
-            for number, request, answer in zip(numbers, sent.requests, answers, strict=True)
-        ]
-
-    def over(self, error: MmeError, numbers: range, begun: int = _ALL) -> Answers:
-        """What becomes of a batch that fails as a whole, `begun` of it. MmeError: every request's error."""
-        self._opened.forget(numbers)
-        if begun >= len(numbers):
-            raise error
-        never = [NotBegunError(self._model) for _ in numbers[begun:]]
-        return [*[error.bare()] * begun, *never]
 
 
 class Worker(LoadedModel):
@@ -519,13 +194,14 @@ class TensorWorker(Worker):
 class RequestsWorker(Worker):
     """A model whose handler sees requests."""
 
-    def __init__(self, config: ModelConfig, make: Make, *, uses_gpu: bool) -> None:
+    submits: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, make: Make, home: WorkerLoop, *, uses_gpu: bool) -> None:
         self.opened = OpenRequests(self)
-        self._sent: _Sent | None = None
         super().__init__(config, make(self.opened), uses_gpu=uses_gpu)
         self.sees_requests = True
-        self.patience = self.deadlines.execution  # seconds that a batch sent by `send_requests` may take
         self._batches = RequestBatches(self.process, self.opened)
+        self._submitted = SubmittedBatches(self.process, self._batches, self.opened, home)
 
     @property
     def open_requests(self) -> int:
@@ -536,130 +212,191 @@ class RequestsWorker(Worker):
         return self.opened.open_calls
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> Answers:
-        batches, process = self._batches, self.process
-        message, packing = batches.packed(requests)
-        with process.lock:
-            self.opened.mark_lost()
-            process.revive()
-            segment, fds, numbers = batches.write(requests, message, packing)
-            try:
-                process.child.prepare(message, fds, process.limit)
-            except BaseException:
-                batches.unwrite(message, segment, fds, numbers)
-                raise
-            return batches.wait(_Sent(requests, numbers, segment), process.limit)
+        return self._batches.execute(requests)
 
     def together(self) -> int:
-        """How many requests `send_requests` should be given at once, of those that are executed one by one."""
+        """How many requests it should be submitted at once, of those that are executed one by one."""
         return self.opened.pace.together(time.perf_counter_ns()) if self._batches.alone else 1
 
-    def send_requests(self, requests: Sequence[ModelRequest], watch: Watch) -> bool:
-        """Have a batch begun, where that takes microseconds: for the event loop, which can't wait.
+    def answer_to(self, made: Made, ended: Callable[[Any], None]) -> None:
+        """Have `made` told of each batch's answers where they come, and on the loop `ended` of what it returned."""
+        self._submitted.made, self._submitted.ended = made, ended
 
-        Until its answers are taken nothing else is asked of the worker. `watch` is told the descriptors before anything
-        is sent, and may raise OSError: one of them becomes readable when there are answers or something is wrong. False
-        where nothing was sent: have `execute_requests` do it.
-        """
+    def submit(self, requests: Sequence[ModelRequest]) -> None:
+        """Have a batch executed, behind which nothing is submitted until it has ended. On the loop."""
+        self._submitted.submit(requests)
+
+    def ask_ready(self, done: Callable[[bool], None]) -> None:
+        self.opened.ask_ready(done)
+
+    def close(self) -> None:
+        super().close()
+        self._submitted.close()
+
+
+_EVER = float("inf")
+
+
+class SubmittedBatches:
+    """Batches of one worker that the event loop sends, one at a time, and whose answers it takes.
+
+    A thread that only waits for a process costs two hand-offs a batch. All else is left to one: large batches, and
+    whatever comes back that is not simply the answers, such as the death of the process. The process's lock is held
+    from the sending of a batch until its answers are taken. Sockets are watched as copies, which belong to the loop:
+    they stay what they are, whatever becomes of the process and of the worker's own on other threads.
+    """
+
+    def __init__(
+        self, process: InstanceProcess, batches: RequestBatches, opened: OpenRequests, home: WorkerLoop
+    ) -> None:
+        self.made: Made
+        self.ended: Callable[[Any], None]
+        self._process = process
+        self._batches = batches
+        self._opened = opened
+        self._home = home
+        self._seconds = process.deadlines.execution  # that a batch may take
+        self._descriptors: tuple[int, ...] = ()  # those whose copies are watched
+        self._copies: list[int] = []
+        self._sent: SentBatch | None = None
+        self._sent_at = 0  # ns
+        self._until = _EVER  # when the time of the batch is over whose answers the loop waits for
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<SubmittedBatches, {'one sent' if self._sent is not None else 'none sent'}>"
+
+    def submit(self, requests: Sequence[ModelRequest]) -> None:
+        if self._timer is None:
+            self._timer = self._home.loop.call_later(self._seconds, self._look)
+        if self._begins(requests):
+            self._sent_at = _now()
+            self._until = time.monotonic() + self._seconds
+            self._home.arm()
+        else:
+            self._unwatch()
+            self._leave_to_thread(functools.partial(self._execute, requests))
+
+    def close(self) -> None:
+        """Give back what the loop keeps. On any thread, when nothing will be submitted any more."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._home.loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self._unwatch()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begins(self, requests: Sequence[ModelRequest]) -> bool:
+        """Have a batch begun, where that takes microseconds. False: nothing was sent."""
         if sum([size_of(array) for request in requests for array in request.inputs.values()]) > _SMALL:
             return False
-        if not self.process.lock.acquire(blocking=False):
+        if not self._process.lock.acquire(blocking=False):
             return False
         try:
-            self._sent = self._send(requests, watch)
+            self._sent = self._batches.begin(requests, self._watch, self._seconds)
         except Exception:  # noqa: BLE001 - `execute_requests` will meet it again, and tell
             return False
         finally:
             if self._sent is None:
-                self.process.lock.release()
+                self._process.lock.release()
         return self._sent is not None
 
-    def _send(self, requests: Sequence[ModelRequest], watch: Watch) -> _Sent | None:
-        child, batches = self.child, self._batches
-        if not child.alive or self.opened.is_lost:
-            return None
-        message, packing = batches.packed(requests)
-        watch(child.descriptors)
-        segment, fds, numbers = batches.write(requests, message, packing)
-        begun = False
-        try:
-            begun = child.begin(message, fds, self.patience)
-        finally:
-            if not begun:
-                batches.unwrite(message, segment, fds, numbers)
-        return _Sent(requests, numbers, segment) if begun else None
-
-    def take_answers(self) -> Answers | None:
-        """The answers, as `execute_requests` returns and raises; None where getting them may take a while."""
-        sent = self._batch_sent()
-        reply = self.child.heard()
-        if reply is None:
-            return None
-        if self._batches.takes_long(reply):
-            sent.reply = reply
-            return None
-        try:
-            answers = self._batches.taken(sent, reply)
-        except NONSENSE:
-            sent.reply = reply
-            return None
-        except BaseException:
-            self.opened.forget(sent.numbers)
-            self._take_back()
-            raise
-        self._take_back()
-        return answers
-
-    def await_answers(self) -> Answers:
-        """The same once `take_answers` gave None, or `patience` is over; for a thread that can wait. Raises as that."""
-        sent = self._batch_sent()
-        try:
-            return self._batches.wait(sent)
-        finally:
-            self._take_back()
-
-    def _batch_sent(self) -> _Sent:
-        if self._sent is None:
-            raise MmeError(Kind.INTERNAL, f"model '{self.config.name}': answers without a batch that was sent")
-        return self._sent
-
-    def _take_back(self) -> None:
-        self._sent = None
-        self.process.lock.release()
-
-    def due(self) -> float:
-        """When it owes another response of the requests that are open, for clients that wait; 0 where it owes none."""
-        return self.opened.due()
-
-    def end_overdue(self) -> None:
-        """End the process if it has let them wait for too long; a batch under way has a limit of its own."""
-        process = self.process
-        if not process.lock.acquire(blocking=False):
+    def _watch(self, descriptors: tuple[int, ...]) -> None:
+        if descriptors is self._descriptors:  # the same tuple means the same process
             return
-        try:
-            if process.child.alive and 0.0 < self.due() <= time.monotonic():
-                why = f"it gave no answer within {self.deadlines.execution:g} s"
-                process.mark_dead(process.child.end(why, _RESPONDING, Kind.TIMED_OUT))
-        finally:
-            process.lock.release()
+        self._unwatch()
+        for descriptor in descriptors:
+            copy = os.dup(descriptor)
+            self._copies.append(copy)
+            self._home.loop.add_reader(copy, self._readable)
+        self._descriptors = descriptors
 
-    def ask_ready(self, done: Callable[[bool], None]) -> None:
-        self.opened.ask_ready(done)
+    def _unwatch(self) -> None:
+        self._descriptors = ()
+        while self._copies:
+            copy = self._copies.pop()
+            self._home.loop.remove_reader(copy)
+            os.close(copy)
+
+    def _readable(self) -> None:
+        if self._until == _EVER or self._sent is None:  # nothing was sent: this is an end, which the next batch meets
+            self._unwatch()
+            return
+        began = _now()
+        answers: Answers | Exception | None
+        try:
+            answers = self._batches.take(self._sent)
+        except Exception as error:  # noqa: BLE001 - whatever befell the batch is told of it
+            answers = error
+        if answers is None:
+            self._wait()
+        else:
+            self._taken()
+            self._ended(self.made(answers, self._sent_at, began))
+
+    def _taken(self) -> None:
+        self._until = _EVER
+        self._sent = None
+        self._process.lock.release()
+
+    def _ended(self, made: Any) -> None:
+        self.ended(made)
+        self._home.arm()
+
+    def _wait(self) -> None:
+        """Have a thread wait for the batch that was sent."""
+        self._until = _EVER
+        self._unwatch()
+        self._leave_to_thread(self._await_answers)
+
+    def _look(self) -> None:
+        """End what is overdue. The timer goes on as long as any batch or response is owed."""
+        self._timer = None
+        now = time.monotonic()
+        if self._until <= now:
+            self._wait()
+        due = self._opened.due()
+        if due <= now:
+            self._home.run(self._opened.end_overdue)
+            due = now + self._seconds  # or a batch is under way, whose own limit ends it
+        look_at = min(self._until, due)
+        if look_at < _EVER:
+            self._timer = self._home.loop.call_later(look_at - now, self._look)
+
+    # -- on a thread -----------------------------------------------------------------------------------------------
+
+    def _leave_to_thread(self, work: Callable[[], Any]) -> None:
+        self._home.disarm()
+        self._home.run(functools.partial(self._work, work))
+
+    def _work(self, work: Callable[[], Any]) -> None:
+        made = work()
+        self._home.disarm()
+        self._home.loop.call_soon_threadsafe(self._ended, made)
+
+    def _execute(self, requests: Sequence[ModelRequest]) -> Any:
+        began = _now()
+        answers: Answers | Exception
+        try:
+            answers = self._batches.execute(requests)
+        except Exception as error:  # noqa: BLE001 - as above
+            answers = error
+        return self.made(answers, began, _now())
+
+    def _await_answers(self) -> Any:
+        assert self._sent is not None  # noqa: S101 - the loop left it to us
+        answers: Answers | Exception
+        try:
+            answers = self._batches.wait(self._sent)
+        except Exception as error:  # noqa: BLE001 - as above
+            answers = error
+        self._taken()
+        return self.made(answers, self._sent_at, _now())
 
 
 def _packed_inputs(inputs: Mapping[str, Array], outputs: Sequence[str]) -> tuple[Message, Packing]:
     packing = Packing()
     places = {name: packing.add(array, f"input '{name}'") for name, array in inputs.items()}
     return {"inputs": places, "outputs": list(outputs)}, packing
-
-
-def _respond(request: ModelRequest, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-    if request.responder is not None:
-        request.responder.send(response, final=final)
-
-
-def _owner(response: ModelResponse, shared: Array) -> Array:
-    """What lives as long as a response's tensors are used: those of strings are copies."""
-    arrays = list(response.outputs.values())
-    if any(not array.dtype.hasobject for array in arrays):
-        return shared
-    return arrays[0] if arrays[0].base is None else arrays[0].base

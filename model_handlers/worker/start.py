@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from model_handlers.config.convert import config_fields
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.system.threads import advised
+from model_handlers.worker.channel import home_of_load
 from model_handlers.worker.executor import RequestsWorker, TensorWorker
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.instance import NONSENSE, InstanceProcess
@@ -75,7 +76,9 @@ def start_isolated(
         return InstanceProcess(load, config, lane, lives, program, preload, host)
 
     if traits.sees_requests:
-        return RequestsWorker(config, make, uses_gpu=on_gpu)
+        home = home_of_load()
+        assert home is not None  # noqa: S101 - what loads models has a loop
+        return RequestsWorker(config, make, home, uses_gpu=on_gpu)
     return TensorWorker(config, make, uses_gpu=on_gpu)
 
 

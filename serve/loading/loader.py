@@ -17,18 +17,19 @@ from model_handlers.model_calls import offering
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import NEVER, within
+from model_handlers.worker.channel import WorkerLoop, at_home
 from model_handlers.worker.load_watch import LoadQuota, ReservationExceededError, allowed, allowing
 from serve.control import DEFAULT_LATENCIES
 from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
 from serve.loading.verify import BatchVerdicts, Proofs
-from serve.model.dispatch import DispatchQueue
+from serve.model.dispatch import DispatchQueue, LoopPoller
 from serve.model.ensemble import EnsembleModel, ServedSteps, checked_config, step_models
 from serve.model.ensemble_plan import blamed, not_available
 from serve.model.model import Model
 from serve.model.rate_limiter import ResourcePool
 from serve.model.warmup import Warmup, ensemble_labels, initial_states, read_labels
 from serve.statistics import new_stats
-from serve.threads import UnderWay
+from serve.threads import ThreadPool, UnderWay
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,14 +43,12 @@ if TYPE_CHECKING:
     from serve.control import Latencies
     from serve.loading.measuring import Others
     from serve.model.batch_proof import BatchProof
-    from serve.model.dispatch import LoopPoller
     from serve.model.replies import RetryRequest
     from serve.model.response_cache import ResponseCache
     from serve.model.warmup import Labels
     from serve.model_calls import ModelCalls
     from serve.sources.repository import ModelDirectory
     from serve.statistics import ModelStats
-    from serve.threads import ThreadPool
     from serve.weights.forms import TargetForms
 
 
@@ -244,11 +243,12 @@ class ModelLoader:
         self._latencies = latencies
         self._limits = limits or ResourcePool(loop, None)
         self._dispatches = DispatchQueue(loop)
-        self._poll = poll
+        self._poll = poll or LoopPoller(loop, lambda: False)
         self._started = started
         self._larger = larger
         self.threads = threads
-        self._instances = instances
+        self._instances = instances or ThreadPool("instance", idle_seconds=0)
+        self._home = WorkerLoop(loop, self._instances.run, self._poll)
         self._left = left
         self._resident = resident
         self._under_way = under_way or UnderWay()
@@ -446,7 +446,7 @@ class ModelLoader:
                 if handler is None:
                     if prepared.is_delicate:  # it was tried, and waited for its turn since
                         self._proofs.check(*_to_prove(prepared, version))
-                    with offering(outside):
+                    with offering(outside), at_home(self._home):
                         handler = prepared.start(version, config, device, lane)
                     handlers.append(handler)
                     config = handler.config

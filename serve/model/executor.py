@@ -6,15 +6,12 @@ one wake-up a batch: how the batch gets to its framework, and what that costs, i
 - `InProcessExecutor` runs what will be done sooner than a thread hand-off pays for on the loop itself, all else on a
   thread of a pool. While batches are quick it takes the next one ahead, so as not to idle until the loop turns.
 - `PipelinedExecutor` has a worker process begin a batch before it has answered the last one.
-- `WorkerExecutor` sends batches of requests from the loop, which receives the answers: a thread that only waits for a
-  process costs two hand-offs a batch. All else is left to a thread: large batches, and whatever comes back that is not
-  simply the answers, such as the death of the process.
+- `WorkerExecutor` submits batches of requests to a worker process, from the loop.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections import deque
 from contextlib import ExitStack
@@ -96,11 +93,7 @@ class Executor:
         return 1
 
     def stop(self) -> None:
-        """Wait until nothing executes. Never on the event loop."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Nothing executes, and nothing will: give back what the loop keeps."""
+        """Wait until nothing executes in this process. Never on the event loop."""
 
 
 class ThreadExecutor(Executor):
@@ -259,154 +252,44 @@ class PipelinedExecutor(ThreadExecutor):
         return proof is None or proof.joins
 
 
-_NOTHING: tuple[Batch, Sequence[ModelRequest], int, int] = ([], (), 0, 0)
-
-
 class WorkerExecutor(Executor):
-    """Executes requests in a worker process, sent and answered on the event loop.
-
-    Sockets are watched as copies, which belong to the loop: they stay what they are, whatever becomes of the process
-    and of the worker's own on other threads.
-    """
+    """Executes requests in a worker process, which is submitted them on the event loop."""
 
     def __init__(self, name: str, number: int, worker: Any, around: Surroundings, linger: BatchLinger) -> None:
         super().__init__(name, number, worker, around)
         self._worker = worker  # a `RequestsWorker`
         self._linger = linger
-        self._sockets = _WorkerSockets(around.loop, self._readable)
         self._done: Done | None = None
-        self._sent = _NOTHING  # a batch that was sent, as requests, when it began, and when it was sent
-        self._until = 0.0  # when its time is over; 0 where the loop waits for none
-        self._timer: asyncio.TimerHandle | None = None
-        self._works = False  # whether a thread executes a batch, or waits for one
+        self._batch: Batch = []
+        self._requests: Sequence[ModelRequest] = ()
+        self._start = 0
+        worker.answer_to(self._answered, self._ended)
 
     def submit(self, batch: Batch, done: Done) -> Execution | None:
-        around, patience = self._around, self._worker.patience
-        if self._timer is None:
-            self._timer = around.loop.call_later(patience, self._look)
-        self._done = done
-        start = _now()
-        requests = around.signature.to_model_requests(batch, around.post)
-        if self._worker.send_requests(requests, self._sockets.watch):
-            self._sent = batch, requests, start, _now()
-            self._until = time.monotonic() + patience
-            around.poll.arm()
-        else:
-            self._sockets.close()
-            self._leave_to_thread(functools.partial(self._execute, batch))
+        start, signature = _now(), self._around.signature
+        try:
+            requests = signature.to_model_requests(batch, self._around.post)
+        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
+            return requests_executed(signature, batch, (), error, (start, start, start))
+        self._batch, self._requests, self._start, self._done = batch, requests, start, done
+        self._worker.submit(requests)
         return None
 
     def together(self) -> int:
         return int(self._worker.together())
 
-    def _readable(self) -> None:
-        if not self._until:  # nothing was sent: this is an end, which the next batch meets
-            self._sockets.close()
-            return
-        began = _now()
-        answers: list[ModelResponse | MmeError | None] | Exception | None
-        try:
-            answers = self._worker.take_answers()
-        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-            answers = error
-        if answers is None:
-            self._wait()
-            return
-        self._until = 0.0
-        execution = self._answered(answers, began)
-        self._linger.batch_done(len(execution.batch))
-        self._ended(execution)
+    def _answered(self, answers: list[ModelResponse | MmeError | None] | Exception, sent: int, came: int) -> Execution:
+        """What became of the batch. Where its answers came."""
+        return requests_executed(
+            self._around.signature, self._batch, self._requests, answers, (self._start, sent, came)
+        )
 
     def _ended(self, execution: Execution) -> None:
         done, self._done = self._done, None
+        self._batch, self._requests = [], ()
         assert done is not None  # noqa: S101 - it was submitted
+        self._linger.batch_done(len(execution.batch))
         done(self, execution)
-        self._around.poll.arm()
-
-    def _answered(self, answers: list[ModelResponse | MmeError | None] | Exception, executed: int) -> Execution:
-        (batch, requests, start, sent), self._sent = self._sent, _NOTHING
-        return requests_executed(self._around.signature, batch, requests, answers, (start, sent, executed))
-
-    def _wait(self) -> None:
-        """Have a thread wait for the batch that was sent."""
-        self._until = 0.0
-        self._sockets.close()
-        self._leave_to_thread(self._await_answers)
-
-    def _look(self) -> None:
-        """End what is overdue. The timer goes on as long as any batch or response is owed."""
-        self._timer = None
-        now = time.monotonic()
-        if 0.0 < self._until <= now:
-            self._wait()
-        due = self._worker.due()
-        if 0.0 < due <= now:
-            self._around.threads.run(self._worker.end_overdue)
-            due = now + self._worker.patience  # or a batch is under way, whose own limit ends it
-        looks_at = [at for at in (self._until, due) if at]
-        if looks_at:
-            self._timer = self._around.loop.call_later(min(looks_at) - now, self._look)
-
-    def stop(self) -> None:
-        # Its requests may all be over by now: what a model says unasked, a last response too, overtakes the answers.
-        until = time.monotonic() + self._worker.patience
-        while self._works or (self._sent[0] and time.monotonic() < until):
-            time.sleep(_POLL_SECONDS)
-
-    def end(self) -> None:
-        self._sockets.close()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    # -- on a thread -----------------------------------------------------------------------------------------------
-
-    def _leave_to_thread(self, work: Callable[[], Execution]) -> None:
-        self._around.poll.disarm()
-        self._works = True
-        self._around.threads.run(functools.partial(self._main, work))
-
-    def _main(self, work: Callable[[], Execution]) -> None:
-        try:
-            execution = work()
-        finally:
-            self._works = False
-        self._around.poll.disarm()
-        self._around.loop.call_soon_threadsafe(self._ended, execution)
-
-    def _execute(self, batch: Batch) -> Execution:
-        return execute_batch(self._worker, self._around.signature, batch, self._around.post)
-
-    def _await_answers(self) -> Execution:
-        try:
-            return self._answered(self._worker.await_answers(), _now())
-        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-            return self._answered(error, _now())
-
-
-class _WorkerSockets:
-    def __init__(self, loop: asyncio.AbstractEventLoop, readable: Callable[[], None]) -> None:
-        self._loop = loop
-        self._readable = readable
-        self._descriptors: tuple[int, ...] = ()
-        self._copies: list[int] = []
-
-    def watch(self, descriptors: tuple[int, ...]) -> None:
-        if descriptors is self._descriptors:
-            return
-        self.close()
-        for descriptor in descriptors:
-            copy = os.dup(descriptor)
-            self._copies.append(copy)
-            self._loop.add_reader(copy, self._readable)
-        self._descriptors = descriptors
-
-    def close(self) -> None:
-        self._descriptors = ()
-        while self._copies:
-            copy = self._copies.pop()
-            self._loop.remove_reader(copy)
-            os.close(copy)
 
 
 class Executors:
@@ -489,8 +372,6 @@ class Executors:
 
     def end(self) -> None:
         """End what the loop does for them. Nothing executes any more."""
-        for executor in self.each:
-            executor.end()
         if self._overruns is not None:
             self._overruns.close()
 
@@ -525,14 +406,14 @@ def executors_for(
     """The executors of a model, one an instance; for the arguments see `Model`. `late` is told on the loop."""
     loop, each_handler = around.loop, [handler for _, handler in handlers]
     costs = InlinePolicy(inline_ns if all(handler.inline for handler in each_handler) else 0)
-    linger = BatchLinger(joins=config.joins) if any(handler.patience for handler in each_handler) else None
+    linger = BatchLinger(joins=config.joins) if any(handler.submits for handler in each_handler) else None
     executed = InputMeter(larger)
     overruns: OverrunWatch | None = None
     if EXECUTION_TIMEOUT in config.parameters and not all(handler.apart for handler in each_handler):
         overruns = OverrunWatch(Deadlines.of(config).execution, loop, functools.partial(_overran, config, late))
     executors: list[Executor] = []
     for number, (name, handler) in enumerate(handlers):
-        if handler.patience and linger is not None:
+        if handler.submits and linger is not None:
             executors.append(WorkerExecutor(name, number, handler, around, linger))
         elif handler.ahead:
             executors.append(PipelinedExecutor(name, number, handler, around))

@@ -175,12 +175,3 @@ def guard_queue(model, guarded):
     """Put `guarded(queue)` in the place of its queue; returns that."""
     model._queue = guarded(model._queue)
     return model._queue
-
-
-def look_at(executor, *, overdue=False):
-    """Have it look now for what its process owes; returns whether it will look again."""
-    if overdue:
-        executor._until = 1.0
-    executor._timer.cancel()
-    executor._look()
-    return executor._timer is not None

@@ -19,7 +19,7 @@ from model_handlers.requests import ModelRequest
 from model_handlers.scripts.host import ScriptHandler
 from model_handlers.worker.start import start_isolated
 
-pytestmark = pytest.mark.usefixtures("fork_server")
+pytestmark = pytest.mark.usefixtures("fork_server", "home")
 NAMES = ["serve", "container", "mme", "utils", "config", "app", "model_handlers", "psutil", "orjson"]
 BARE = [
     "serve",

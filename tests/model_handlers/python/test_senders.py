@@ -76,7 +76,7 @@ class Placed:
 
 
 @pytest.fixture(params=["inline", "process"])
-def placed(models, request):
+def placed(models, request, home):
     """Either placement."""
     placed = Placed(models, request.param)
     yield placed

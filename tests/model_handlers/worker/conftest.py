@@ -38,7 +38,7 @@ def _descriptors():
 
 
 @pytest.fixture
-def nothing_held(fork_server, nothing_left_behind):
+def nothing_held(fork_server, loop_thread, nothing_left_behind):
     """Fails a test that leaves a descriptor, a thread (a daemon too) or a segment behind.
 
     What others left here before, an S3 server's connections for one, may go meanwhile.
@@ -53,7 +53,7 @@ def nothing_held(fork_server, nothing_left_behind):
 
 
 @pytest.fixture
-def start(tmp_path, nothing_held):
+def start(tmp_path, nothing_held, home):
     """Starts models by handler class, and closes those that the test did not."""
     started = []
 

@@ -340,22 +340,29 @@ def test_output_is_logged_under_the_models_name(load, caplog, prefix):
 
 
 PARENT = """
-import signal, sys, threading
+import asyncio, signal, sys, threading
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 from model_handlers.base import CPU
 from model_handlers.requests import ModelRequest
 from model_handlers.environments.environment import Environment
+from model_handlers.worker.channel import WorkerLoop, at_home
 from model_handlers.worker.start import start_isolated
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
 
 folder, prefix = map(Path, sys.argv[1:])
 config = parse_config((folder / "config.pbtxt").read_text(), model="m")
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+poll = SimpleNamespace(arm=int, disarm=int)
+home = WorkerLoop(loop, lambda work: threading.Thread(target=work, daemon=True).start(), poll)
 
 
 def start(lane):
-    return start_isolated(PythonHandler, config, folder / "1/model.py", CPU, lane, Environment(prefix))
+    with at_home(home):
+        return start_isolated(PythonHandler, config, folder / "1/model.py", CPU, lane, Environment(prefix))
 
 
 def do(handler, deed):

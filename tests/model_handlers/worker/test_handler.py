@@ -426,7 +426,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.parametrize(("count", "copied"), [(1, True), (64 << 10, False)])
-def test_a_python_model_works_on_large_tensors_where_they_lie(fork_server, tmp_path, count, copied):
+def test_a_python_model_works_on_large_tensors_where_they_lie(fork_server, home, tmp_path, count, copied):
     """It may write to them and answer with them, and the caller's are as they were; small ones are copied."""
     file = tmp_path / "m/1/model.py"
     file.parent.mkdir(parents=True)

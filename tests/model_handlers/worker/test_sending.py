@@ -1,47 +1,69 @@
-"""Batches sent without waiting: answers are taken when they are there, and whatever else is heard is left to a thread."""
+"""Requests submitted by an event loop: small batches are sent and answered there, all else is left to a thread."""
 
 import errno
 import os
-import select
 import socket
 import threading
+from queue import SimpleQueue
 
 import numpy as np
 import psutil
 import pytest
-from isolated_models import Misbehaves, RequestsMisbehave, Texts
+from isolated_models import RequestsMisbehave, Texts
 
 from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelRequest
 from model_handlers.worker.memory import Segment
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 X = np.arange(4, dtype="f4")
 
 
-class Ears:
-    """Keeps the descriptors that it was told."""
+class Submitted:
+    """A worker, to which a loop submits batches."""
 
-    def __init__(self):
-        self.told = []
+    def __init__(self, handler, home):
+        self.handler = handler
+        self.where = []  # on which threads batches' answers came
+        self._home = home
+        self._ended = SimpleQueue()
+        handler.answer_to(self._made, self._ended.put)
 
-    def __call__(self, descriptors):
-        """See `model_handlers.base.Watch`."""
-        self.told.append(descriptors)
+    def _made(self, answers, *_):
+        self.where.append(threading.current_thread().name.partition("_")[0])
+        return answers
 
-    def hear(self):
-        """Wait until there is something."""
-        poll = select.poll()
-        for descriptor in self.told[-1]:
-            poll.register(descriptor, select.POLLIN)
-        assert poll.poll(60_000)
+    def submit(self, *requests):
+        """Have a batch executed, and wait for nothing."""
+        self._home.loop.call_soon_threadsafe(self.handler.submit, requests)
+
+    def end(self):
+        """The answers to it; what befell the batch is raised."""
+        answers = self._ended.get(timeout=PATIENCE)
+        if isinstance(answers, Exception):
+            raise answers
+        return answers
+
+    def __call__(self, *requests):
+        """The answers to a batch."""
+        self.submit(*requests)
+        return self.end()
+
+    def recovers(self):
+        """Whether batches are sent by the loop again: what buries a process may be busy with that for a moment."""
+        eventually(lambda: len(self(request())) == 1 and self.where[-1] == "loop")
+        return True
 
 
 @pytest.fixture
-def ears():
-    """What a loop would be told to look after."""
-    return Ears()
+def submitted(start, home):
+    """Starts a model."""
+
+    def submitted(handler_class, **arguments):
+        return Submitted(start(handler_class, **arguments), home)
+
+    return submitted
 
 
 def request(deed="", x=X, **inputs):
@@ -49,86 +71,56 @@ def request(deed="", x=X, **inputs):
     return ModelRequest({"x": x, **inputs}, ("y", "seen"), deed)
 
 
-def heard(handler, ears, *requests):
-    """Send a batch and wait until something is heard. A new process may have to wait for those who buried the last."""
-    eventually(lambda: handler.send_requests(requests, ears), "a process that takes it")
-    ears.hear()
-
-
-def refused(handler, ears, *requests):
-    """Whether nothing was sent, nothing is owed, and a thread gets the batch done."""
-    if handler.send_requests(requests, ears):
-        return False
-    return len(handler.execute_requests(requests)) == len(requests)
-
-
-def test_answers_are_taken_when_they_are_there(start, ears):
-    """A sent batch has the same answers as an executed one, and is heard on descriptors that stay the same."""
-    handler = start(RequestsMisbehave)
+def test_small_batches_are_answered_on_the_loop(submitted):
+    """With the same answers as those that a thread has executed."""
+    model = submitted(RequestsMisbehave)
     requests = [request("a"), request("b", X + 1), request("bad")]
     for _ in range(3):
-        heard(handler, ears, *requests)
-        first, second, error = handler.take_answers()
+        first, second, error = model(*requests)
         assert np.array_equal(first.outputs["y"], X * 2)
         assert np.array_equal(second.outputs["y"], X * 2 + 2)
         assert second.outputs["seen"].tolist() == [b"b [] 0 y,seen"]
         assert (error.kind, error.message) == (Kind.INVALID_ARGUMENT, "this one is bad")
-    assert len(handler.execute_requests(requests)) == 3
-    assert len(set(map(id, ears.told))) == 1
-    assert handler.patience == 60
+    assert len(model.handler.execute_requests(requests)) == 3
+    assert model.where == ["loop"] * 3
 
 
-@pytest.mark.parametrize(("count", "at_once"), [(1000, True), (20_000, False)])
-def test_many_strings_are_for_a_thread_to_take(start, ears, count, at_once):
+@pytest.mark.parametrize(("count", "where"), [(1000, "loop"), (20_000, "work")])
+def test_many_strings_are_for_a_thread_to_take(submitted, count, where):
     """Each of them has to be made, which would keep the event loop; few are made there."""
-    handler = start(Texts)
+    model = submitted(Texts)
     for _ in range(2):
-        heard(handler, ears, request(x=np.array([count], "f4")))
-        answers = handler.take_answers()
-        assert (answers is not None) is at_once
-        [answer] = answers or handler.await_answers()
+        [answer] = model(request(x=np.array([count], "f4")))
         assert answer.outputs["y"].tolist() == [b"text"] * count
+    assert model.where == [where] * 2
 
 
-def test_nothing_is_taken_before_it_is_there(start, ears):
-    """Who takes too early gets nothing, and the answers when they have come."""
-    handler = start(RequestsMisbehave)
-    assert handler.send_requests([request("hang")], ears)
-    assert handler.take_answers() is None
-    psutil.Process(handler.child.pid).kill()
-    with pytest.raises(MmeError, match="SIGKILL"):
-        handler.await_answers()
-
-
-def test_what_befalls_the_batch_is_raised(start, ears):
-    """An exception of a model that batches is raised where its answers are taken; the process lives on."""
-    handler = start(
-        RequestsMisbehave, config=ModelConfig("m", max_batch_size=8, dynamic_batching=DynamicBatching((8,)))
-    )
-    first = handler.child.pid
-    heard(handler, ears, request("raise"))
+def test_what_befalls_the_batch_is_told(submitted):
+    """An exception of a model that batches is that of its batch; the process lives on."""
+    config = ModelConfig("m", max_batch_size=8, dynamic_batching=DynamicBatching((8,)))
+    model = submitted(RequestsMisbehave, config=config)
+    first = model.handler.child.pid
     with pytest.raises(MmeError, match="ZeroDivisionError"):
-        handler.take_answers()
-    heard(handler, ears, request())
-    assert len(handler.take_answers()) == 1
-    assert handler.child.pid == first
+        model(request("raise"))
+    assert len(model(request())) == 1
+    assert model.handler.child.pid == first
+    assert model.where == ["loop"] * 2
 
 
-def test_answers_that_find_no_memory_are_lost_alone(start, ears, monkeypatch):
-    """The system's refusal to map them is raised where they are taken; the next batch is sent as any other."""
+def test_answers_that_find_no_memory_are_lost_alone(submitted, monkeypatch):
+    """The system's refusal to map them is told; the next batch is sent as any other."""
 
     def full(_segment, _size):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    handler = start(RequestsMisbehave)
-    heard(handler, ears, request())
+    model = submitted(RequestsMisbehave)
     with monkeypatch.context() as patched:
         patched.setattr(Segment, "follow", full)
         with pytest.raises(OSError, match="Cannot allocate memory"):
-            handler.take_answers()
-    assert handler.open_requests == 0
-    heard(handler, ears, request())
-    assert len(handler.take_answers()) == 1
+            model(request())
+    assert model.handler.open_requests == 0
+    assert len(model(request())) == 1
+    assert model.where == ["loop"] * 2
 
 
 @pytest.mark.parametrize(
@@ -140,47 +132,48 @@ def test_answers_that_find_no_memory_are_lost_alone(start, ears, monkeypatch):
         pytest.param([ModelRequest({"x": X}, ("y",), "x" * 70_000)], id="a long id"),
     ],
 )
-def test_large_batches_are_not_sent(start, ears, batch):
-    """What would take the event loop long to copy is left to a thread."""
-    handler = start(RequestsMisbehave)
-    assert refused(handler, ears, *batch)
+def test_large_batches_are_for_a_thread(submitted, batch):
+    """What would take the event loop long to copy."""
+    model = submitted(RequestsMisbehave)
+    assert len(model(*batch)) == len(batch)
+    assert model.where == ["work"]
 
 
-def test_what_can_not_be_sent_is_told_by_execution(start, ears):
-    """A value that does not cross is nobody's concern until a thread executes the batch."""
-    handler = start(RequestsMisbehave)
-    odd = ModelRequest({"x": X}, ("y",), "a", {"key": object()})
-    assert not handler.send_requests([odd], ears)
-    assert not handler.send_requests([request(x=np.zeros(2, "c8"))], ears)
+def test_what_can_not_be_sent_is_told(submitted):
+    """A value that does not cross; the process is as it was."""
+    model = submitted(RequestsMisbehave)
     with pytest.raises(MmeError, match="can't be handed to the model's process"):
-        handler.execute_requests([odd])
-    heard(handler, ears, request())
-    assert len(handler.take_answers()) == 1
+        model(ModelRequest({"x": X}, ("y",), "a", {"key": object()}))
+    with pytest.raises(MmeError, match="which the protocol has no name for"):
+        model(request(x=np.zeros(2, "c8")))
+    assert len(model(request())) == 1
 
 
-def test_nothing_is_sent_that_nobody_would_hear(start):
+def test_nothing_is_sent_that_would_not_be_heard(submitted, monkeypatch):
     """A loop that is out of descriptors leaves the batch to a thread."""
 
-    def deaf(descriptors):
-        raise OSError(24, "Too many open files")
+    def full(_):
+        raise OSError(errno.EMFILE, "Too many open files")
 
-    assert refused(start(RequestsMisbehave), deaf, request())
+    model = submitted(RequestsMisbehave)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "dup", full)
+        assert len(model(request())) == 1
+    assert model.where == ["work"]
+    assert model.recovers()
 
 
-def test_nothing_is_sent_while_a_batch_is_under_way(start, ears, tmp_path):
-    """One batch at a time, whichever threads have them done; nobody waits for another's."""
-    handler = start(RequestsMisbehave)
-    executing = threading.Thread(target=handler.execute_requests, args=([request("wait")],))
+def test_nothing_is_sent_while_a_batch_is_under_way(submitted, tmp_path):
+    """One batch at a time, whichever threads have them done; the loop waits for none."""
+    model = submitted(RequestsMisbehave)
+    executing = threading.Thread(target=model.handler.execute_requests, args=([request("wait")],))
     executing.start()
     eventually((tmp_path / "waits").exists)
-    assert not handler.send_requests([request()], ears)
+    model.submit(request())
     (tmp_path / "go").touch()
     executing.join()
-    assert handler.send_requests([request("hang")], ears)
-    assert not handler.send_requests([request()], ears)
-    psutil.Process(handler.child.pid).kill()
-    with pytest.raises(MmeError, match="SIGKILL"):
-        handler.await_answers()
+    assert len(model.end()) == 1
+    assert model.where == ["work"]
 
 
 @pytest.mark.parametrize(
@@ -196,83 +189,68 @@ def test_nothing_is_sent_while_a_batch_is_under_way(start, ears, tmp_path):
         ("close all", "was ended, since it closed its connection"),
     ],
 )
-def test_what_is_no_answer_is_for_a_thread(start, ears, caplog, deed, words):
-    """A death or nonsense under way gives nothing to take; waiting tells what it was, and the next batch a new process."""
-    handler = start(RequestsMisbehave)
-    first = handler.child.pid
-    heard(handler, ears, request(deed))
-    assert handler.take_answers() is None
+def test_what_is_no_answer_is_for_a_thread(submitted, caplog, deed, words):
+    """Of a death or nonsense under way it is told what it was, and the next batch finds a new process."""
+    model = submitted(RequestsMisbehave)
+    first = model.handler.child.pid
     with pytest.raises(MmeError, match=words) as raised:
-        handler.await_answers()
+        model(request(deed))
     assert raised.value.kind is Kind.EXECUTION_FAILED
-    assert handler.open_requests == 0
-    assert not handler.send_requests([request()], ears)
-    assert len(handler.execute_requests([request()])) == 1
-    heard(handler, ears, request())
-    assert len(handler.take_answers()) == 1
-    assert handler.child.pid != first
-    assert len(set(map(id, ears.told))) == 2
+    assert model.where == ["work"]
+    assert model.handler.open_requests == 0
+    assert len(model(request())) == 1
+    assert model.handler.child.pid != first
+    assert model.recovers()
     caplog.clear()  # an error that was logged holds on to what it was found in
 
 
-def test_a_death_is_heard_though_the_connection_stays_open(start, ears, tmp_path):
+def test_a_death_is_heard_though_the_connection_stays_open(submitted, tmp_path):
     """What the model started may hold its sockets: the end of its process is heard all the same."""
-    handler = start(RequestsMisbehave)
-    handler.execute_requests([request("leave behind")])
+    model = submitted(RequestsMisbehave)
+    model(request("leave behind"))
     left = int((tmp_path / "left").read_text())
-    heard(handler, ears, request("sigkill"))
-    assert handler.take_answers() is None
     with pytest.raises(MmeError, match="SIGKILL"):
-        handler.await_answers()
+        model(request("sigkill"))
     assert not psutil.pid_exists(left)
 
 
-def test_patience_ends(start, ears):
-    """Waiting ends when the batch's time is over, counted from when it was sent, and its process with it."""
-    handler = start(RequestsMisbehave, MME_EXECUTION_TIMEOUT="0.2")
-    assert handler.patience == 0.2
-    first = handler.child.pid
-    assert handler.send_requests([request("hang")], ears)
+def test_the_time_of_a_batch_ends(submitted):
+    """Counted from when it was sent, and its process ends with it."""
+    model = submitted(RequestsMisbehave, MME_EXECUTION_TIMEOUT="0.2")
+    first = model.handler.child.pid
     with pytest.raises(MmeError, match=r"gave no answer within 0\.2 s"):
-        handler.await_answers()
+        model(request("hang"))
     assert not psutil.pid_exists(first)
 
 
-def test_a_process_that_died_unheard_is_started_anew(start, ears):
+def test_a_process_that_died_unheard_is_started_again(submitted):
     """A batch is not sent to a process that is gone; a thread executes it in a new one, and it does not fail."""
-    handler = start(RequestsMisbehave)
-    child = psutil.Process(handler.child.pid)
+    model = submitted(RequestsMisbehave)
+    child = psutil.Process(model.handler.child.pid)
     child.kill()
     psutil.wait_procs([child], 60)
-    assert refused(handler, ears, request())
+    assert len(model(request())) == 1
+    assert model.recovers()
 
 
-def test_half_a_message_is_never_left(start, ears):
+def test_half_a_message_is_never_left(submitted):
     """Where the system takes only a part of a message, its process is given up, and the batch done by a new one."""
-    handler = start(RequestsMisbehave)
-    first = handler.child.pid
+    model = submitted(RequestsMisbehave)
+    first = model.handler.child.pid
     psutil.Process(first).suspend()  # it reads nothing meanwhile
-    with socket.socket(fileno=os.dup(handler.child.descriptors[0])) as control:
+    with socket.socket(fileno=os.dup(model.handler.child.descriptors[0])) as control:
         control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-    assert refused(handler, ears, ModelRequest({"x": X}, ("y",), "x" * 60_000))
-    assert handler.child.pid != first
+    assert len(model(ModelRequest({"x": X}, ("y",), "x" * 60_000))) == 1
+    assert model.handler.child.pid != first
 
 
-def test_a_thread_may_take_what_the_loop_sent(start, ears):
-    """Sending and waiting are for different threads, and closing waits for both."""
-    handler = start(RequestsMisbehave)
-    assert handler.send_requests([request()], ears)
-    closing = threading.Thread(target=handler.close)
-    closing.start()
-    taken = []
-    waiting = threading.Thread(target=lambda: taken.extend(handler.await_answers()))
-    waiting.start()
-    waiting.join()
-    closing.join()
-    assert np.array_equal(taken[0].outputs["y"], X * 2)
-    assert not handler.send_requests([request()], ears)
-
-
-def test_handlers_of_whole_batches_have_no_patience(start):
-    """Tensors of a whole batch are never sent so."""
-    assert start(Misbehaves).patience == 0
+def test_an_end_waits_for_what_was_sent(submitted):
+    """The answers come first; a batch behind the end is refused."""
+    model = submitted(RequestsMisbehave)
+    model.submit(request())
+    eventually(lambda: model.handler.process.batches.number or model.where)
+    model.handler.close()
+    [answer] = model.end()
+    assert np.array_equal(answer.outputs["y"], X * 2)
+    with pytest.raises(MmeError, match="is unloaded"):
+        model(request())

@@ -347,8 +347,8 @@ def test_a_process_that_owes_responses_for_too_long_is_ended(start):
     handler = start(Unasked, MME_EXECUTION_TIMEOUT="0.2")
     first = handler.child.pid
     _, [held, left] = execute(handler, "hold", "hold")
-    eventually(lambda: handler.due() <= time.monotonic())
-    handler.end_overdue()
+    eventually(lambda: handler.opened.due() <= time.monotonic())
+    handler.opened.end_overdue()
 
     [error] = held.end()
     assert error.kind is Kind.TIMED_OUT
@@ -357,7 +357,7 @@ def test_a_process_that_owes_responses_for_too_long_is_ended(start):
     assert not psutil.pid_exists(first)
     _, [left] = execute(handler, "hold")
     left.leave()
-    assert handler.due() == 0
+    assert handler.opened.due() == float("inf")
 
 
 def test_each_response_gives_a_decoupled_model_its_time_again(start):

@@ -56,7 +56,7 @@ def kept(tmp_path):
 
 
 @pytest.fixture
-def loader(kept):
+def loader(kept, home):
     """The loader of an engine."""
     loop = asyncio.new_event_loop()
     yield ModelLoader(loop, {}, Preparer(environments=Environments(kept)))

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import socket
 import threading
 import weakref
 from itertools import pairwise
@@ -493,37 +492,51 @@ def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
     assert "finish 1" not in log
 
 
-@pytest.mark.parametrize("threaded", [False, True], ids=["on the loop", "on a thread"])
-async def test_answers_that_can_not_be_handed_out_are_the_error_of_all(toys, threaded):
-    """Those of a batch that was sent: none waits for ever, and the instance takes the next one."""
-    config, loop = toys.config(), asyncio.get_running_loop()
-    ours, theirs = socket.socketpair()
+class Submitted:
+    """A worker that is submitted requests, and answers them with what it is told."""
 
-    class Sent(toys.Scripted):
-        sees_requests = True
-        patience = 60.0
-        descriptors = (ours.fileno(),)
+    def __init__(self, toys, answers):
+        class Worker(toys.Scripted):
+            submits = sees_requests = True
 
-        def send_requests(self, requests, watch):
-            self.requests = requests
-            watch(self.descriptors)
-            theirs.send(b".")
-            return True
+            def answer_to(self, made, ended):
+                self.told = made, ended
 
-        def take_answers(self):
-            ours.recv(1)
-            return None if threaded else []
+            def submit(self, _requests):
+                made, ended = self.told
+                asyncio.get_running_loop().call_soon(lambda: ended(made(answers, 1, 2)))
 
-        def await_answers(self):
-            return []
+        self.config = toys.config()
+        self.executor = executor_of(Worker(self.config), loop=asyncio.get_running_loop())
 
-    with ours, theirs:
-        executor = executor_of(Sent(config), loop=loop)
-        for _ in range(2):
-            batch, done = [request_of(config, [1, 1]), request_of(config, [2, 2])], loop.create_future()
-            executor.submit(batch, lambda _, execution, done=done: done.set_result(execution))
-            execution = await done
-            assert execution.batch is batch
-            assert [result.kind for result in execution.results] == [Kind.INTERNAL] * 2
-        executor.stop()
-        executor.end()
+    async def execute(self, *rows):
+        """The execution of a batch of a request for each."""
+        done = asyncio.get_running_loop().create_future()
+        batch = [request_of(self.config, row) for row in rows]
+        execution = self.executor.submit(batch, lambda _, execution: done.set_result(execution))
+        execution = execution or await done
+        assert execution.batch is batch
+        return execution
+
+
+async def test_answers_that_can_not_be_handed_out_are_the_error_of_all(toys):
+    """Those of a batch that was submitted: none waits for ever, and the instance takes the next one."""
+    worker = Submitted(toys, [])
+    for _ in range(2):
+        execution = await worker.execute([1, 1], [2, 2])
+        assert [result.kind for result in execution.results] == [Kind.INTERNAL] * 2
+
+
+async def test_a_batch_that_can_not_be_made_is_the_error_of_all(toys, monkeypatch):
+    """What finds no memory before anything is submitted: none waits for ever, and the instance takes the next one."""
+
+    def full(*_):
+        raise MemoryError("1 TiB")
+
+    worker = Submitted(toys, MmeError(Kind.UNAVAILABLE, "not now"))
+    with monkeypatch.context() as short:
+        short.setattr(TensorMap, "to_model_requests", full)
+        execution = await worker.execute([1, 1], [2, 2])
+    assert [result.kind for result in execution.results] == [Kind.OUT_OF_MEMORY] * 2
+    execution = await worker.execute([1, 1])
+    assert [result.message for result in execution.results] == ["not now"]
