@@ -49,7 +49,7 @@ class Summary:
     def quantiles(self, wanted: Sequence[float], now: float) -> list[float]:
         """Nanoseconds, of each quantile; not a number where there is none of the last minute."""
         self._forget(now)
-        recent = sorted(ns for _, ns in self._recent)
+        recent = sorted([ns for _, ns in list(self._recent)])  # to which the loop may add meanwhile
         if not recent:
             return [float("nan")] * len(wanted)
         return [float(recent[min(int(quantile * len(recent)), len(recent) - 1)]) for quantile in wanted]

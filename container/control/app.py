@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from container.http1.server import Gate
     from container.process.service import Service
 
-    Answered = tuple[int, bytes, bytes]  # status, header lines and body
+    Answered = tuple[int, bytes, list[bytes]]  # status, header lines and the parts of the body
 
 T = TypeVar("T")
 _log = logging.getLogger("mme.wsgi")
@@ -144,8 +144,8 @@ class ControlPlane:
         exchange.body = b""
         self._poll.disarm()
         with contextlib.suppress(asyncio.CancelledError):  # nothing more is sent by a server that has gone
-            status, headers, body = await self._on_thread(lambda: call_application(self._app, environ))
-            exchange.respond(status, headers, (body,))
+            status, headers, parts = await self._on_thread(lambda: call_application(self._app, environ))
+            exchange.respond(status, headers, parts)
 
     async def _outcome(self, exchange: HttpRequest, route: Route | None, names: dict[str, Any]) -> Build | None:
         """What makes the response, None where Flask knows by itself."""
@@ -229,10 +229,10 @@ def call_application(application: WSGIApplication, environ: dict[str, Any]) -> A
     try:
         parts, status, headers = run_wsgi_app(application, environ, buffered=True)
         lines = [f"{name}: {value}\r\n" for name, value in headers if name.lower() not in _OURS]
-        return int(status.partition(" ")[0]), "".join(lines).encode("latin-1"), b"".join(parts)
+        return int(status.partition(" ")[0]), "".join(lines).encode("latin-1"), list(parts)
     except Exception:  # noqa: BLE001 - whatever an application throws is answered, or its client waits for ever
         _log.exception("%s %s failed", environ["REQUEST_METHOD"], environ["PATH_INFO"])
-        return 500, _JSON, errors.error_body("the server failed to answer this request; its log says why")
+        return 500, _JSON, [errors.error_body("the server failed to answer this request; its log says why")]
 
 
 def make_environ(exchange: HttpRequest) -> dict[str, Any]:

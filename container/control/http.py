@@ -9,6 +9,7 @@ under that name; SageMaker's own is another name for it, by which the routes of 
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -21,7 +22,7 @@ from container.control.operations import Operations, repository_error
 from container.control.routes import path_version
 from container.inference.errors import header_pairs, runtime_error
 from container.inference.headers import TARGET_MODEL, name_of
-from container.observe.metrics import Scrape
+from container.observe.metrics import Exporter
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ class HttpOperations:
     """The operations over a service. Each takes the exchange and the names in its path."""
 
     def __init__(self, service: Service, offload: Offload) -> None:
-        self._service = service
         self._operations = Operations(service)
         self._offload = offload
+        self._exporter = Exporter(service)
+        self._scrapes = asyncio.Lock()  # one at a time
 
     def by_name(self) -> dict[str, Operation]:
         memory: dict[str, Operation] = {
@@ -119,8 +121,9 @@ class HttpOperations:
 
     async def metrics(self, _exchange: Exchange) -> Build:
         """GET /metrics: the loop lists what there is, and a thread writes it."""
-        scrape = Scrape(self._service)
-        return lambda: Response(scrape.text(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        async with self._scrapes:
+            pieces = await self._offload(self._exporter.scrape())
+        return lambda: Response(pieces, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     # -- KServe v2 with Triton's extensions ------------------------------------------------------------------------
 

@@ -3,19 +3,22 @@
 Inference counters carry Triton's names and labels, so that dashboards made for it go on working; what a multi-model
 cache adds is named `mme_…`, and what the code of models counts as its authors name it. Nothing is counted here: the
 event loop lists what there is, and a thread reads its counters, asks drivers and writes.
+
+Thousands of models are a hundred thousand lines. The lines of each are kept, and written again once their values
+change. The thread rests after so many lines: Python's lock is the event loop's while it sleeps.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
-from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from heapq import nlargest
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from container.observe.exposition import Exposition, labels_of
+from container.observe.exposition import family_head, histogram, labels_of, sample, samples, summary
 from model_handlers.base import total
 from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.system import memory
@@ -23,17 +26,23 @@ from model_handlers.system.devices import gpu_uuids, readings
 from serve.statistics import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from container.process.service import Service
     from model_handlers.base import Footprint
-    from serve.engine import Engine
-    from serve.loading.loader import Target
+    from serve.control import Latencies
     from serve.statistics import ModelStats, Summary, TargetStats
 
-    Samples = Iterable[tuple[str, float]]
-    _Samples = Callable[["_Scope"], Samples]
+    Value = Callable[[Any], Any]
+    Write = Callable[[str, str, Any], str]
+    Pairs = list[tuple[str, float]]
 
+SLICE = 512  # lines that are written between two rests, in half a millisecond
+_REST_SECONDS = 0.0005
+_LOOK = 8  # lines that could be written while the values of one model are read
+_JOINED = 256  # models whose lines of a family are one piece of the text
+_LINE = 512  # bytes that are put together in the time in which a line is written
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _OF_A_MINUTE = "Microseconds, of the last minute"
 _GUESSED = (
@@ -42,398 +51,452 @@ _GUESSED = (
 )
 _REFUSED = "Requests that failed because their model could not be loaded"
 _LOADED = "Bytes of those used that models took when they were loaded"
-_RESERVED = "Bytes of those used that are promised to loads"
 _IN_FLIGHT = "Bytes of requests and responses on the way, which no budget for models counts"
 
 
-class Scrape:
-    """One scrape: made on the loop, which lists what there is; its text is written by a thread."""
+class Exporter:
+    """Writes the metrics of a service, for one scrape at a time.
+
+    Args:
+        service: whose.
+        rest: lets other threads go on for so many seconds.
+    """
+
+    def __init__(self, service: Service, rest: Callable[[float], None] = time.sleep) -> None:
+        self._service = service
+        self._rest = rest
+        self._families = families(service.settings.latencies)
+        self._tables = {of: _Table([each for each in self._families if each.of is of]) for of in (Of.MODEL, Of.TARGET)}
+
+    def scrape(self) -> Callable[[], list[bytes]]:
+        """List what there is, on the event loop; return what gives the text in pieces.
+
+        That is called on a thread, since it asks drivers, which takes milliseconds.
+        """
+        return partial(self._text, _Scrape(self._service))
+
+    def _text(self, scrape: _Scrape) -> list[bytes]:
+        turns = Turns(self._rest)
+        scrape.look(turns)
+        self._tables[Of.MODEL].update(scrape.models(), turns)
+        self._tables[Of.TARGET].update(scrape.targets(), turns)
+        pieces = []
+        for family in self._families:
+            for piece in self._written(family, scrape):
+                pieces.append(piece)
+                turns.take(1 + len(piece) // _LINE)
+        return pieces
+
+    def _written(self, family: Family, scrape: _Scrape) -> Iterator[bytes]:
+        table = self._tables.get(family.of)
+        if table is not None:
+            yield family.head()
+            yield from table.lines(family)
+        elif family.of is Of.AUTHORS:
+            yield from _of_authors()
+        else:
+            yield family.text(scrape)
+
+
+class Turns:
+    """Rests after each slice of lines."""
+
+    def __init__(self, rest: Callable[[float], None]) -> None:
+        self._rest = rest
+        self._left = SLICE
+
+    def take(self, lines: int) -> None:
+        """So many have been written, or as much has been done."""
+        self._left -= lines
+        if self._left <= 0:
+            self._rest(_REST_SECONDS)
+            self._left = SLICE
+
+
+class _Scrape:
+    """What one scrape finds: listed on the event loop, looked at on a thread. Families of the server read its values.
+
+    Args:
+        service: whose.
+
+    Attributes:
+        used: bytes of models in memory or promised; reserved: those promised; grown: those that executions took.
+        left_out: targets that have no series.
+        gpus: what they are doing.
+    """
 
     def __init__(self, service: Service) -> None:
-        self._service = service
-        self._now = _Now.of(service.engine)
+        engine, cache, room = service.engine, service.engine.cache, service.engine.cache.room
+        # copied as a whole: lists of pairs would take the loop ten times as long
+        self._stats, self._targets = engine.stats.copy(), engine.registry.stats.copy()
+        self._entries, self._retiring = list(cache.entries.values()), list(cache.retiring())
+        self.budget, self.used, self.reserved, self.grown = room.budget, room.used(), room.reserved, room.grown
+        self.responses, self.times, self.disk = engine.responses, engine.times, engine.origins.room
+        self.in_flight, self.dropped, self.pinned = engine.on_the_way(), service.logs.dropped, 0
+        self._most = service.settings.metrics_models
+        self._queued: dict[int, int] = {}  # by the statistics that count them, which several models may share
+        self._memory: dict[int, Pairs] = {}
 
-    def text(self) -> list[bytes]:
-        """Return the text, in pieces. Asks drivers, which takes milliseconds."""
-        out, scope = Exposition(), _Scope(self._now, self._service)
-        for row in FAMILIES:
-            _write(out, row, scope)
-        for family, found in METRICS.read():  # what the code of models counts
-            kind = family.kind.value
-            out.family(family.name, family.description or f"A {kind} of a model", kind)
-            for each in found:
-                labels = labels_of(each.labels)
-                if family.kind is MetricKind.HISTOGRAM:
-                    out.histogram(family.name, labels, each.buckets, each.counts, each.value)
-                else:
-                    out.sample(family.name, labels, each.value)
-        for row in OF_THE_PROCESS:
-            _write(out, row, scope)
-        return out.text()
-
-
-@dataclass(frozen=True, slots=True)
-class _Now:
-    """What there is to be counted, and what changes together, at one moment of the loop.
-
-    Attributes:
-        engine: whose.
-        stats: (name, version) and counters of each model.
-        targets: name and counters of each target.
-        residents: name, bytes and target of what is in memory under its name.
-        retiring: what is in memory beside.
-        used: bytes of all that is in memory or promised.
-        reserved: bytes that are promised.
-        grown: bytes that executions took and no model is charged for.
-    """
-
-    engine: Engine
-    stats: list[tuple[tuple[str, int], ModelStats]]
-    targets: list[tuple[str, TargetStats]]
-    residents: list[tuple[str, Footprint, Target]]
-    retiring: list[Target]
-    used: Footprint
-    reserved: Footprint
-    grown: Footprint
-
-    @classmethod
-    def of(cls, engine: Engine) -> _Now:
-        """Take it, on the loop."""
-        cache = engine.cache
-        there = [(entry, entry.resident) for entry in cache.all_entries() if entry.resident is not None]
-        named = cache.entries
-        return cls(
-            engine,
-            list(engine.stats.items()),
-            list(engine.registry.stats.items()),
-            [(entry.name, entry.footprint, target) for entry, target in there if named.get(entry.name) is entry],
-            [target for entry, target in there if named.get(entry.name) is not entry],
-            cache.room.used(),
-            cache.room.reserved,
-            cache.room.grown,
-        )
-
-
-class _Scope:
-    """What rows are asked for, prepared once a scrape.
-
-    Attributes:
-        models, targets: labels and counters of those with series of their own.
-        named: the same models by name and version.
-        shown: names of targets among these.
-        queued: requests that wait, by the statistics that count them, which several models may share.
-        grown: bytes that executions took since loads.
-        The others are values of single samples.
-    """
-
-    def __init__(self, now: _Now, service: Service) -> None:
-        most = service.settings.metrics_models
-        self.now = now
-        self.latencies = service.settings.latencies
-        self.dropped = service.logs.dropped
-        self.named = sorted(nlargest(most, now.stats, lambda each: _requests(each[1])), key=itemgetter(0))
-        # The labels that a model's configuration adds begin with `_`.
-        self.models = [(_labels(name, version, stats), stats) for (name, version), stats in self.named]
-        targets = sorted(nlargest(most, now.targets, lambda each: each[1].hits + each[1].misses), key=itemgetter(0))
-        self.targets = [(labels_of({"model": name}), stats) for name, stats in targets]
-        self.shown = {name for name, _ in targets}
-        self.uuids = gpu_uuids()
-        self.gpus = readings()
-        self.grown = total((each.growth() for each in [*(row[2] for row in now.residents), *now.retiring]), now.grown)
-        self.taken_by_loads = now.used - self.grown - now.reserved
-        self.loaded, self.left_out = len(now.residents), len(now.targets) - len(targets)
-        self.budget, self.responses = now.engine.cache.room.budget, now.engine.responses
-        self.disk, self.in_flight = now.engine.origins.room, now.engine.on_the_way()
-        self.pinned, self.processors = 0, memory.processor_share()
+    def look(self, turns: Turns) -> None:
+        """Ask drivers and models. Takes milliseconds."""
+        self._uuids = {number: labels_of({"gpu_uuid": uuid}) for number, uuid in gpu_uuids().items()}
+        self.gpus, self.processors = readings(), memory.processor_share()
         self.machine_total, self.machine_used = memory.machine_memory()
-        self.queued: Counter[int] = Counter()
-        for _, _, target in now.residents:
+        growth = [entry.resident.growth() for entry in self._retiring if entry.resident is not None]
+        self.loaded = 0
+        for entry in self._entries:
+            turns.take(_LOOK)
+            target = entry.resident
+            if target is None:
+                continue
+            self.loaded += 1
+            growth.append(target.growth())
+            pairs = self.bytes(entry.footprint)
+            self._memory[id(entry.stats)] = [pairs[0], *[pair for pair in pairs[1:] if pair[1]]]
             for model in target.models():
-                self.queued[id(model.stats)] += model.queued
+                key = id(model.stats)
+                self._queued[key] = self._queued.get(key, 0) + model.queued
+        self.grown = total(growth, self.grown)
+        self.taken_by_loads = self.used - self.grown - self.reserved
+        self.left_out = max(len(self._targets) - self._most, 0)
+
+    def models(self) -> Iterator[_Row]:
+        """Give each model that has series."""
+        found = _most(self._most, self._stats, lambda stats: stats.success.count + stats.fail.count)
+        for (name, version), stats in found:
+            labels = {"model": name, "version": str(version)}
+            if stats.gpu_uuid:
+                labels["gpu_uuid"] = stats.gpu_uuid
+            if stats.namespace:
+                labels["namespace"] = stats.namespace
+            for tag, value in stats.tags.items():  # which a configuration adds
+                labels[f"_{tag}"] = value
+            yield (name, version), stats, labels, self._queued.get(id(stats))
+
+    def targets(self) -> Iterator[_Row]:
+        """Give each target that has series."""
+        for name, stats in _most(self._most, self._targets, lambda stats: stats.hits + stats.misses):
+            yield name, stats, {"model": name}, self._memory.get(id(stats))
+
+    def bytes(self, footprint: Footprint) -> Pairs:
+        """Return those of the host, and those of each GPU."""
+        sizes = dict(enumerate(footprint.devices))
+        of_gpus = [(f'{uuid},kind="device"', sizes.get(number, 0)) for number, uuid in self._uuids.items()]
+        return [(_HOST, footprint.host), *of_gpus]
+
+
+_HOST = 'kind="host"'
+# of a model or a target: key, counters, labels, and what the scrape knows of it beside
+_Row = tuple["Hashable", Any, dict[str, str], Any]
+
+
+def _most(most: int, found: dict[Any, Any], used: Value) -> Iterable[tuple[Any, Any]]:
+    """Return those used most, in the order in which they became known."""
+    if len(found) <= most:
+        return found.items()
+    wanted = {key for key, _ in nlargest(most, found.items(), lambda each: used(each[1]))}
+    return [each for each in found.items() if each[0] in wanted]
+
+
+class Of(Enum):
+    """What the samples of a family tell of."""
+
+    MODEL = "each version of each model"
+    TARGET = "each target"
+    SERVER = "the server"
+    AUTHORS = "what the code of models counts: many families, in place of one"
 
 
 class Family(NamedTuple):
-    """One row: name, type, help, and what gives its samples.
-
-    A sample is labels and a value; of a histogram labels, bounds, counts and total, of a summary labels, value by
-    quantile, count and sum.
+    """Samples of one name: of what they tell, type, help, and which values they are made of.
 
     Attributes:
-        wanted: whether there is such a family at all, None for always.
+        value: gives the value for a model's or target's counters, or for a `_Scrape`; None where there is none. Not
+            given where it is the one that a scrape knows of a model or target beside its counters.
+        write: makes lines of name, labels and value.
     """
 
+    of: Of
     name: str
     kind: str
     help: str
-    samples: Callable[[_Scope], Iterable[Any]]
-    wanted: Callable[[_Scope], Any] | None = None
+    value: Value | None = None
+    write: Write = sample
+
+    def head(self) -> bytes:
+        """Return how it begins."""
+        return family_head(self.name, self.help, self.kind).encode()
+
+    def text(self, scrape: Any) -> bytes:
+        """Return all of it, of the server; nothing where there is no value."""
+        value = None if self.value is None else self.value(scrape)
+        return b"" if value is None else self.head() + self.write(self.name, "", value).encode()
 
 
-def _write(out: Exposition, row: Family, scope: _Scope) -> None:
-    if row.wanted is not None and not row.wanted(scope):
-        return
-    out.family(row.name, row.help, row.kind)
-    if row.kind == "histogram":
-        for labels, bounds, counts, sum_ in row.samples(scope):
-            out.histogram(row.name, labels, bounds, counts, sum_)
-    elif row.kind == "summary":
-        for labels, quantiles, count, sum_ in row.samples(scope):
-            for quantile, value in quantiles:
-                out.sample(row.name, f'{labels},quantile="{quantile:g}"', value)
-            out.sample(f"{row.name}_count", labels, count)
-            out.sample(f"{row.name}_sum", labels, sum_)
-    else:
-        for labels, value in row.samples(scope):
-            out.sample(row.name, labels, value)
+class _Kept:
+    """What was written of a model or a target: labels, values and lines, by family."""
+
+    def __init__(self, labels: dict[str, str], families: int) -> None:
+        self.labels = labels
+        self.text = labels_of(labels)
+        self.values: list[Any] = [None] * families
+        self.lines = [b""] * families
 
 
-def _any(_stats: ModelStats) -> bool:
-    return True
+class _Table:
+    """Families of which each model, or each target, has lines of its own; these are kept from scrape to scrape."""
+
+    def __init__(self, families: list[Family]) -> None:
+        self._families = families
+        self._place = {family.name: place for place, family in enumerate(families)}
+        self._kept: dict[Hashable, _Kept] = {}
+
+    def update(self, rows: Iterable[_Row], turns: Turns) -> None:
+        """Write what has changed of these, and forget all others."""
+        kept, self._kept = self._kept, {}
+        getters, count = [family.value for family in self._families], len(self._families)
+        for key, counters, labels, beside in rows:
+            known = kept.get(key)
+            if known is None or known.labels != labels:
+                known = _Kept(labels, count)
+            self._kept[key] = known
+            values = [beside if getter is None else getter(counters) for getter in getters]
+            turns.take(_LOOK if values == known.values else _LOOK + self._write(known, values))
+
+    def _write(self, known: _Kept, values: list[Any]) -> int:
+        """Write lines whose values have changed; return how many."""
+        count = 0
+        for place, (family, value) in enumerate(zip(self._families, values, strict=True)):
+            if value != known.values[place]:
+                line = b"" if value is None else family.write(family.name, known.text, value).encode()
+                known.lines[place] = line
+                count += 1 + line.count(b"\n")
+        known.values = values
+        return count
+
+    def lines(self, family: Family) -> Iterator[bytes]:
+        """Give the lines of a family."""
+        place, kept = self._place[family.name], list(self._kept.values())
+        for start in range(0, len(kept), _JOINED):
+            yield b"".join([each.lines[place] for each in kept[start : start + _JOINED]])
 
 
-def _one(path: str) -> _Samples:
-    """One sample without labels: an attribute of the scope."""
+def _of_authors() -> Iterator[bytes]:
+    for family, found in METRICS.read():
+        kind = family.kind.value
+        yield family_head(family.name, family.description or f"A {kind} of a model", kind).encode()
+        for each in found:
+            labels = labels_of(each.labels)
+            if family.kind is MetricKind.HISTOGRAM:
+                yield histogram(family.name, labels, (each.buckets, each.counts, each.value)).encode()
+            else:
+                yield sample(family.name, labels, each.value).encode()
+
+
+def _per(path: str, divisor: float) -> Value:
     value = attrgetter(path)
-    return lambda scope: (("", value(scope)),)
+    return lambda counters: value(counters) / divisor
 
 
-def _models(path: str, wanted: Callable[[ModelStats], Any] = _any, divisor: float = 1) -> _Samples:
-    """A sample of each model that is wanted."""
-    value = attrgetter(path)
-    if divisor == 1:
-        return lambda scope: ((labels, value(stats)) for labels, stats in scope.models if wanted(stats))
-    return lambda scope: ((labels, value(stats) / divisor) for labels, stats in scope.models if wanted(stats))
+def _where(wanted: str, value: Value) -> Value:
+    """The value of those of which the attribute says so."""
+    says = attrgetter(wanted)
+    return lambda counters: value(counters) if says(counters) else None
 
 
-def _targets(path: str, divisor: float = 0) -> _Samples:
-    """A sample of each target."""
-    value = attrgetter(path)
-    if not divisor:
-        return lambda scope: ((labels, value(stats)) for labels, stats in scope.targets)
-    return lambda scope: ((labels, value(stats) / divisor) for labels, stats in scope.targets)
+def _by_reason(path: str, reasons: tuple[str, ...]) -> Value:
+    counted, labels = attrgetter(path), [(why, f'reason="{why}"') for why in reasons]
+    return lambda counters: [(label, counted(counters)[why]) for why, label in labels]
 
 
-def _cached(stats: ModelStats) -> bool:
-    return stats.cached
+def _batch_sizes(stats: ModelStats) -> Any:
+    counts, inferences = [0] * (len(_BATCH_SIZES) + 1), 0
+    for size, batch in list(stats.batches.items()):
+        counts[bisect_left(_BATCH_SIZES, size)] += batch.compute_infer.count
+        inferences += size * batch.compute_infer.count
+    return _BATCH_SIZES, counts, inferences
 
 
-def _failures(scope: _Scope) -> Samples:
-    for labels, stats in scope.models:
-        for why in FAILURE_REASONS:
-            yield f'{labels},reason="{why}"', stats.failures[why]
-
-
-def _pending(scope: _Scope) -> Samples:
-    queued = scope.queued
-    return ((labels, queued[id(stats)]) for labels, stats in scope.models if id(stats) in queued)
-
-
-def _loads(scope: _Scope) -> Samples:
-    return ((labels, stats.load_ns / 1e9) for labels, stats in scope.models if stats.load_ns)
-
-
-def _guessed(scope: _Scope) -> Samples:
-    return ((f'{labels},state="{stats.batching}"', 1.0) for labels, stats in scope.models if stats.batching)
-
-
-def _summary(field: str, wanted: Callable[[ModelStats], Any] = _any) -> Callable[[_Scope], Iterable[Any]]:
-    def samples(scope: _Scope) -> Iterable[Any]:
-        quantiles, now = scope.latencies.quantiles, time.monotonic()
-        for labels, stats in scope.models:
-            if stats.summaries is not None and wanted(stats):
-                found: Summary = getattr(stats.summaries, field)
-                told = zip(quantiles, (ns / 1000 for ns in found.quantiles(quantiles, now)), strict=True)
-                yield labels, told, found.count, found.ns / 1000
-
-    return samples
-
-
-def _batch_sizes(scope: _Scope) -> Iterable[Any]:
-    for (model, version), stats in scope.named:
-        counts, inferences = [0] * (len(_BATCH_SIZES) + 1), 0
-        for size, batch in list(stats.batches.items()):
-            counts[bisect_left(_BATCH_SIZES, size)] += batch.compute_infer.count
-            inferences += size * batch.compute_infer.count
-        yield labels_of({"model": model, "version": str(version)}), _BATCH_SIZES, counts, inferences
-
-
-def _first_responses(scope: _Scope) -> Iterable[Any]:
+def _first_responses(stats: ModelStats) -> Any:
     """Of models whose configuration sets its buckets, which are milliseconds."""
-    for labels, stats in scope.models:
-        kept = stats.first_response
-        if kept is not None:
-            yield labels, [bound * 1000 for bound in kept.bounds], list(kept.counts), kept.total.ns / 1e6
+    kept = stats.first_response
+    return kept and ([bound * 1000 for bound in kept.bounds], list(kept.counts), kept.total.ns / 1e6)
 
 
-def _evictions(scope: _Scope) -> Samples:
-    for labels, stats in scope.targets:
-        for why in EVICTION_REASONS:
-            yield f'{labels},reason="{why}"', stats.evictions[why]
+def _guessed(stats: ModelStats) -> Pairs:
+    return [(f'state="{stats.batching}"', 1.0)] if stats.batching else []
 
 
-def _evicted(scope: _Scope) -> Samples:
-    for labels, stats in scope.targets:
-        for kind, size in (("host", stats.evicted.host), ("device", stats.evicted.device)):
-            yield f'kind="{kind}",{labels}', size
+def _quantiles(path: str, quantiles: tuple[float, ...]) -> Value:
+    summary_of = attrgetter(path)
+
+    def value(stats: ModelStats) -> Any:
+        if stats.summaries is None:
+            return None
+        found: Summary = summary_of(stats.summaries)
+        microseconds = [ns / 1000 for ns in found.quantiles(quantiles, time.monotonic())]
+        return list(zip(quantiles, microseconds, strict=True)), found.count, found.ns / 1000
+
+    return value
 
 
-def _cache_times(what: str) -> Callable[[_Scope], Iterable[Any]]:
+def _evicted(stats: TargetStats) -> Pairs:
+    return [(_HOST, stats.evicted.host), ('kind="device"', stats.evicted.device)]
+
+
+def _times(what: str) -> Value:
     """Of all models together: a histogram for each of hundreds would be thousands of time series."""
-
-    def samples(scope: _Scope) -> Iterable[Any]:
-        times = getattr(scope.now.engine.times, what)
-        return (("", times.bounds, list(times.counts), times.total.ns / 1e9),)
-
-    return samples
+    times = attrgetter(f"times.{what}")
+    return lambda scrape: (times(scrape).bounds, list(times(scrape).counts), times(scrape).total.ns / 1e9)
 
 
-def _model_memory(scope: _Scope) -> Samples:
-    for model, footprint, _ in scope.now.residents:
-        if model in scope.shown:
-            on = {number: uuid for number, uuid in scope.uuids.items() if footprint.on({number}).devices}
-            yield from _bytes(footprint, on, model=model)
+def _footprint(path: str) -> Value:
+    footprint = attrgetter(path)
+    return lambda scrape: scrape.bytes(footprint(scrape))
 
 
-def _footprint(path: str) -> _Samples:
-    value = attrgetter(path)
-    return lambda scope: _bytes(value(scope), scope.uuids)
+def _gpus(field: str) -> Value:
+    reading = attrgetter(field)
+
+    def value(scrape: _Scrape) -> Pairs | None:
+        found = [(labels_of({"gpu_uuid": gpu.uuid}), reading(gpu)) for gpu in scrape.gpus]
+        return [pair for pair in found if pair[1] is not None] or None
+
+    return value
 
 
-def _bytes(footprint: Footprint, uuids: Mapping[int, str], **labels: str) -> Samples:
-    """A sample for the host, and one for each of these GPUs."""
-    yield labels_of({**labels, "kind": "host"}), footprint.host
-    sizes = dict(enumerate(footprint.devices))
-    for number, uuid in uuids.items():
-        yield labels_of({**labels, "kind": "device", "gpu_uuid": uuid}), sizes.get(number, 0)
+def _counter(of: Of, name: str, text: str, value: Value | str, write: Write = sample) -> Family:
+    return Family(of, name, "counter", text, attrgetter(value) if isinstance(value, str) else value, write)
 
 
-def _gpus(field: str) -> _Samples:
-    def samples(scope: _Scope) -> Samples:
-        found = ((gpu.uuid, getattr(gpu, field)) for gpu in scope.gpus)
-        return ((labels_of({"gpu_uuid": uuid}), value) for uuid, value in found if value is not None)
-
-    return samples
+def _gauge(of: Of, name: str, text: str, value: Value | str | None, write: Write = sample) -> Family:
+    return Family(of, name, "gauge", text, attrgetter(value) if isinstance(value, str) else value, write)
 
 
-def _any_gpu(field: str) -> Callable[[_Scope], bool]:
-    return lambda scope: any(getattr(gpu, field) is not None for gpu in scope.gpus)
+def families(latencies: Latencies) -> tuple[Family, ...]:
+    """Return all that there are, where these latencies are shown."""
+    return (
+        *_of_models(latencies),
+        *_OF_CACHES,
+        *_OF_MEMORY,
+        Family(Of.AUTHORS, "", "", ""),
+        *_OF_THE_PROCESS,
+    )
 
 
-_COUNTS, _SUMMARISES, _DISK = attrgetter("latencies.counters"), attrgetter("latencies.summaries"), attrgetter("disk")
-_ROWS: tuple[tuple[Any, ...], ...] = (
-    ("nv_inference_request_success", "counter", "Successful requests", _models("success.count")),
-    ("nv_inference_request_failure", "counter", "Failed requests to a loaded model, by reason", _failures),
-    ("nv_inference_count", "counter", "Inferences: batch elements", _models("inference_count")),
-    ("nv_inference_exec_count", "counter", "Executions: batches", _models("execution_count")),
+def _of_models(latencies: Latencies) -> Iterator[Family]:
+    counter, gauge = partial(_counter, Of.MODEL), partial(_gauge, Of.MODEL)
+    failed = "Failed requests to a loaded model, by reason"
+    yield counter("nv_inference_request_success", "Successful requests", "success.count")
+    yield counter("nv_inference_request_failure", failed, _by_reason("failures", FAILURE_REASONS), samples)
+    yield counter("nv_inference_count", "Inferences: batch elements", "inference_count")
+    yield counter("nv_inference_exec_count", "Executions: batches", "execution_count")
+    for name, field, text in (
+        ("request", "success", "Microseconds of successful requests, end to end, summed up"),
+        ("queue", "queue", "Microseconds that requests waited for an instance, summed up"),
+        ("compute_input", "compute_input", "Microseconds of putting batches together, summed up"),
+        ("compute_infer", "compute_infer", "Microseconds of executing the model, summed up"),
+        ("compute_output", "compute_output", "Microseconds of handing outputs out, summed up"),
+    ):
+        if latencies.counters:
+            yield counter(f"nv_inference_{name}_duration_us", text, _per(f"{field}.ns", 1000))
+    yield gauge("nv_inference_pending_request_count", "Requests that wait for an instance", None)
+    took = _where("load_ns", _per("load_ns", 1e9))
+    yield gauge("nv_model_load_duration_secs", "Seconds that the model's last load took", took)
+    yield gauge("mme_guessed_batching", _GUESSED, _guessed, samples)
+    for name, field in (
+        *((f"nv_inference_{what}_summary_us", what) for what in ("request", "queue", *_COMPUTE)),
+        ("nv_cache_hit_summary_per_model", "cache_hit"),
+        ("nv_cache_miss_summary_per_model", "cache_miss"),
+    ):
+        if latencies.summaries:
+            value = _quantiles(field, latencies.quantiles)
+            value = _where("cached", value) if field.startswith("cache") else value
+            yield Family(Of.MODEL, name, "summary", _OF_A_MINUTE, value, summary)
+    text = "Batch elements of each execution"
+    yield Family(Of.MODEL, "mme_batch_size", "histogram", text, _batch_sizes, histogram)
+    text = "Milliseconds from a request to its first response"
+    yield Family(Of.MODEL, FIRST_RESPONSES, "histogram", text, _first_responses, histogram)
+    for what, plural in (("hit", "hits"), ("miss", "misses")):
+        count, took = attrgetter(f"cache_{what}.count"), _per(f"cache_{what}.ns", 1000)
+        yield counter(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", _where("cached", count))
+        text = f"Microseconds of cache {plural}"
+        yield counter(f"nv_cache_{what}_duration_per_model", text, _where("cached", took))
+
+
+_server_counter, _server_gauge = partial(_counter, Of.SERVER), partial(_gauge, Of.SERVER)
+_target_counter = partial(_counter, Of.TARGET)
+_EVICTIONS = "Times the model left memory for another, by reason"
+_OF_CACHES = (
+    _server_gauge("mme_response_cache_budget_bytes", "Bytes that cached responses may take", "responses.maxsize"),
+    _server_gauge("mme_response_cache_used_bytes", "Bytes that cached responses take", "responses.currsize"),
+    _target_counter("mme_model_cache_hits_total", "Requests that found their model in memory", "hits"),
+    _target_counter("mme_model_cache_misses_total", "Requests that did not find their model in memory", "misses"),
+    _target_counter("mme_model_loads_total", "Loads that succeeded", "loads"),
+    _target_counter("mme_model_load_failures_total", "Loads that failed", "load_failures"),
+    _target_counter("mme_model_refused_requests_total", _REFUSED, "refused"),
+    _target_counter("mme_model_evictions_total", _EVICTIONS, _by_reason("evictions", EVICTION_REASONS), samples),
+    _target_counter("mme_model_evicted_bytes_total", "Bytes that its evictions gave back", _evicted, samples),
     *(
-        (f"nv_inference_{name}_duration_us", "counter", text, _models(f"{field}.ns", divisor=1000), _COUNTS)
-        for name, field, text in (
-            ("request", "success", "Microseconds of successful requests, end to end, summed up"),
-            ("queue", "queue", "Microseconds that requests waited for an instance, summed up"),
-            ("compute_input", "compute_input", "Microseconds of putting batches together, summed up"),
-            ("compute_infer", "compute_infer", "Microseconds of executing the model, summed up"),
-            ("compute_output", "compute_output", "Microseconds of handing outputs out, summed up"),
-        )
-    ),
-    ("nv_inference_pending_request_count", "gauge", "Requests that wait for an instance", _pending),
-    ("nv_model_load_duration_secs", "gauge", "Seconds that the model's last load took", _loads),
-    ("mme_guessed_batching", "gauge", _GUESSED, _guessed),
-    *(
-        (f"nv_inference_{what}_summary_us", "summary", _OF_A_MINUTE, _summary(what), _SUMMARISES)
-        for what in ("request", "queue", "compute_input", "compute_infer", "compute_output")
-    ),
-    ("nv_cache_hit_summary_per_model", "summary", _OF_A_MINUTE, _summary("cache_hit", _cached), _SUMMARISES),
-    ("nv_cache_miss_summary_per_model", "summary", _OF_A_MINUTE, _summary("cache_miss", _cached), _SUMMARISES),
-    ("mme_batch_size", "histogram", "Batch elements of each execution", _batch_sizes),
-    (FIRST_RESPONSES, "histogram", "Milliseconds from a request to its first response", _first_responses),
-    *(
-        row
-        for what, plural in (("hit", "hits"), ("miss", "misses"))
-        for row in (
-            (f"nv_cache_num_{plural}_per_model", "counter", f"Cache {plural}", _models(f"cache_{what}.count", _cached)),
-            (
-                f"nv_cache_{what}_duration_per_model",
-                "counter",
-                f"Microseconds of cache {plural}",
-                _models(f"cache_{what}.ns", _cached, 1000),
-            ),
-        )
-    ),
-    ("mme_response_cache_budget_bytes", "gauge", "Bytes that cached responses may take", _one("responses.maxsize")),
-    ("mme_response_cache_used_bytes", "gauge", "Bytes that cached responses take", _one("responses.currsize")),
-    ("mme_model_cache_hits_total", "counter", "Requests that found their model in memory", _targets("hits")),
-    ("mme_model_cache_misses_total", "counter", "Requests that did not find their model in memory", _targets("misses")),
-    ("mme_model_loads_total", "counter", "Loads that succeeded", _targets("loads")),
-    ("mme_model_load_failures_total", "counter", "Loads that failed", _targets("load_failures")),
-    ("mme_model_refused_requests_total", "counter", _REFUSED, _targets("refused")),
-    ("mme_model_evictions_total", "counter", "Times the model left memory for another, by reason", _evictions),
-    ("mme_model_evicted_bytes_total", "counter", "Bytes that its evictions gave back", _evicted),
-    *(
-        (f"mme_model_{what}_seconds_total", "counter", text, _targets(f"{what}.ns", 1e9))
+        _target_counter(f"mme_model_{what}_seconds_total", f"Seconds {text}, summed up", _per(f"{what}.ns", 1e9))
         for what, text in (
-            ("wait", "Seconds that requests waited for the model to be loaded, summed up"),
-            ("download", "Seconds of fetching and unpacking, summed up"),
-            ("load", "Seconds of loading, without the download, summed up"),
-            ("unload", "Seconds of unloading, summed up"),
+            ("wait", "that requests waited for the model to be loaded"),
+            ("download", "of fetching and unpacking"),
+            ("load", "of loading, without the download"),
+            ("unload", "of unloading"),
         )
     ),
     *(
-        (f"mme_{what}_duration_seconds", "histogram", text, _cache_times(what))
+        Family(Of.SERVER, f"mme_{what}_duration_seconds", "histogram", f"Seconds {text})", _times(what), histogram)
         for what, text in (
-            ("wait", "Seconds that a request waited for its model (ModelLoadingWaitTime)"),
-            ("download", "Seconds of fetching and unpacking an archive (ModelDownloadingTime)"),
-            ("load", "Seconds of loading a model, without the download (ModelLoadingTime)"),
-            ("unload", "Seconds of unloading a model, requests under way included (ModelUnloadingTime)"),
+            ("wait", "that a request waited for its model (ModelLoadingWaitTime"),
+            ("download", "of fetching and unpacking an archive (ModelDownloadingTime"),
+            ("load", "of loading a model, without the download (ModelLoadingTime"),
+            ("unload", "of unloading a model, requests under way included (ModelUnloadingTime"),
         )
     ),
-    ("mme_loaded_models", "gauge", "Models in memory (LoadedModelCount)", _one("loaded")),
-    ("mme_models_left_out", "gauge", "Models without series of their own (MME_METRICS_MODELS)", _one("left_out")),
-    ("mme_model_memory_bytes", "gauge", "Bytes that a model takes, as measured", _model_memory),
-    ("mme_memory_budget_bytes", "gauge", "Bytes of memory for models: budget", _footprint("budget")),
-    ("mme_memory_used_bytes", "gauge", "Bytes of memory for models: used", _footprint("now.used")),
-    ("mme_memory_loaded_bytes", "gauge", _LOADED, _footprint("taken_by_loads")),
-    ("mme_memory_grown_bytes", "gauge", "Bytes of those used that executions took since", _footprint("grown")),
-    (
-        "mme_memory_reserved_bytes",
-        "gauge",
-        "Bytes of those used that are promised to loads",
-        _footprint("now.reserved"),
-    ),
-    ("mme_memory_in_flight_bytes", "gauge", _IN_FLIGHT, _one("in_flight")),
-    ("mme_disk_budget_bytes", "gauge", "Bytes of disk for archives and weights", _one("disk.budget"), _DISK),
-    ("mme_disk_used_bytes", "gauge", "Bytes of disk that archives and weights take", _one("disk.used"), _DISK),
-    ("mme_disk_evictions_total", "counter", "Archives that left the disk for others", _one("disk.evictions"), _DISK),
+    _server_gauge("mme_loaded_models", "Models in memory (LoadedModelCount)", "loaded"),
+    _server_gauge("mme_models_left_out", "Models without series of their own (MME_METRICS_MODELS)", "left_out"),
+    _gauge(Of.TARGET, "mme_model_memory_bytes", "Bytes that a model takes, as measured", None, samples),
 )
-_OF_THE_PROCESS: tuple[tuple[Any, ...], ...] = (
-    ("mme_log_lines_dropped_total", "counter", "Lines of the log that nothing read", _one("dropped")),
+_OF_MEMORY = (
     *(
-        (name, kind, text, _gpus(field), _any_gpu(field))
-        for name, kind, text, field in (
-            ("nv_gpu_utilization", "gauge", "GPU utilization, 0.0 to 1.0", "utilization"),
-            ("nv_gpu_memory_total_bytes", "gauge", "GPU memory, bytes", "total"),
-            ("nv_gpu_memory_used_bytes", "gauge", "GPU memory in use by anybody, bytes", "used"),
-            ("nv_gpu_power_usage", "gauge", "GPU power draw, watts", "power"),
-            ("nv_gpu_power_limit", "gauge", "GPU power limit, watts", "power_limit"),
-            ("nv_energy_consumption", "counter", "GPU energy since the driver was loaded, joules", "energy"),
+        _server_gauge(f"mme_memory_{name}_bytes", text, _footprint(path), samples)
+        for name, text, path in (
+            ("budget", "Bytes of memory for models: budget", "budget"),
+            ("used", "Bytes of memory for models: used", "used"),
+            ("loaded", _LOADED, "taken_by_loads"),
+            ("grown", "Bytes of those used that executions took since", "grown"),
+            ("reserved", "Bytes of those used that are promised to loads", "reserved"),
+        )
+    ),
+    _server_gauge("mme_memory_in_flight_bytes", _IN_FLIGHT, "in_flight"),
+    *(
+        make(f"mme_disk_{name}", text, _where("disk", attrgetter(f"disk.{field}")))
+        for make, name, text, field in (
+            (_server_gauge, "budget_bytes", "Bytes of disk for archives and weights", "budget"),
+            (_server_gauge, "used_bytes", "Bytes of disk that archives and weights take", "used"),
+            (_server_counter, "evictions_total", "Archives that left the disk for others", "evictions"),
+        )
+    ),
+)
+_OF_THE_PROCESS = (
+    _server_counter("mme_log_lines_dropped_total", "Lines of the log that nothing read", "dropped"),
+    *(
+        make(name, text, _gpus(field), samples)
+        for make, name, text, field in (
+            (_server_gauge, "nv_gpu_utilization", "GPU utilization, 0.0 to 1.0", "utilization"),
+            (_server_gauge, "nv_gpu_memory_total_bytes", "GPU memory, bytes", "total"),
+            (_server_gauge, "nv_gpu_memory_used_bytes", "GPU memory in use by anybody, bytes", "used"),
+            (_server_gauge, "nv_gpu_power_usage", "GPU power draw, watts", "power"),
+            (_server_gauge, "nv_gpu_power_limit", "GPU power limit, watts", "power_limit"),
+            (_server_counter, "nv_energy_consumption", "GPU energy since the driver was loaded, joules", "energy"),
         )
     ),
     # Triton's pool of pinned memory: there is none here, and a look-up says so.
-    ("nv_pinned_memory_pool_total_bytes", "gauge", "Pool of pinned memory, which is not needed", _one("pinned")),
-    ("nv_pinned_memory_pool_used_bytes", "gauge", "Pool of pinned memory in use", _one("pinned")),
-    ("nv_cpu_utilization", "gauge", "CPU utilization, 0.0 to 1.0", _one("processors")),
-    ("nv_cpu_memory_total_bytes", "gauge", "The machine's memory, bytes", _one("machine_total")),
-    ("nv_cpu_memory_used_bytes", "gauge", "The machine's memory in use, bytes", _one("machine_used")),
+    _server_gauge("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", "pinned"),
+    _server_gauge("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", "pinned"),
+    _server_gauge("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "processors"),
+    _server_gauge("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "machine_total"),
+    _server_gauge("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "machine_used"),
 )
-FAMILIES = tuple(Family(*row) for row in _ROWS)
-OF_THE_PROCESS = tuple(Family(*row) for row in _OF_THE_PROCESS)
-
-
-def _requests(stats: ModelStats) -> int:
-    return stats.success.count + stats.fail.count
-
-
-def _labels(model: str, version: int, stats: ModelStats) -> str:
-    namespace = {"namespace": stats.namespace} if stats.namespace else {}
-    gpu = {"gpu_uuid": stats.gpu_uuid} if stats.gpu_uuid else {}
-    tags = {f"_{tag}": value for tag, value in stats.tags.items()}
-    return labels_of({"model": model, "version": str(version), **gpu, **namespace, **tags})

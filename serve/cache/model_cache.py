@@ -117,9 +117,10 @@ class ModelCache:
     def all_entries(self) -> Iterator[Entry]:
         """Every entry that may be in memory: those that names mean, and those whose names mean others by now."""
         yield from self.entries.values()
-        yield from self._all_retiring()
+        yield from self.retiring()
 
-    def _all_retiring(self) -> Iterator[Entry]:
+    def retiring(self) -> Iterator[Entry]:
+        """Those that names do not mean any more, and that requests still use."""
         return itertools.chain.from_iterable(self._retiring.values())
 
     def _lease_ended(self, entry: Entry) -> None:
@@ -324,8 +325,8 @@ class ModelCache:
         self.cut_short()
         leaving = [entry for entry in self.entries.values() if not (ends and entry.goes_with_process)]
         await asyncio.gather(*(self.unload(entry) for entry in leaving))
-        await asyncio.gather(*(self._refuse_in_time(entry) for entry in self._all_retiring()))
-        await asyncio.gather(*(entry.closing for entry in self._all_retiring() if entry.closing is not None))
+        await asyncio.gather(*(self._refuse_in_time(entry) for entry in self.retiring()))
+        await asyncio.gather(*(entry.closing for entry in self.retiring() if entry.closing is not None))
         orphans = [entry.orphan for entry in self.entries.values() if entry.orphan is not None]
         if orphans:
             await asyncio.wait(orphans)

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from container.observe.emf import _UNITS
-from container.observe.exposition import Exposition
-from container.observe.metrics import OF_THE_PROCESS
+from container.observe.metrics import families as families_of_server
 from model_handlers.system.devices import readings
+from serve.control import DEFAULT_LATENCIES
 from tests.contract.models import ONE, lay_out, pack, plus
 from tests.contract.server import Server
 from tests.fake_nvml import FakeGpu, FakeNvml
@@ -69,13 +69,13 @@ def families(tmp_path_factory) -> list[Metric]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu("GPU-1")]))
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        gpus, out = SimpleNamespace(gpus=readings()), Exposition()
-        for row in OF_THE_PROCESS:
-            if row.name.startswith(("nv_gpu_", "nv_energy_")):
-                out.family(row.name, row.help, row.kind)
-                for labels, value in row.samples(gpus):
-                    out.sample(row.name, labels, value)
-    return told + families_of(b"".join(out.text()).decode())
+        gpus = SimpleNamespace(gpus=readings())
+        text = [
+            family.text(gpus)
+            for family in families_of_server(DEFAULT_LATENCIES)
+            if family.name.startswith(("nv_gpu_", "nv_energy_"))
+        ]
+    return told + families_of(b"".join(text).decode())
 
 
 @pytest.fixture(scope="module")

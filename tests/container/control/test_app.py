@@ -167,6 +167,6 @@ def test_an_application_that_fails_is_answered_for(caplog):
 
     status, headers, body = call_application(application, make_environ(WaitingExchange("GET", b"/broken", {}, b"")))
     assert (status, headers) == (500, b"Content-Type: application/json\r\n")
-    assert body == b'{"error":"the server failed to answer this request; its log says why"}'
+    assert b"".join(body) == b'{"error":"the server failed to answer this request; its log says why"}'
     assert "GET /broken failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text

@@ -8,9 +8,14 @@ import threading
 import psutil
 import pytest
 
-from container.observe.exposition import Exposition
+from container.observe.metrics import SLICE, Exporter, Family
 from container.settings import Mode
+from model_handlers.base import Footprint
+from model_handlers.errors import Kind
 from model_handlers.system import devices
+from serve.control import Latencies
+from serve.request import Timings
+from serve.statistics import EVICTION_REASONS, Histogram, ModelStats, TargetStats, new_stats
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.metric_text import families_of
 
@@ -217,17 +222,84 @@ def test_names_that_nobody_has_do_not_grow_the_metrics(own):
 
 def test_the_loop_lists_models_and_writes_no_text(own, monkeypatch):
     """Hundreds of models are thousands of lines, which no request has to wait for."""
-    threads, family = [], Exposition.family
+    threads, head = [], Family.head
 
-    def begin(out, *told):
+    def begin(family):
         threads.append(threading.current_thread())
-        family(out, *told)
+        return head(family)
 
-    monkeypatch.setattr(Exposition, "family", begin)
+    monkeypatch.setattr(Family, "head", begin)
     scrape(own)
 
     assert threads
     assert own.on_loop.call(threading.current_thread) not in threads
+
+
+def scraped(running, exporter):
+    """The lines of a scrape, without those of the machine, which never stand still."""
+    pieces = running.on_loop.call(exporter.scrape)()
+    assert max(map(len, pieces)) < 1 << 18  # which are joined, with Python's lock held
+    return [line for line in b"".join(pieces).splitlines() if not line.startswith((b"nv_cpu", b"mme_memory_in"))]
+
+
+def test_a_thread_that_writes_for_many_models_rests_after_each_slice(own):
+    """Each model is dozens of lines; of what has not changed none is written again."""
+    stats = own.engine.stats
+    own.on_loop.call(stats.update, {(f"m{number}", 1): ModelStats() for number in range(500)})
+    rests = []
+    exporter = Exporter(own.service, rests.append)
+
+    lines = scraped(own, exporter)
+    written = len(rests)
+    assert scraped(own, exporter) == lines
+
+    assert len(lines) > 500 * 20
+    assert written > len(lines) // SLICE
+    assert len(rests) - written < written / 2
+
+
+OF_A_MODEL = (
+    lambda stats, size: stats.executed(size, Timings(0, size, 2 * size, size)),
+    lambda stats, size: stats.succeeded(1, size, size, 2 * size, Timings(0, size, size, size)),
+    lambda stats, size: stats.failed(list(Kind)[size], size),
+    lambda stats, _: setattr(stats, "cached", True),
+    lambda stats, size: stats.hit(size),
+    lambda stats, size: stats.missed(size),
+    lambda stats, size: setattr(stats, "first_response", Histogram((float(size),))),
+    lambda stats, size: stats.began_to_answer(size * 10**9),
+    lambda stats, size: setattr(stats, "load_ns", size),
+    lambda stats, size: setattr(stats, "batching", f"state {size}"),
+    lambda stats, size: setattr(stats, "gpu_uuid", f"GPU-{size}"),
+    lambda stats, size: setattr(stats, "namespace", f"r{size}"),
+    lambda stats, size: setattr(stats, "tags", {"tag": str(size)}),
+)
+OF_A_TARGET = (
+    *(
+        lambda stats, size, name=name: setattr(stats, name, size)
+        for name in ("hits", "misses", "loads", "load_failures", "refused")
+    ),
+    *(lambda stats, size, name=name: getattr(stats, name).add(size) for name in ("wait", "download", "load", "unload")),
+    lambda stats, size: stats.evictions.update([EVICTION_REASONS[size % len(EVICTION_REASONS)]]),
+    lambda stats, size: setattr(stats, "evicted", Footprint(size)),
+)
+
+
+def test_whatever_changes_is_written_again(start, tmp_path):
+    """The lines of a later scrape are those of a first one."""
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, latencies=Latencies(summaries=True))
+    later = Exporter(running.service, rest=lambda _: None)
+    stats, targets = new_stats(running.service.settings.latencies), TargetStats()
+    running.on_loop.call(running.engine.stats.update, {("m", 1): stats, ("other", 2): ModelStats()})
+    running.on_loop.call(running.engine.registry.stats.update, {"m": targets})
+    seen = scraped(running, later)
+    for size, (counters, count) in enumerate(
+        [*((stats, each) for each in OF_A_MODEL), *((targets, each) for each in OF_A_TARGET)], 1
+    ):
+        count(counters, size)
+        first = scraped(running, Exporter(running.service, rest=lambda _: None))
+        assert scraped(running, later) == first
+        assert first != seen
+        seen = first
 
 
 def test_models_beyond_a_number_have_no_series(start, tmp_path, put, json_inputs):
