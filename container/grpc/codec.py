@@ -34,7 +34,6 @@ from container.codec.fields import (
 from container.codec.json_data import parameters_to_json
 from container.codec.shared import NO_PLACES, names_region, shared_input, shared_output, write_output
 from container.grpc import grpc_service_pb2 as pb
-from container.inference.headers import text_of
 from container.steps.shared_memory import AT_ONCE, Place, Regions
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, element_count, encode_bytes_elements
@@ -139,11 +138,6 @@ def values(parameters: Mapping[str, InferParameter] | Mapping[str, ModelReposito
             raise invalid_argument(f"parameter '{key}' holds no value")
         found[key] = getattr(parameter, choice)
     return found
-
-
-def headers_of(call: Any) -> dict[str, str]:
-    """The metadata of a call, by name; of keys that end in -bin the text that their bytes are."""
-    return {key: value if isinstance(value, str) else text_of(value) for key, value in call.metadata()}
 
 
 if TYPE_CHECKING:

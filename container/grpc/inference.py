@@ -32,7 +32,6 @@ from container.grpc.codec import (
     GrpcDecoder,
     error_in_stream,
     final_response,
-    headers_of,
     holds_many_strings,
     in_stream,
     parsed,
@@ -63,7 +62,7 @@ _log = logging.getLogger("mme.grpc")
 
 _ERRORS_AS_STATUS = "triton_grpc_error"
 _PAUSE = 1 << 20  # bytes not yet taken by the client at which its next request has to wait
-_LIMIT = 64 << 20  # and at which it reads a decoupled model's responses too slowly
+MAX_UNSENT = 64 << 20  # and at which it reads a decoupled model's responses too slowly
 
 
 class Inference:
@@ -298,7 +297,7 @@ class UnaryReply(GrpcReply):
 
     def headers(self) -> dict[str, str]:
         """See `GrpcReply`."""
-        return headers_of(self._rpc)
+        return self._rpc.headers()
 
     def begin(self, call: Call) -> None:
         """See `GrpcReply`."""
@@ -433,7 +432,7 @@ class InferStream:
     """
 
     def __init__(self, rpc: Rpc, inference: Inference) -> None:
-        self.headers = headers_of(rpc)
+        self.headers = rpc.headers()
         self.errors_as_status = self.headers.get(_ERRORS_AS_STATUS) == "true"
         self._rpc = rpc
         self._inference = inference
@@ -483,9 +482,9 @@ class InferStream:
 
     def cut_off(self) -> bool:
         """Return whether the client has left too much unread; then all that is given up."""
-        if self._unsent <= _LIMIT:
+        if self._unsent <= MAX_UNSENT:
             return False
-        _log.warning("a stream is cut off: its client has left more than %d bytes unread", _LIMIT)
+        _log.warning("a stream is cut off: its client has left more than %d bytes unread", MAX_UNSENT)
         self.close()
         self._parts.clear()
         self._unsent = 0

@@ -23,6 +23,7 @@ from container.codec.compression import ENCODINGS, compress, inflate, inflate_qu
 from container.http2 import frames
 from container.http2.header_blocks import LARGEST, MOST_FIELDS
 from container.inference.errors import STATUSES, Status, known
+from container.inference.headers import text_of
 from container.inference.offload import by_thread
 from container.inference.request_memory import Inflating, out_of_request_memory
 from model_handlers.errors import Kind, MmeError
@@ -299,13 +300,14 @@ class Rpc:
         calls: what it has in common with others.
 
     Attributes:
+        fields, method: as given.
         on_cancel: called when no answer is waited for any more.
     """
 
     def __init__(self, stream: Http2Stream, fields: Fields, method: Method, calls: Calls) -> None:
         self._stream = stream
-        self._fields = fields
-        self._method = method
+        self.fields = fields
+        self.method = method
         self._tasks = calls.tasks
         self._reader = MessageReader(calls.largest, calls.memory, single=method.unary is not None)
         self._slow: asyncio.TimerHandle | None = None  # looks whether a message arrives too slowly
@@ -370,7 +372,7 @@ class Rpc:
         """The client has sent all of its messages."""
         self._ended = True
         self._wake()
-        unary, reader = self._method.unary, self._reader
+        unary, reader = self.method.unary, self._reader
         if unary is None or self.over:
             return
         if reader.part or not reader.messages:
@@ -397,20 +399,18 @@ class Rpc:
 
     # -- its handler's -----------------------------------------------------------------------------------------------
 
-    def metadata(self) -> list[tuple[str, str | bytes]]:
-        """What the client sent of it: bytes under keys that end in -bin, text under others.
+    def headers(self) -> dict[str, str]:
+        """The metadata that the client sent, by name; of keys that end in -bin the text that their bytes are.
 
-        Several values of bytes may have come as one, with commas between them, as proxies may write them.
+        Of several values the last counts, also of bytes that have come as one, with commas between them.
         """
-        found: list[tuple[str, str | bytes]] = []
-        for name, value in self._fields:
-            if name.startswith(b":") or name in _INTERNAL:
-                continue
-            key = name.decode("latin-1")
-            if name.endswith(b"-bin"):
-                found += [(key, _binary(each)) for each in value.split(b",")]
-            else:
-                found.append((key, value.decode("latin-1")))
+        found = {}
+        for name, value in self.fields:
+            if not name.startswith(b":") and name not in _INTERNAL:
+                text = (
+                    text_of(_binary(value.rpartition(b",")[2])) if name.endswith(b"-bin") else value.decode("latin-1")
+                )
+                found[name.decode("latin-1")] = text
         return found
 
     async def read(self) -> bytes | None:
@@ -507,7 +507,7 @@ class Rpc:
             refuse(self, error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
         elif task.result() is not None:
             self.answer(task.result() or b"")
-        elif self._method.unary is None:
+        elif self.method.unary is None:
             self._end()
 
     def _end(self) -> None:

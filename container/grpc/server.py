@@ -6,15 +6,15 @@ Knows no message; a handler gets bytes and gives bytes, and what it raises becom
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
 from container.control.routes import GRPC_ROUTES
-from container.grpc.codec import headers_of
 from container.grpc.inference import Inference
 from container.grpc.methods import Methods
-from container.grpc.rpc import Calls, Method
-from container.http2.connection import Connection, Keepalive
+from container.grpc.rpc import Calls, Method, Rpc
+from container.http2.connection import Connection, Keepalive, drain
 from container.inference.errors import Status
 from container.process.sockets import BACKLOG, PORT_SECONDS, Tls, listening
 from container.settings import GrpcCompression
@@ -24,9 +24,8 @@ from container.steps.access import access_of
 from container.steps.restrictions import GRPC_PREFIX, Restrictions, forwarding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from container.grpc.rpc import Rpc
     from container.http2.header_blocks import Fields
     from container.inference.turn_budget import Turns
     from container.process.resources import ConnectionCap
@@ -62,8 +61,6 @@ class GrpcServer:
 
     def __init__(self, service: Service, turns: Turns, cap: ConnectionCap) -> None:
         settings = service.settings
-        self._turns = turns
-        self._cap = cap
         self._loop = asyncio.get_running_loop()
         certificates = grpc_certificates(settings)
         self.tls = None if certificates is None else Tls("gRPC", certificates, "h2")
@@ -73,9 +70,7 @@ class GrpcServer:
         self.port: int = self._sockets[0].getsockname()[1]
         self._draining = asyncio.Event()
         self._restrictions = Restrictions(settings.grpc_restrictions, GRPC_PREFIX, "protocol")
-        self._keepalive = Keepalive(self._loop, **keepalive_rules(settings.grpc_keepalive))
         self._connections: set[Connection] = set()
-        self._open: dict[Rpc, bytes] = {}  # streams, by their paths
         self._listeners: list[asyncio.Server] = []
         forwards = forwarding(settings.grpc_header_pattern)
         self._inference = Inference(service.engine, service.limit, service.tracer, forwards, service.regions)
@@ -87,8 +82,7 @@ class GrpcServer:
             path = f"/{route.pattern}".encode()
             self._roles[path] = route.key_role
             if route.operation in streaming:
-                handle = self._guarded(route.category, streaming[route.operation])
-                found[path] = Method(streaming=self._kept(path, handle))
+                found[path] = Method(streaming=self._guarded(route.category, streaming[route.operation]))
             else:
                 found[path] = Method(unary=self._guarded(route.category, unary[route.operation]))
         hosts = access_of(self._sockets, settings.allowed_hosts).unknown_host
@@ -96,6 +90,9 @@ class GrpcServer:
         self._keys = service.keys
         denied = None if self._keys is None else self._denied
         self._calls = Calls(found, settings.max_body_bytes, compression, service.memory, hosts, denied)
+        keepalive = Keepalive(self._loop, **keepalive_rules(settings.grpc_keepalive))
+        begin, connections = self._calls.begin, self._connections
+        self._connection = functools.partial(Connection, self._loop, begin, connections, keepalive, turns, cap)
 
     @property
     def unsent(self) -> int:
@@ -117,53 +114,29 @@ class GrpcServer:
             listener.close()
         self._draining.set()
         self._inference.drain()
-        ends = self._loop.time() + seconds
-        while True:
-            for connection in list(self._connections):  # also those that were being made when it began
-                connection.drain()
-            if not self._connections or self._loop.time() >= ends:
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
-        for connection in list(self._connections):
-            connection.abort()
+        await drain(self._connections, seconds)
         if self._calls.tasks:
             await asyncio.wait(self._calls.tasks, timeout=_LOOK_SECONDS)
 
-    def _connection(self) -> Connection:
-        return Connection(self._loop, self._calls.begin, self._connections, self._keepalive, self._turns, self._cap)
-
     def check_again(self) -> None:
         """End streams whose key does not suffice any more: keys have changed."""
-        for call, path in list(self._open.items()):
-            given = [str(value) for name, value in call.metadata() if name == "authorization"]
-            denial = self._denial(path, given)
-            if denial is not None:
-                call.fail(*denial)
+        for stream in [stream for connection in self._connections for stream in connection.streams.open.values()]:
+            call = stream.receiver
+            if isinstance(call, Rpc) and call.method.streaming is not None:
+                denial = self._denied(dict(call.fields)[b":path"], call.fields)
+                if denial is not None:
+                    call.fail(*denial)
 
     def _denied(self, path: bytes, fields: Fields) -> tuple[Status, str] | None:
-        return self._denial(path, [value.decode("latin-1") for name, value in fields if name == b"authorization"])
-
-    def _denial(self, path: bytes, given: Sequence[str]) -> tuple[Status, str] | None:
         """Why a call's key does not suffice, None where it does, or none is needed."""
         role = self._roles.get(path, "")
         if role is None or self._keys is None:
             return None
+        given = [value.decode("latin-1") for name, value in fields if name == b"authorization"]
         denial = self._keys.denial(role, ", ".join(given) if given else None)
         if denial is None:
             return None
         return Status.PERMISSION_DENIED if denial.known else Status.UNAUTHENTICATED, denial.sentence
-
-    def _kept(self, path: bytes, handle: Handle) -> Handle:
-        """The method, whose calls are known while they last."""
-
-        async def kept(call: Rpc) -> None:
-            self._open[call] = path
-            try:
-                await handle(call)
-            finally:
-                del self._open[call]
-
-        return kept
 
     def _guarded(self, category: str, handle: Handle) -> Handle:
         """The method, for calls that bring what its category wants."""
@@ -172,7 +145,7 @@ class GrpcServer:
             return handle
 
         def guarded(*args: Any) -> Any:
-            restrictions.check(category, headers_of(args[-1]))
+            restrictions.check(category, args[-1].headers())
             return handle(*args)
 
         return guarded

@@ -35,6 +35,7 @@ _log = logging.getLogger("mme.http2")
 _FRAME = 1 << 18  # bytes of the largest frame that we take
 _JITTER = 0.1  # of an age: connections that were made together need not end together
 _STRICT_SECONDS = 7200.0  # between pings of clients without calls, where these are not permitted
+_LOOK_SECONDS = 0.01
 _PING = b"mme-ping"
 LAST_PING = b"mme-ends"  # whose answer says that the client has heard of the end that is near
 _OF_HTTP1 = re.compile(rb"[A-Z]{3,7} ")
@@ -228,6 +229,18 @@ class Shutdown:
             connection.abort()
         else:
             connection.output.transport.close()  # TLS has a goodbye of its own, which waits for so long again
+
+
+async def drain(connections: set[Connection], seconds: float) -> None:
+    """Have connections end, those as well that are being made; return once they have, or are left after a while."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + seconds
+    while connections and loop.time() < ends:
+        for connection in list(connections):
+            connection.drain()
+        await asyncio.sleep(_LOOK_SECONDS)
+    for connection in list(connections):
+        connection.abort()
 
 
 class Connection(asyncio.Protocol):

@@ -62,9 +62,9 @@ class Rpc:
     def free(self, _size):
         """It is answered."""
 
-    def metadata(self):
-        """There is none."""
-        return []
+    def headers(self):
+        """There are none."""
+        return {}
 
 
 def inference(engine=None):
@@ -87,7 +87,7 @@ def floats(count):
 
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     """Once it has left too much: its request is cancelled, what it has not read is forgotten, and that is the status."""
-    monkeypatch.setattr(module, "_LIMIT", 10_000)
+    monkeypatch.setattr(module, "MAX_UNSENT", 10_000)
     engine, rpc = Engine(decoupled=True), Rpc(asked(), ends=False)
     serving = asyncio.create_task(inference(engine).stream_infer(rpc))
     for _ in range(3):

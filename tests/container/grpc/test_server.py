@@ -7,8 +7,7 @@ import grpc
 import pytest
 
 from container.grpc.rpc import Calls, Method, Rpc
-from container.grpc.server import GrpcServer
-from container.http2.connection import Connection, Keepalive
+from container.http2.connection import Connection, Keepalive, drain
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap
@@ -54,25 +53,17 @@ def test_what_is_refused_is_gone_at_once():
         gc.enable()
 
 
-class _NoStreams:
-    def drain(self):
-        """There are none."""
-
-
 async def test_a_drain_meets_connections_that_were_being_made():
     """They end, and it does."""
-    server = GrpcServer.__new__(GrpcServer)
-    server._loop, server._draining, server._inference = asyncio.get_running_loop(), asyncio.Event(), _NoStreams()
-    early, server._listeners, server._calls = Life(server._loop, notice=0.0), [], Calls({}, 0, "", RequestMemory(0))
-    server._connections = early.all
-    drain = asyncio.ensure_future(server.drain(60))
+    loop = asyncio.get_running_loop()
+    early, late = Life(loop, notice=0.0), Life(loop, notice=0.0)
+    draining = asyncio.ensure_future(drain(early.all, 60))
     await early.sent()
-    late = Life(server._loop, notice=0.0)
     late.send(OPENING)
     early.all.add(late.connection)
     early.connection.connection_lost(None)
     await until(lambda: late.wire.closed)
     late.connection.connection_lost(None)
     early.all.discard(late.connection)
-    await drain
+    await draining
     assert not late.wire.aborted
