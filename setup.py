@@ -56,7 +56,6 @@ COMPILED = {
         "http1/request",
         "http2/connection",
         "http2/frames",
-        "http2/header_blocks",
         "http2/streams",
         "inference/http",
         "inference/request_limit",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from container.codec.compression import ENCODINGS, compress, inflate, inflate_quickly
 from container.http2 import frames
-from container.http2.header_blocks import LARGEST, MOST_FIELDS
+from container.http2.frames import LARGEST, MOST_FIELDS
 from container.inference.errors import STATUSES, Status, known
 from container.inference.headers import text_of
 from container.inference.offload import by_thread
@@ -31,7 +31,7 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from container.http2.header_blocks import Fields
+    from container.http2.frames import Fields
     from container.http2.streams import Http2Stream
     from container.inference.request_memory import RequestMemory
 

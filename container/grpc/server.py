@@ -26,7 +26,7 @@ from container.steps.restrictions import GRPC_PREFIX, Restrictions, forwarding
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from container.http2.header_blocks import Fields
+    from container.http2.frames import Fields
     from container.inference.turn_budget import Turns
     from container.process.resources import ConnectionCap
     from container.process.service import Service

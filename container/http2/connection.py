@@ -19,8 +19,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from container.http2 import frames
-from container.http2.frames import ConnectionFault, ErrorCode
-from container.http2.header_blocks import LARGEST
+from container.http2.frames import LARGEST, ConnectionFault, ErrorCode
 from container.http2.streams import MAX_STREAMS, WIDE, WINDOW, FloodGuard, Output, StreamTable
 from container.inference.turn_budget import BODY, SMALL, STEP, TurnBudget
 
@@ -337,7 +336,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         """It is over."""
-        self.output.forget()
+        self.output.over = True
         self.shutdown.stop()
         self.watch.end()
         self._connections.discard(self)

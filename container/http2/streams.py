@@ -18,8 +18,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Protocol
 
 from container.http2 import frames
-from container.http2.frames import ConnectionFault, ErrorCode, OversizedFault, StreamFault
-from container.http2.header_blocks import LARGEST_READ, HeaderBlocks
+from container.http2.frames import LARGEST_READ, ConnectionFault, ErrorCode, HeaderBlocks, OversizedFault, StreamFault
 
 
 class Receiver(Protocol):
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from container.http2.connection import Connection, Watch
-    from container.http2.header_blocks import Fields
+    from container.http2.frames import Fields
     from container.inference.turn_budget import TurnBudget, Turns
 
     Begin = Callable[["Http2Stream", Fields | None], Receiver | None]
@@ -69,11 +68,7 @@ class FloodGuard:
         self._resets: deque[float] = deque(maxlen=MAX_RESETS)
 
     def count_empty(self) -> None:
-        """Count a frame that brings nothing.
-
-        Raises:
-            ConnectionFault: there are too many of them.
-        """
+        """Count a frame that brings nothing; too many of them end the connection."""
         self.empty += 1
         if self.empty == 1:
             self._since = time.monotonic()
@@ -83,11 +78,7 @@ class FloodGuard:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def count_reset(self) -> None:
-        """Count a stream that the client gives up, or has us give up: its work was begun for nothing.
-
-        Raises:
-            ConnectionFault: there are too many of them.
-        """
+        """Count a stream that the client gives up, or has us give up: its work was begun for nothing."""
         now = time.monotonic()
         if len(self._resets) == MAX_RESETS and now - self._resets[0] < _RESET_SECONDS:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams that were given up")
@@ -169,11 +160,6 @@ class Output:
         self.over = True
         self.flush()
 
-    def forget(self) -> None:
-        """Send nothing any more: the client has left."""
-        self.over = True
-        self._parts.clear()
-
 
 class SendWindow:
     """How much data the client takes, of all streams together.
@@ -218,7 +204,7 @@ class SendWindow:
 
     def open(self, more: int) -> None:
         """Take so much more: a frame of each stream in its turn, or a long answer keeps all others from theirs."""
-        self._left = opened(self._left, more)
+        self._left = _opened(self._left, more)
         while self._waiting and self._left > 0:
             stream = self._waiting.popitem(last=False)[0]
             if stream.send_one():
@@ -430,29 +416,27 @@ class StreamTable:
         return len(self.open)
 
     def take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Handle one frame.
-
-        Raises:
-            ConnectionFault: it breaks the protocol.
-        """
+        """Handle one frame; one that breaks the protocol is a ConnectionFault."""
         if self._block is not None and kind != frames.CONTINUATION:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "headers were not brought to their end")
         if kind == frames.DATA:
             self._data(flags, number, payload)
         elif kind == frames.HEADERS:
             self._headers(flags, number, payload)
-        elif kind == frames.WINDOW_UPDATE:
-            self._window_update(number, payload)
-        elif kind == frames.PING:
-            self._ping(flags, number, payload)
-        elif kind == frames.SETTINGS:
-            self._settings(flags, number, payload)
-        elif kind == frames.RST_STREAM:
-            self._reset(number, payload)
         elif kind == frames.CONTINUATION:
             self._continuation(flags, number, payload)
         else:
-            self._other(kind, number, len(payload))
+            frames.check(kind, number, len(payload))
+            if kind == frames.WINDOW_UPDATE:
+                self._window_update(number, payload)
+            elif kind == frames.PING:
+                self._ping(flags, payload)
+            elif kind == frames.SETTINGS:
+                self._settings(flags, payload)
+            elif kind == frames.RST_STREAM:
+                self._reset(number)
+            else:  # PRIORITY, which is ignored; GOAWAY, behind which streams go on; and what is unknown
+                self._guard.count_empty()
 
     def closed(self, stream: Http2Stream) -> None:
         """A stream is over."""
@@ -610,9 +594,7 @@ class StreamTable:
 
     # -- what is said beside them --------------------------------------------------------------------------------------
 
-    def _reset(self, number: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another length than 4")
+    def _reset(self, number: int) -> None:
         stream = self.open.get(number)
         if stream is None:
             self._late(number)
@@ -620,9 +602,7 @@ class StreamTable:
         self._guard.count_reset()
         self._give_up(stream)
 
-    def _settings(self, flags: int, number: int, payload: bytes) -> None:
-        if number:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+    def _settings(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:
             if payload:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS acknowledged with others")
@@ -633,7 +613,7 @@ class StreamTable:
             more = wanted[frames.INITIAL_WINDOW_SIZE] - window.of_streams
             window.of_streams += more
             for stream in list(self.open.values()):
-                stream.window = opened(stream.window, more)
+                stream.window = _opened(stream.window, more)
         if wanted.get(frames.HEADER_TABLE_SIZE, frames.DEFAULT_TABLE) < frames.DEFAULT_TABLE:
             self.output.shrinks = True
         window.frame_size = wanted.get(frames.MAX_FRAME_SIZE, window.frame_size)
@@ -641,10 +621,7 @@ class StreamTable:
         for stream in list(self.open.values()):
             stream.pump()
 
-    def _ping(self, flags: int, number: int, payload: bytes) -> None:
-        if number or len(payload) != 8:
-            code = ErrorCode.PROTOCOL_ERROR if number else ErrorCode.FRAME_SIZE_ERROR
-            raise ConnectionFault(code, "a PING that is none")
+    def _ping(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:
             self._guard.count_empty()
             self._connection.watch.answered()
@@ -661,8 +638,6 @@ class StreamTable:
         self.output.put(answer)
 
     def _window_update(self, number: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than 4")
         more = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
         if not number:
             if not more:
@@ -678,23 +653,9 @@ class StreamTable:
             stream.window += more
             stream.pump()
 
-    def _other(self, kind: int, number: int, size: int) -> None:
-        """PRIORITY, which is ignored; GOAWAY, behind which streams go on; and what is unknown."""
-        if kind == frames.PUSH_PROMISE:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients don't push")
-        if (kind == frames.PRIORITY and not number) or (kind == frames.GOAWAY and number):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} for stream {number}")
-        if (kind == frames.PRIORITY and size != 5) or (kind == frames.GOAWAY and size < 8):
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} of {size} bytes")
-        self._guard.count_empty()
 
-
-def opened(window: int, more: int) -> int:
-    """A window once it is open by so many more bytes.
-
-    Raises:
-        ConnectionFault: it is wider than there is.
-    """
+def _opened(window: int, more: int) -> int:
+    """A window once it is open by so many more bytes, if it may be."""
     if window + more > frames.LARGEST_WINDOW:
         raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
     return window + more

@@ -7,8 +7,7 @@ import pytest
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
 from container.http2.connection import Connection, Keepalive
-from container.http2.frames import ConnectionFault, ErrorCode, OversizedFault
-from container.http2.header_blocks import MOST_FIELDS, HeaderBlocks
+from container.http2.frames import MOST_FIELDS, ConnectionFault, ErrorCode, HeaderBlocks, OversizedFault
 from container.inference.request_memory import RequestMemory
 from container.inference.turn_budget import ALL_SECONDS, EACH_SECONDS, HEADS, LEAST_SECONDS, STEP, TurnBudget, Turns
 from container.process.resources import ConnectionCap
