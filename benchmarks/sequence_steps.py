@@ -15,12 +15,12 @@ import numpy as np
 
 from model_handlers.base import Handler
 from model_handlers.config.model_config import (
-    Control,
     ControlInput,
     ControlKind,
     ModelConfig,
     OldestStrategy,
     SequenceBatching,
+    SequenceControl,
     SequenceState,
 )
 from model_handlers.config.validate import normalise
@@ -68,7 +68,7 @@ class _Sums(Handler):
 
 
 def _sequence_model(loop: asyncio.AbstractEventLoop, candidates: int) -> Model:
-    start = Control(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(0.0, 1.0))
+    start = SequenceControl(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(0.0, 1.0))
     config = normalise(
         ModelConfig(
             "sums",

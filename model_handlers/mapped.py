@@ -93,7 +93,7 @@ class Span:
         return True
 
 
-class Draft(Protocol):
+class FormDraft(Protocol):
     """A form that is being written; `folder` is a directory for what is needed meanwhile, and goes with it."""
 
     folder: Path
@@ -136,12 +136,12 @@ class MappedHandler(Handler):
 
     @classmethod
     @abstractmethod
-    def write_form(cls, config: ModelConfig, model_file: Path, draft: Draft) -> bytes:
+    def write_form(cls, config: ModelConfig, model_file: Path, draft: FormDraft) -> bytes:
         """Take a model apart; return the graph, as quickly as copying it. INVALID_MODEL: it can't be done."""
 
     @classmethod
     @abstractmethod
-    def refine_form(cls, config: ModelConfig, form: Path, draft: Draft) -> bytes:
+    def refine_form(cls, config: ModelConfig, form: Path, draft: FormDraft) -> bytes:
         """The graph of the refined form of a written one. In a process of its own."""
 
     @classmethod

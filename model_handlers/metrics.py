@@ -106,10 +106,12 @@ def _is_text(value: Any) -> bool:
 _MOST_METRICS = 10_000  # of a process, all families together
 
 
-class Metric:
+class ModelMetric:
     """The numbers of one set of labels."""
 
-    def __init__(self, metrics: Metrics, family: Family, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
+    def __init__(
+        self, metrics: ModelMetrics, family: ModelMetricFamily, labels: Mapping[str, str], buckets: Sequence[float]
+    ) -> None:
         self._metrics = metrics
         self.family = family
         self.labels = dict(labels)
@@ -167,13 +169,13 @@ class Metric:
 
 
 @dataclass(slots=True)
-class Family:
+class ModelMetricFamily:
     """Metrics of one name, by their labels, sorted; the first to make it says what it is."""
 
     name: str
     description: str
     kind: MetricKind
-    metrics: dict[tuple[tuple[str, str], ...], Metric]
+    metrics: dict[tuple[tuple[str, str], ...], ModelMetric]
 
     def series(self) -> set[str]:
         """What its samples are called."""
@@ -183,8 +185,8 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a metric stood at when it was looked at; fields as `Metric`'s."""
+class MetricReading:
+    """What a metric stood at when it was looked at; fields as `ModelMetric`'s."""
 
     labels: dict[str, str]
     value: float
@@ -192,20 +194,20 @@ class Reading:
     counts: tuple[int, ...]
 
 
-class Metrics:
+class ModelMetrics:
     """All families of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, ModelMetricFamily] = {}
         self._series: dict[str, str] = {}  # a sample's name → its family's
         self._count = 0
-        self._dirty: dict[Metric, None] = {}
+        self._dirty: dict[ModelMetric, None] = {}
         self._numbers = 0
         self._when_dirty: Callable[[], None] | None = None
-        self._gauges: dict[object, set[Metric]] = {}
+        self._gauges: dict[object, set[ModelMetric]] = {}
 
-    def family(self, name: str, description: str, kind: MetricKind) -> Family:
+    def family(self, name: str, description: str, kind: MetricKind) -> ModelMetricFamily:
         """The family of a name, a new one if there is none.
 
         Raises MmeError: INVALID_ARGUMENT for a name that is none, that is the server's, or that is another's already.
@@ -214,12 +216,12 @@ class Metrics:
         with self.lock:
             known = self._families.get(name)
             if known is None:
-                return self._new_family(Family(name, description, kind, {}))
+                return self._new_family(ModelMetricFamily(name, description, kind, {}))
         if known.kind is not kind:
             raise invalid_argument(f"metric family '{name}' is a {known.kind.value} already")
         return known
 
-    def _new_family(self, family: Family) -> Family:
+    def _new_family(self, family: ModelMetricFamily) -> ModelMetricFamily:
         for series in family.series():
             if series in self._series:
                 raise invalid_argument(
@@ -232,8 +234,8 @@ class Metrics:
         return family
 
     def metric(
-        self, family: Family, labels: Mapping[str, str], buckets: Sequence[float] = (), owner: object = None
-    ) -> Metric:
+        self, family: ModelMetricFamily, labels: Mapping[str, str], buckets: Sequence[float] = (), owner: object = None
+    ) -> ModelMetric:
         """The metric of these labels: the same one each time. A gauge ends with its `owner`, see `release`.
 
         Raises MmeError: INVALID_ARGUMENT for labels or buckets that are none, and for other buckets than it has.
@@ -245,7 +247,7 @@ class Metrics:
             metric = family.metrics.get(key)
             if metric is None:
                 self._check_room()
-                metric = family.metrics[key] = Metric(self, family, labels, buckets)
+                metric = family.metrics[key] = ModelMetric(self, family, labels, buckets)
                 self._count += 1
             if owner is not None and family.kind is MetricKind.GAUGE:
                 self._gauges.setdefault(owner, set()).add(metric)
@@ -279,7 +281,7 @@ class Metrics:
         if self._dirty:
             tell()
 
-    def changed(self, metric: Metric) -> None:
+    def changed(self, metric: ModelMetric) -> None:
         """The metric has changed. Under the lock."""
         first = not self._dirty
         self._dirty[metric] = None
@@ -302,7 +304,7 @@ class Metrics:
 
     # -- what there is -------------------------------------------------------------------------------------------
 
-    def read(self) -> list[tuple[Family, list[Reading]]]:
+    def read(self) -> list[tuple[ModelMetricFamily, list[MetricReading]]]:
         """Every family that has metrics, by name, and where they stand."""
         with self.lock:
             return [
@@ -316,8 +318,8 @@ def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(labels.items()))
 
 
-def _reading(metric: Metric) -> Reading:
-    return Reading(metric.labels, metric.value, metric.buckets, tuple(metric.counts))
+def _reading(metric: ModelMetric) -> MetricReading:
+    return MetricReading(metric.labels, metric.value, metric.buckets, tuple(metric.counts))
 
 
-METRICS = Metrics()  # one a process
+METRICS = ModelMetrics()  # one a process

@@ -234,7 +234,7 @@ _INTERNAL = "__saved_model"  # a signature whose name begins so is not for clien
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class TensorflowGraph:
     """What a model computes.
 
     Attributes:
@@ -298,7 +298,7 @@ def _described(config: ModelConfig, folder: Path) -> Any:
     return graph.signature_def[signature_key(config)]
 
 
-def load_saved(config: ModelConfig, folder: Path, session: Any) -> Graph:
+def load_saved(config: ModelConfig, folder: Path, session: Any) -> TensorflowGraph:
     """Read a SavedModel into a session, variables and tables included. Raises INVALID_MODEL, OUT_OF_MEMORY."""
     inputs, outputs = saved_signature(config, folder)
     try:
@@ -307,14 +307,14 @@ def load_saved(config: ModelConfig, folder: Path, session: Any) -> Graph:
     except Exception as error:  # tf.errors, and Python's own
         raise translated(error, config.name, loading=True) from error
     signature = loaded.signature_def[signature_key(config)]
-    return Graph(inputs, outputs, _places(signature.inputs), _places(signature.outputs))
+    return TensorflowGraph(inputs, outputs, _places(signature.inputs), _places(signature.outputs))
 
 
 def _places(described: Any) -> dict[str, str]:
     return {name: info.name for name, info in described.items()}
 
 
-def load_frozen(config: ModelConfig, file: Path, nodes: Any) -> Graph:
+def load_frozen(config: ModelConfig, file: Path, nodes: Any) -> TensorflowGraph:
     """Read a frozen graph into an empty one; its model lies between the tensors that the configuration names."""
     tf = tensorflow()
     if not (config.inputs and config.outputs):
@@ -331,7 +331,7 @@ def load_frozen(config: ModelConfig, file: Path, nodes: Any) -> Graph:
         raise translated(error, config.name, loading=True) from error
     feeds = {spec.name: _node(nodes, "input", spec, config) for spec in given_to(config)}
     fetches = {spec.name: _node(nodes, "output", spec, config) for spec in all_outputs(config)}
-    return Graph(_facts(config, feeds), _facts(config, fetches), _names(feeds), _names(fetches))
+    return TensorflowGraph(_facts(config, feeds), _facts(config, fetches), _names(feeds), _names(fetches))
 
 
 def _names(tensors: Mapping[str, Any]) -> dict[str, str]:
@@ -384,7 +384,7 @@ class TensorflowHandler(Handler):
 
     backend: ClassVar[str] = "tensorflow"
 
-    def __init__(self, graph: Graph, config: ModelConfig, session: Any) -> None:
+    def __init__(self, graph: TensorflowGraph, config: ModelConfig, session: Any) -> None:
         super().__init__(complete(config, graph.inputs, graph.outputs))
         self._inputs = {spec.name: spec for spec in given_to(self.config)}
         self._outputs = {spec.name: spec for spec in all_outputs(self.config)}
@@ -430,7 +430,7 @@ class TensorflowHandler(Handler):
         raise NotImplementedError
 
     @classmethod
-    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
+    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> TensorflowGraph:
         raise NotImplementedError
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
@@ -462,7 +462,7 @@ class SavedModelHandler(TensorflowHandler):
         return saved_signature(config, model_file)
 
     @classmethod
-    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
+    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> TensorflowGraph:
         return load_saved(config, model_file, session)
 
 
@@ -477,7 +477,7 @@ class GraphdefHandler(TensorflowHandler):
         return graph.inputs, graph.outputs
 
     @classmethod
-    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> Graph:
+    def graph(cls, config: ModelConfig, model_file: Path, session: Any) -> TensorflowGraph:
         return load_frozen(config, model_file, session.graph)
 
 

@@ -356,7 +356,7 @@ class ControlKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class SequenceControl:
     """One signal, and how it is written: as two numbers for false and true, or as an id of `data_type` (CORRID)."""
 
     kind: ControlKind
@@ -384,7 +384,7 @@ class ControlInput:
     """An input of the model that tells signals and is no client's to send: one, once the configuration is checked."""
 
     name: str
-    control: tuple[Control, ...]
+    control: tuple[SequenceControl, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +447,7 @@ class SequenceBatching:
     state: tuple[SequenceState, ...] = ()
     iterative_sequence: bool = False
 
-    def controls(self) -> Iterator[tuple[str, Control]]:
+    def controls(self) -> Iterator[tuple[str, SequenceControl]]:
         for tensor in self.control_input:
             for control in tensor.control:
                 yield tensor.name, control

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from model_handlers.environments.environment import Patience
-    from model_handlers.environments.wanted import Given
+    from model_handlers.environments.wanted import Prebuilt
     from model_handlers.system.threads import CancelToken
     from model_handlers.system.untar import Parts
 
@@ -366,11 +366,11 @@ def _path(parts: Parts) -> str:
     return shown("/".join(parts))
 
 
-def packed_name(wanted: Given, digests: Digests, patience: Patience) -> str:
+def packed_name(wanted: Prebuilt, digests: Digests, patience: Patience) -> str:
     return f"packed-{digests.of(wanted.path, patience)[:DIGITS]}"
 
 
-def unpack_environment(environment: Environment, wanted: Given, patience: Patience) -> None:
+def unpack_environment(environment: Environment, wanted: Prebuilt, patience: Patience) -> None:
     """Unpack a packed environment into its empty folder, and have it moved there."""
     subject = f"model '{patience.model}': {wanted.subject}"
     unpack(wanted.path, environment.prefix, subject, patience)

@@ -31,7 +31,7 @@ _SOURCES = re.compile(  # where packages come from that are to be installed; one
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Prebuilt:
     """An environment that is there, as a folder or packed; `brought` by the model, or put there by others."""
 
     path: Path
@@ -62,7 +62,7 @@ class Requirements:
         return self.file.name
 
 
-Wanted = Given | Requirements
+Wanted = Prebuilt | Requirements
 
 
 def lack_of(file: Path) -> str:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.mapped import Draft, Trial
+    from model_handlers.mapped import FormDraft, Trial
     from model_handlers.tensor import Array
 
 
@@ -128,11 +128,11 @@ class OnnxHandler(MappedHandler):
         return weights.refinement(config)
 
     @classmethod
-    def write_form(cls, config: ModelConfig, model_file: Path, draft: Draft) -> bytes:  # noqa: ARG003 - of the model alone
+    def write_form(cls, config: ModelConfig, model_file: Path, draft: FormDraft) -> bytes:  # noqa: ARG003 - of the model alone
         return externalise_initialisers(_onnx_path(model_file), draft)
 
     @classmethod
-    def refine_form(cls, config: ModelConfig, form: Path, draft: Draft) -> bytes:
+    def refine_form(cls, config: ModelConfig, form: Path, draft: FormDraft) -> bytes:
         return weights.refine(config, form, draft)
 
     @classmethod

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.mapped import Draft
+    from model_handlers.mapped import FormDraft
     from model_handlers.tensor import Array
 
 
@@ -141,14 +141,14 @@ _EXTERNAL = 1  # the value of _TENSOR_WHERE
 _LOCATION = b"location"  # the entry that every external tensor has
 
 
-def externalise_initialisers(model_file: Path, draft: Draft) -> bytes:
+def externalise_initialisers(model_file: Path, draft: FormDraft) -> bytes:
     """The model, whose large tensors `draft` has now. Raises OSError where the draft can't be written."""
     source = _opened(model_file, draft)
     return _Externaliser(Span(source, 0, source.size), model_file.parent, draft).model()
 
 
 class _Externaliser:
-    def __init__(self, span: Span, folder: Path, draft: Draft) -> None:
+    def __init__(self, span: Span, folder: Path, draft: FormDraft) -> None:
         self._span = span
         self._window = BufferedReader(span)
         self._folder = folder
@@ -235,7 +235,7 @@ class _Externaliser:
         return self._window.read(field.start, field.end)
 
 
-def _opened(path: Path, draft: Draft) -> SourceFile:
+def _opened(path: Path, draft: FormDraft) -> SourceFile:
     try:
         return draft.source(path)
     except OSError as error:
@@ -268,7 +268,7 @@ def _processor() -> str:
     return "\n".join(line for line in first.splitlines() if line.startswith(_CPU_LINES))
 
 
-def refine(config: ModelConfig, form: Path, draft: Draft) -> bytes:
+def refine(config: ModelConfig, form: Path, draft: FormDraft) -> bytes:
     options = session_options(config, processors())
     options.add_session_config_entry("session.disable_prepacking", "1")
     optimised = draft.folder / "optimised"

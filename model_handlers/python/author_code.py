@@ -275,12 +275,12 @@ class AuthorFiles:
         The parameter names one that is there, packed or not, and is complete. Without it the first
         requirements.txt says what is to be installed, out of a folder `wheels` if there is one.
         """
-        from model_handlers.environments.wanted import Given, Requirements  # noqa: PLC0415 - not asked where models run
+        from model_handlers.environments.wanted import Prebuilt, Requirements  # noqa: PLC0415 - not asked where models run
 
         text = self._config.parameters.get(PARAMETER, "")
         if text:
             path = _path(text, self._config.name, self.model_directory)
-            return Given(path, brought=_MODEL_DIRECTORY in text)
+            return Prebuilt(path, brought=_MODEL_DIRECTORY in text)
         requirements = next((path for place in self._places if (path := place / "requirements.txt").is_file()), None)
         if requirements is None or not _asks(requirements):
             return None

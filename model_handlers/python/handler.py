@@ -14,7 +14,7 @@ from model_handlers.config.validate import normalise
 from model_handlers.errors import MmeError, unsupported
 from model_handlers.model_calls import offered
 from model_handlers.python.author_code import ANY_RUNTIME, ModelFile, check_class, check_syntax
-from model_handlers.python.host import Host
+from model_handlers.python.host import PythonHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class PythonHandler(Handler):
     backend: ClassVar[str] = "python"
     default_filename: ClassVar[str] = "model.py"
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: PythonHost) -> None:
         super().__init__(host.config)
         self._host = host
         self.tells_ready = host.tells_ready
@@ -56,7 +56,7 @@ class PythonHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> PythonHandler:
-        return cls(Host(config, ModelFile(config, model_file), device, lane, offered()))
+        return cls(PythonHost(config, ModelFile(config, model_file), device, lane, offered()))
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Call the author's `execute` once. Several threads that call at a time wait for one another."""

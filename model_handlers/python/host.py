@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.model")
 
 
-class Host:
+class PythonHost:
     """One initialized `TritonPythonModel`.
 
     `device` is told to the model, which does as it likes; `outside` is what it may ask of the server while it is

@@ -277,7 +277,7 @@ def _taken_from_gpu(capsule: Any) -> Any:
     raise TritonModelException("a DLPack capsule on a GPU can be taken where torch or cupy is imported")
 
 
-class ErrorCode(IntEnum):
+class TritonErrorCode(IntEnum):
     """As TRITONSERVER_Error_Code names and numbers them; their texts, which models log, are Triton's."""
 
     UNKNOWN = 0
@@ -299,25 +299,25 @@ class ErrorCode(IntEnum):
 class TritonError:
     """What went wrong with one request: `InferenceResponse(error=TritonError(message, code))`."""
 
-    UNKNOWN: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
-    INTERNAL: ClassVar[ErrorCode] = ErrorCode.INTERNAL
-    NOT_FOUND: ClassVar[ErrorCode] = ErrorCode.NOT_FOUND
-    INVALID_ARG: ClassVar[ErrorCode] = ErrorCode.INVALID_ARG
-    UNAVAILABLE: ClassVar[ErrorCode] = ErrorCode.UNAVAILABLE
-    UNSUPPORTED: ClassVar[ErrorCode] = ErrorCode.UNSUPPORTED
-    ALREADY_EXISTS: ClassVar[ErrorCode] = ErrorCode.ALREADY_EXISTS
-    CANCELLED: ClassVar[ErrorCode] = ErrorCode.CANCELLED
+    UNKNOWN: ClassVar[TritonErrorCode] = TritonErrorCode.UNKNOWN
+    INTERNAL: ClassVar[TritonErrorCode] = TritonErrorCode.INTERNAL
+    NOT_FOUND: ClassVar[TritonErrorCode] = TritonErrorCode.NOT_FOUND
+    INVALID_ARG: ClassVar[TritonErrorCode] = TritonErrorCode.INVALID_ARG
+    UNAVAILABLE: ClassVar[TritonErrorCode] = TritonErrorCode.UNAVAILABLE
+    UNSUPPORTED: ClassVar[TritonErrorCode] = TritonErrorCode.UNSUPPORTED
+    ALREADY_EXISTS: ClassVar[TritonErrorCode] = TritonErrorCode.ALREADY_EXISTS
+    CANCELLED: ClassVar[TritonErrorCode] = TritonErrorCode.CANCELLED
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
         if code not in KINDS:
             raise TritonModelException(f"TritonError has no code {code!r}; use one of its constants")
         self._message = text("message of a TritonError", message) if isinstance(message, bytes) else str(message)
-        self._code = ErrorCode(code)
+        self._code = TritonErrorCode(code)
 
     def __str__(self) -> str:
         return self._message
 
-    def code(self) -> ErrorCode:
+    def code(self) -> TritonErrorCode:
         """One of the constants, with its name and its number."""
         return self._code
 

@@ -47,7 +47,7 @@ class Metric:
 
     __slots__ = ("_kind", "_metric", "_name", "_owner")
 
-    def __init__(self, metric: metrics.Metric, owner: object) -> None:
+    def __init__(self, metric: metrics.ModelMetric, owner: object) -> None:
         self._metric = metric
         self._owner = owner
         self._name = metric.family.name

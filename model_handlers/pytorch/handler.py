@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from model_handlers.base import Device
     from model_handlers.config.autocomplete import SignatureTensor
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.pytorch.programs import Program, Slot
+    from model_handlers.pytorch.programs import Slot, TorchProgram
     from model_handlers.tensor import Array, TensorSpec
 
 
-def completed(config: ModelConfig, program: Program) -> ModelConfig:
+def completed(config: ModelConfig, program: TorchProgram) -> ModelConfig:
     """The configuration with what the program tells of inputs and outputs, which must agree with it."""
     if program.tensors is None:
         if not (config.inputs and config.outputs):
@@ -77,7 +77,7 @@ def _as_declared(
     return [(names.get(place, name), kind, shape) for place, (name, kind, shape) in enumerate(tensors)]
 
 
-def _incomplete(config: ModelConfig, program: Program) -> Exception:
+def _incomplete(config: ModelConfig, program: TorchProgram) -> Exception:
     inputs = program.arguments if program.arguments is not None else ()
     outputs = program.results if program.results is not None else ()
     takes = ", ".join(slot.name for slot in inputs) or "a dictionary"
@@ -91,7 +91,7 @@ def _incomplete(config: ModelConfig, program: Program) -> Exception:
     )
 
 
-def arguments(config: ModelConfig, program: Program) -> list[tuple[TensorSpec, str]]:
+def arguments(config: ModelConfig, program: TorchProgram) -> list[tuple[TensorSpec, str]]:
     """For each input the argument that it is. Raises INVALID_MODEL where they can't be matched."""
     slots, specs = program.arguments, given_to(config)
     if slots is None:
@@ -103,7 +103,7 @@ def arguments(config: ModelConfig, program: Program) -> list[tuple[TensorSpec, s
     return [(spec, slot.name) for spec, slot in zip(specs, chosen, strict=True)]
 
 
-def places(config: ModelConfig, program: Program) -> dict[str, int]:
+def places(config: ModelConfig, program: TorchProgram) -> dict[str, int]:
     """For each output its place among the results, where those have an order."""
     slots, specs = program.results, all_outputs(config)
     if slots is None:
@@ -232,9 +232,9 @@ class TorchHandler(Handler):
     backend: ClassVar[str] = "pytorch"
     default_filename: ClassVar[str] = "model.pt"
 
-    def __init__(self, program: Program, config: ModelConfig, device: Any, options: Options) -> None:
+    def __init__(self, program: TorchProgram, config: ModelConfig, device: Any, options: Options) -> None:
         super().__init__(completed(config, program))
-        self._program: Program | None = program
+        self._program: TorchProgram | None = program
         self._device = device
         self._options = options
         self._inputs = arguments(self.config, program)

@@ -257,7 +257,7 @@ def _pickled(path: Path, model: str) -> str:
 _SCALARS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool}
 
 
-class Program(Protocol):
+class TorchProgram(Protocol):
     """A loaded model.
 
     Attributes:
@@ -274,7 +274,7 @@ class Program(Protocol):
         """Execute it on tensors and lists of strings by argument: its results in order, or by name."""
 
 
-def load_program(path: Path, form: Format, device: Any, model: str) -> Program:
+def load_program(path: Path, form: Format, device: Any, model: str) -> TorchProgram:
     """Load a file on a device (None for the CPU). Raises INVALID_MODEL, OUT_OF_MEMORY."""
     made: dict[Format, Any] = {
         Format.SCRIPT: Script,
@@ -284,7 +284,7 @@ def load_program(path: Path, form: Format, device: Any, model: str) -> Program:
     }
     try:
         with never_unpickling():
-            program: Program = made[form](str(path), device, model)
+            program: TorchProgram = made[form](str(path), device, model)
     except MmeError:
         raise
     except Exception as error:  # PyTorch raises whatever its layers do: RuntimeError, KeyError, AssertionError, …
@@ -292,11 +292,11 @@ def load_program(path: Path, form: Format, device: Any, model: str) -> Program:
     return program
 
 
-_shared: WeakValueDictionary[tuple[object, ...], Program] = WeakValueDictionary()
+_shared: WeakValueDictionary[tuple[object, ...], TorchProgram] = WeakValueDictionary()
 _sharing = Lock()
 
 
-def shared_program(path: Path, form: Format, device: Any, model: str) -> Program:
+def shared_program(path: Path, form: Format, device: Any, model: str) -> TorchProgram:
     """The same, once for all in this process that ask for this very file on this device while one is in use."""
     key = (str(path), identity_of(path.stat()), str(device))
     with _sharing:

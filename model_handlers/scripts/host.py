@@ -107,7 +107,7 @@ class Context:
             "batch_size": 1,
             "server_name": "mme",
         }
-        self.metrics = Metrics()
+        self.metrics = ContextMetrics()
         self.begin("", {})
 
     def begin(self, request_id: str, headers: dict[str, str]) -> None:
@@ -162,7 +162,7 @@ class RequestProperties:
         return next((value for name, value in self._headers.items() if name.lower() == key.lower()), None)
 
 
-class Metrics:
+class ContextMetrics:
     """Takes anything that is to be measured, and measures nothing."""
 
     def __getattr__(self, name: str) -> Any:

@@ -144,7 +144,7 @@ def free_memory() -> int:
     return int(free)
 
 
-class Stream:
+class CudaStream:
     """A queue of work on the device."""
 
     def __init__(self) -> None:
@@ -323,7 +323,7 @@ class EngineTensor:
     on_host: bool
 
 
-class Engine:
+class TensorrtEngine:
     """A plan, read and on its device, which is the calling thread's from now on.
 
     `compatible` plans may bring code for the host; `strategy` is TensorRT's name for when contexts take their memory.
@@ -386,7 +386,7 @@ class Engine:
                 ranges[name] = (low, best, high)
         return Profile(index, ranges)
 
-    def context(self) -> Context:
+    def context(self) -> ExecutionContext:
         """A new one. Raises OUT_OF_MEMORY where there is no room for what it needs."""
         set_device(self._device)
         made = self._engine.create_execution_context(self._strategy)
@@ -395,7 +395,7 @@ class Engine:
                 f"model '{self.model}': the GPU has no memory left for another execution: "
                 f"{last_words(self._logger.said)}"
             )
-        return Context(self, made)
+        return ExecutionContext(self, made)
 
     def set_device(self) -> None:
         set_device(self._device)
@@ -421,14 +421,14 @@ class Engine:
         self._runtime = None
 
 
-class Context:
+class ExecutionContext:
     """What one execution at a time needs. One thread at a time uses it."""
 
-    def __init__(self, engine: Engine, context: Any) -> None:
+    def __init__(self, engine: TensorrtEngine, context: Any) -> None:
         self._engine = engine
         self._context = context
         self._profile = -1
-        self._stream = Stream()
+        self._stream = CudaStream()
         names = (*engine.inputs, *engine.outputs)
         self._on_device = {name: DeviceMemory() for name in names}
         self._on_host = {name: HostMemory() for name in names}
@@ -541,12 +541,12 @@ class TensorrtHandler(Handler):
     backend: ClassVar[str] = "tensorrt"
     default_filename: ClassVar[str] = "model.plan"
 
-    def __init__(self, engine: Engine, config: ModelConfig, device: Device) -> None:
+    def __init__(self, engine: TensorrtEngine, config: ModelConfig, device: Device) -> None:
         self._profiles = chosen(config, engine.profiles)
         super().__init__(_complete(config, engine, self._profiles))
         self._engine = engine
         self._gpu = device.index
-        self._idle: deque[Context] = deque()
+        self._idle: deque[ExecutionContext] = deque()
         try:
             for _ in range(_instances(config, device)):
                 self._idle.append(engine.context())
@@ -582,7 +582,7 @@ class TensorrtHandler(Handler):
                 "the CPU; give them kind KIND_GPU"
             )
         try:
-            engine = Engine(config.name, model_file, device.index, compatible=compatible, strategy=strategy)
+            engine = TensorrtEngine(config.name, model_file, device.index, compatible=compatible, strategy=strategy)
             try:
                 return cls(engine, config, device)
             except BaseException:
@@ -619,7 +619,7 @@ def _instances(config: ModelConfig, device: Device) -> int:
     return sum(group.count for group in groups if group.kind is not InstanceKind.CPU) or 1
 
 
-def _complete(config: ModelConfig, engine: Engine, profiles: Sequence[Profile]) -> ModelConfig:
+def _complete(config: ModelConfig, engine: TensorrtEngine, profiles: Sequence[Profile]) -> ModelConfig:
     # A batch dimension is one of any size; how large is what the profiles say.
     inputs, outputs = (
         [(tensor.name, tensor.data_type, tensor.shape) for tensor in tensors.values()]

@@ -487,7 +487,7 @@ _DEFAULT_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScoreOutcome:
     """What becomes of scores (n, columns).
 
     Attributes:
@@ -514,7 +514,7 @@ class Outcome:
         return output.reshape(-1) if self.columns == 1 else output
 
 
-def outcome_of(config: ModelConfig, forest: Forest) -> Outcome:
+def outcome_of(config: ModelConfig, forest: Forest) -> ScoreOutcome:
     classes = switch(config, "is_classifier", default=switch(config, "output_class", default=False))
     threshold = number(config, "threshold", _DEFAULT_THRESHOLD)
     if switch(config, "predict_proba", default=False):
@@ -523,10 +523,10 @@ def outcome_of(config: ModelConfig, forest: Forest) -> Outcome:
                 f"model '{config.name}': parameter 'predict_proba' asks for the score of each class, but this model "
                 "knows no classes: leave it out"
             )
-        return Outcome(max(forest.columns, 2), both=forest.columns == 1)
+        return ScoreOutcome(max(forest.columns, 2), both=forest.columns == 1)
     if classes and not forest.labels:
-        return Outcome(1, classes=True, threshold=threshold)
-    return Outcome(forest.columns)
+        return ScoreOutcome(1, classes=True, threshold=threshold)
+    return ScoreOutcome(forest.columns)
 
 
 INPUT, OUTPUT, CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-    from model_handlers.metrics import Metric, Metrics
+    from model_handlers.metrics import ModelMetric, ModelMetrics
     from model_handlers.model_calls import Outside
     from model_handlers.requests import Responder
     from model_handlers.tensor import Array, DataType
@@ -668,14 +668,14 @@ _MOST_WARNINGS = 10
 class MetricReceiver:
     """The metrics of one process, where they stand there."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(self, metrics: ModelMetrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
         self._known: dict[int, _ToldMetric | None] = {}  # None: refused
         self._warnings = 0
 
     def take(self, told: Any) -> None:
-        """Add what it tells, see `Metrics.changes`. LookupError, TypeError, ValueError, OverflowError: malformed."""
+        """Add what it tells: `ModelMetrics.changes`. LookupError, TypeError, ValueError, OverflowError: malformed."""
         for number, value, more, *description in told:
             if description:
                 if len(self._known) >= _MOST_KNOWN:
@@ -705,7 +705,7 @@ class MetricReceiver:
 class _ToldMetric:
     """A metric that several processes tell of, and where it stood in one of them when that told of it last."""
 
-    def __init__(self, metric: Metric, owner: MetricReceiver) -> None:
+    def __init__(self, metric: ModelMetric, owner: MetricReceiver) -> None:
         self._metric = metric
         self._owner = owner
         self._value = 0.0

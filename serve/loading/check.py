@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from model_handlers.config.findings import Finding, Understood, understand
 from model_handlers.config.model_config import Guess, ModelConfig, warn_once
 from model_handlers.config.validate import PLATFORM, check_named
-from model_handlers.environments.wanted import Given
+from model_handlers.environments.wanted import Prebuilt
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.worker.start import verify_file
@@ -170,7 +170,7 @@ def _look_for_environments(found: Examined, config: ModelConfig) -> None:
 
     found.attempt(CONFIG_NAME, "parameters", ask)
     for wanted in asked:
-        if isinstance(wanted, Given) and not os.path.exists(wanted.path):  # noqa: PTH110 - too long a name is no error
+        if isinstance(wanted, Prebuilt) and not os.path.exists(wanted.path):  # noqa: PTH110 - too long a name is no error
             sentence = f"{wanted.subject} is not there"
             (found.problems if wanted.brought else found.notes).append(
                 Located(CONFIG_NAME, Finding("parameters", sentence, wanted.remedy))

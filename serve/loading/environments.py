@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Placement
 from model_handlers.environments.environment import Patience
-from model_handlers.environments.wanted import Given, lack_of
+from model_handlers.environments.wanted import Prebuilt, lack_of
 from model_handlers.errors import invalid_model
 from model_handlers.system.disk import directory_size, disk_errors
 from model_handlers.worker.parameters import PLACEMENT, Deadlines
@@ -52,7 +52,7 @@ class Brought:
 
     def size_in(self, directory: ModelDirectory) -> int:
         """Bytes that they take in the directories of the model's versions, whose other bytes go into memory."""
-        paths = {wanted.path if isinstance(wanted, Given) else wanted.wheels for wanted in self.wanted.values()}
+        paths = {wanted.path if isinstance(wanted, Prebuilt) else wanted.wheels for wanted in self.wanted.values()}
         inside = (
             path
             for path in paths
@@ -96,7 +96,7 @@ def look(
 
 
 def _is_met(wanted: Wanted, model: str) -> bool:
-    if isinstance(wanted, Given):
+    if isinstance(wanted, Prebuilt):
         return False
     with disk_errors(f"model '{model}': {wanted.subject} cannot be read"):
         lack = lack_of(wanted.file)

@@ -30,7 +30,7 @@ from serve.request import InferenceRequest, InferenceResponse, Layout
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from model_handlers.config.model_config import Control, ModelConfig, SequenceBatching
+    from model_handlers.config.model_config import ModelConfig, SequenceBatching, SequenceControl
     from model_handlers.tensor import Array, DataType, TensorSpec
     from serve.model.batch_proof import BatchProof
     from serve.model.replies import Post
@@ -460,7 +460,7 @@ def tensor_map_for(name: str, version: int, config: ModelConfig, initial: Mappin
     return SequenceTensorMap(name, version, config, initial)
 
 
-def _signal(name: str, control: Control) -> _Signal:
+def _signal(name: str, control: SequenceControl) -> _Signal:
     if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
         data_type = control.tensor_type
         if data_type is BYTES:

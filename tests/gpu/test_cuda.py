@@ -36,7 +36,7 @@ print(json.dumps([found, [str(uuid.UUID(bytes=bytes(each[:16]))) for each in sho
 def stream():
     """One on the first device, with memory of both kinds."""
     engine.set_device(0)
-    made = engine.Stream(), engine.DeviceMemory(), engine.HostMemory(), engine.HostMemory()
+    made = engine.CudaStream(), engine.DeviceMemory(), engine.HostMemory(), engine.HostMemory()
     yield made
     for each in made[1:]:
         each.close()
@@ -88,7 +88,7 @@ def test_threads_have_streams_of_their_own():
 
     def run(index):
         engine.set_device(0)
-        made = engine.Stream(), engine.DeviceMemory(), engine.HostMemory(), engine.HostMemory()
+        made = engine.CudaStream(), engine.DeviceMemory(), engine.HostMemory(), engine.HostMemory()
         wrong.extend(_ for _ in range(50) if not np.array_equal(there_and_back(*made, ROWS + index), ROWS + index))
         for each in made[1:]:
             each.close()

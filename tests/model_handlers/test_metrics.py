@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.metrics import MetricKind, Metrics
+from model_handlers.metrics import MetricKind, ModelMetrics
 from model_handlers.worker.channel import MetricReceiver
 from tests.calls import calls_of
 
@@ -52,7 +52,7 @@ def refused(action, *arguments, **keywords):
 
 def test_equal_names_and_labels_are_one_metric():
     """Whatever the order of the labels, and whoever asks."""
-    metrics = Metrics()
+    metrics = ModelMetrics()
     counter(metrics, a="1", b="2").add(2)
     counter(metrics, b="2", a="1").add(0.5)
     counter(metrics).add(7)
@@ -75,7 +75,7 @@ BAD_NAMES = ["", "1st", "a-b", "a b", "ä", "a\n", None, 3, "x" * 1001, "\ud800"
 @pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
 def test_names_that_prometheus_cannot_read_are_refused(name):
     """Of families and of labels alike."""
-    metrics = Metrics()
+    metrics = ModelMetrics()
     assert refused(metrics.family, name, "", COUNTER)
     family = metrics.family("fine", "", COUNTER)
     assert refused(metrics.metric, family, {name: "x"})
@@ -85,7 +85,7 @@ def test_names_that_prometheus_cannot_read_are_refused(name):
 @pytest.mark.parametrize("value", [None, 3, "x" * 1001, "\ud800"], ids=ascii)
 def test_values_of_labels_are_texts(value):
     """Of characters that everybody can be told of."""
-    metrics = Metrics()
+    metrics = ModelMetrics()
     assert "must be texts" in refused(counter, metrics, a=value)
 
 
@@ -94,12 +94,12 @@ def test_values_of_labels_are_texts(value):
 )
 def test_the_servers_own_names_are_refused(name):
     """So that a model can neither hide nor forge what the server tells."""
-    assert "are the server's own" in refused(Metrics().family, name, "", COUNTER)
+    assert "are the server's own" in refused(ModelMetrics().family, name, "", COUNTER)
 
 
 def test_what_does_not_go_together_is_refused():
     """Another kind, other buckets, names that would show the same series, labels that histograms have themselves."""
-    metrics = Metrics()
+    metrics = ModelMetrics()
     counter(metrics)
     histogram(metrics)
     assert "is a counter already" in refused(metrics.family, "hits", "", GAUGE)
@@ -126,13 +126,13 @@ def test_what_does_not_go_together_is_refused():
 )
 def test_buckets_that_are_none(buckets, words):
     """Bounds are finite and ascend; the last bucket is everybody's."""
-    assert words in refused(histogram, Metrics(), buckets=buckets)
-    assert "others have none" in refused(Metrics().metric, Metrics().family("x", "", COUNTER), {}, (1.0,))
+    assert words in refused(histogram, ModelMetrics(), buckets=buckets)
+    assert "others have none" in refused(ModelMetrics().metric, ModelMetrics().family("x", "", COUNTER), {}, (1.0,))
 
 
 def test_there_is_room_for_so_many():
     """A label of ever new values does not grow without end; those that there are go on counting."""
-    metrics = Metrics()
+    metrics = ModelMetrics()
     for number in range(9999):
         counter(metrics, n=str(number)).add(1)
     assert "labels are for a few values" in refused(counter, metrics, n="x")
@@ -146,7 +146,7 @@ def test_there_is_room_for_so_many():
 
 def test_threads_count_together():
     """Nothing is lost."""
-    metrics = Metrics()
+    metrics = ModelMetrics()
 
     def count():
         for number in range(5000):
@@ -168,7 +168,7 @@ def test_threads_count_together():
 
 def test_code_that_counts_when_it_is_collected_waits_for_nothing():
     """A collection may come in the middle of counting."""
-    metrics = Metrics()
+    metrics = ModelMetrics()
 
     class Counts:
         def __init__(self):
@@ -198,7 +198,7 @@ class Process:
     """A process of a model, and what the server knows of it."""
 
     def __init__(self, server, model="m"):
-        self.metrics = Metrics()
+        self.metrics = ModelMetrics()
         self.counted = MetricReceiver(server, model)
 
     def tell(self):
@@ -208,7 +208,7 @@ class Process:
 
 def test_counts_of_processes_add_up():
     """Counters and histograms of several instances, told now and then."""
-    server = Metrics()
+    server = ModelMetrics()
     processes = [Process(server) for _ in range(3)]
     for round_ in range(4):
         for number, process in enumerate(processes):
@@ -223,7 +223,7 @@ def test_counts_of_processes_add_up():
 
 def test_the_last_word_about_a_gauge_counts_and_what_raises_it_adds_up():
     """As if there were one gauge for all processes."""
-    server = Metrics()
+    server = ModelMetrics()
     first, second = Process(server), Process(server)
     for process in (first, second):
         gauge(process.metrics).add(2)
@@ -246,7 +246,7 @@ def test_the_last_word_about_a_gauge_counts_and_what_raises_it_adds_up():
 
 def test_what_is_told_again_counts_once():
     """A process tells where its metrics stand, and the server adds what they grew by."""
-    server = Metrics()
+    server = ModelMetrics()
     process = Process(server)
     for _ in range(2):
         counter(process.metrics).add(0)
@@ -265,7 +265,7 @@ def test_what_is_told_again_counts_once():
 
 def test_what_a_process_counted_outlives_it_and_its_gauges_do_not():
     """Unless another one tells about the same gauge."""
-    server = Metrics()
+    server = ModelMetrics()
     first, second = Process(server), Process(server)
     for process in (first, second):
         gauge(process.metrics, "both").set(1)
@@ -292,7 +292,7 @@ def test_what_a_process_counted_outlives_it_and_its_gauges_do_not():
 
 def test_gauges_that_are_gone_are_kept_nowhere():
     """However often a process comes and goes."""
-    server = Metrics()
+    server = ModelMetrics()
     for number in range(3):
         process = Process(server)
         gauge(process.metrics, n=str(number)).set(1)
@@ -308,7 +308,7 @@ def test_the_end_of_a_process_costs_the_same_however_many_others_have_gauges():
     """Only its own gauges are looked at."""
 
     def calls(processes):
-        server = Metrics()
+        server = ModelMetrics()
         for number in range(processes):
             gauge(server, owner=number, n=str(number)).set(1)
         gauge(server, owner="last", n="last").set(1)
@@ -319,7 +319,7 @@ def test_the_end_of_a_process_costs_the_same_however_many_others_have_gauges():
 
 def test_metrics_that_the_server_refuses_are_not_shown(caplog):
     """Another model's name of another kind, and the thousandth label; a few lines of the log tell, and all else counts."""
-    server = Metrics()
+    server = ModelMetrics()
     first, second = Process(server, "first"), Process(server, "second")
     counter(first.metrics, "mine").add(1)
     first.tell()
@@ -374,7 +374,7 @@ NONSENSE = [
 @pytest.mark.parametrize("telling", NONSENSE, ids=lambda telling: str(telling)[:60])
 def test_nonsense_is_an_error_of_who_tells_it(telling):
     """One of those that end a process; what stood before stands."""
-    server = Metrics()
+    server = ModelMetrics()
     counter(server).add(1)
     with pytest.raises((LookupError, TypeError, ValueError, OverflowError)):
         MetricReceiver(server, "m").take(telling)
@@ -384,7 +384,7 @@ def test_nonsense_is_an_error_of_who_tells_it(telling):
 
 def test_a_process_cannot_make_the_server_grow_by_numbers():
     """However many metrics it makes up."""
-    counted = MetricReceiver(Metrics(), "m")
+    counted = MetricReceiver(ModelMetrics(), "m")
     described = ["-", "", "counter", {}, []]
     counted.take([[number, 0, 0, described] for number in range(20_000)])
     with pytest.raises(ValueError, match="more than 20000 metrics"):

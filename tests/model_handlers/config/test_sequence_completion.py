@@ -4,12 +4,12 @@ import pytest
 
 from model_handlers.config.autocomplete import complete
 from model_handlers.config.model_config import (
-    Control,
     ControlInput,
     ControlKind,
     ModelConfig,
     OldestStrategy,
     SequenceBatching,
+    SequenceControl,
     SequenceState,
     all_inputs,
     all_outputs,
@@ -20,7 +20,9 @@ from model_handlers.tensor import BOOL, FP32, INT32, INT64, TensorSpec
 
 BATCHING = SequenceBatching(
     OldestStrategy(),
-    control_input=(ControlInput("START", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),),
+    control_input=(
+        ControlInput("START", (SequenceControl(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),
+    ),
     state=(SequenceState("IN", "OUT", FP32, (-1, 2)),),
 )
 INPUTS = [("X", FP32, (-1, 4)), ("START", INT32, (-1, 1)), ("IN", FP32, (-1, -1, 2))]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from model_handlers.config.convert import config_json
 from model_handlers.config.findings import config_findings
 from model_handlers.config.model_config import (
-    Control,
     ControlInput,
     ControlKind,
     DirectStrategy,
@@ -19,6 +18,7 @@ from model_handlers.config.model_config import (
     ModelConfig,
     OldestStrategy,
     SequenceBatching,
+    SequenceControl,
     SequenceState,
     hidden_inputs,
     hidden_outputs,
@@ -60,15 +60,15 @@ BATCHING = SequenceBatching(
         ControlInput(
             "START",
             (
-                Control(
+                SequenceControl(
                     START,
                     fp32_false_true=(0.0, pytest.approx(0.1)),
                 ),
             ),
         ),
-        ControlInput("READY", (Control(READY, bool_false_true=(False, True)),)),
-        ControlInput("END", (Control(END, int32_false_true=(0, 1)),)),
-        ControlInput("ID", (Control(CORRID, data_type=BYTES),)),
+        ControlInput("READY", (SequenceControl(READY, bool_false_true=(False, True)),)),
+        ControlInput("END", (SequenceControl(END, int32_false_true=(0, 1)),)),
+        ControlInput("ID", (SequenceControl(CORRID, data_type=BYTES),)),
     ),
     (
         SequenceState("IN", "OUT", INT64, (-1, 2), (InitialState(INT64, (1, 2), zero_data=True, name="zero"),), True),
@@ -118,7 +118,7 @@ def initial(**changes):
 
 def control(name="T", kind=START, **values):
     """A control tensor."""
-    return ControlInput(name, (Control(kind, **values),))
+    return ControlInput(name, (SequenceControl(kind, **values),))
 
 
 INT = {"int32_false_true": (0, 1)}
@@ -131,7 +131,7 @@ BROKEN = [
     ("sequence batching control tensor must have a name for bert", [control("", **INT)]),
     (
         "sequence batching control tensor 'T' is specified for multiple control kinds for bert",
-        [ControlInput("T", (Control(START, (0, 1)), Control(END, (0, 1))))],
+        [ControlInput("T", (SequenceControl(START, (0, 1)), SequenceControl(END, (0, 1))))],
     ),
     (
         "sequence batching control tensor 'T' is specified for multiple control kinds for bert",
@@ -281,9 +281,9 @@ def test_a_state_without_a_data_type_is_refused():
 CONTROLS = st.lists(
     st.sampled_from(
         [
-            ControlInput("START", (Control(START, fp32_false_true=(0.0, 0.5)),)),
-            ControlInput("READY", (Control(READY, bool_false_true=(False, True)),)),
-            ControlInput("END", (Control(END, int32_false_true=(-1, 1)),)),
+            ControlInput("START", (SequenceControl(START, fp32_false_true=(0.0, 0.5)),)),
+            ControlInput("READY", (SequenceControl(READY, bool_false_true=(False, True)),)),
+            ControlInput("END", (SequenceControl(END, int32_false_true=(-1, 1)),)),
         ]
     ),
     unique=True,
@@ -294,7 +294,7 @@ BATCHINGS = st.builds(
     | st.builds(OldestStrategy, st.integers(1, 99), st.sampled_from([(), (2,), (1, 4)]), st.integers(0, 9)),
     max_sequence_idle_microseconds=st.integers(1, 2**40),
     control_input=st.builds(
-        lambda controls, kind: (*controls, ControlInput("ID", (Control(CORRID, data_type=kind),))),
+        lambda controls, kind: (*controls, ControlInput("ID", (SequenceControl(CORRID, data_type=kind),))),
         CONTROLS,
         st.sampled_from([UINT64, UINT32, BYTES]),
     ),

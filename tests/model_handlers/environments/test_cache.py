@@ -13,7 +13,7 @@ import pytest
 
 from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
-from model_handlers.environments.wanted import Given
+from model_handlers.environments.wanted import Prebuilt
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from model_handlers.system.disk import locked
 from model_handlers.system.threads import NEVER
@@ -56,7 +56,7 @@ def names(folder):
 def refused(folder, archive, patience):
     """The error of one that can't be made; nothing is left of it."""
     with pytest.raises(MmeError) as raised:
-        Environments(folder).provide(Given(archive), patience)
+        Environments(folder).provide(Prebuilt(archive), patience)
     assert names(folder) == []
     return raised.value
 
@@ -64,36 +64,36 @@ def refused(folder, archive, patience):
 def test_a_packed_environment_becomes_a_folder_that_works(folder, archive, patience):
     """Named by its content, complete, its interpreter at home in its place; there is nothing before it is wanted."""
     environments = Environments(folder)
-    assert environments.find(Given(archive), patience) is None
+    assert environments.find(Prebuilt(archive), patience) is None
     assert not folder.exists()
-    environment = environments.provide(Given(archive), patience)
+    environment = environments.provide(Prebuilt(archive), patience)
 
     told = subprocess.run(
         [environment.python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True
     )
     assert told.stdout.strip() == str(environment.prefix)
-    assert environments.find(Given(archive), patience) == environment
+    assert environments.find(Prebuilt(archive), patience) == environment
     assert names(folder) == [environment.prefix.name, f"{environment.prefix.name}.complete"]
     assert folder.stat().st_mode & 0o077 == 0
 
 
 def test_equal_content_is_unpacked_once(folder, archive, tmp_path, patience):
     """For any number of models, under any name, by this run of the server and by later ones."""
-    first = Environments(folder).provide(Given(archive), patience)
+    first = Environments(folder).provide(Prebuilt(archive), patience)
     before = (first.prefix / "pyvenv.cfg").stat()
     copy = tmp_path / "other name"
     copy.write_bytes(archive.read_bytes())
 
-    assert Environments(folder).provide(Given(copy), patience) == first
+    assert Environments(folder).provide(Prebuilt(copy), patience) == first
     assert (first.prefix / "pyvenv.cfg").stat().st_ino == before.st_ino
 
 
 def test_other_content_under_the_same_name_is_another_environment(folder, archive, source, tmp_path, patience):
     """An archive that was replaced is noticed; the folder of the old one stays as it was."""
     environments = Environments(folder)
-    first = environments.provide(Given(archive), patience)
+    first = environments.provide(Prebuilt(archive), patience)
     archive.write_bytes(with_script(source, tmp_path, "pass").read_bytes())
-    second = environments.provide(Given(archive), patience)
+    second = environments.provide(Prebuilt(archive), patience)
 
     assert first != second
     assert (second.prefix / "bin/conda-unpack").exists()
@@ -111,7 +111,7 @@ def test_condas_script_is_run_once_in_the_final_place(folder, source, tmp_path, 
     """By the environment's own interpreter, after which the environment does not move any more."""
     archive = with_script(source, tmp_path, SCRIPT.format(log=str(tmp_path / "log")))
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(Environments(folder).provide, Given(archive), patience) for _ in range(4)]
+        asked = [pool.submit(Environments(folder).provide, Prebuilt(archive), patience) for _ in range(4)]
         [environment] = {task.result() for task in asked}
 
     assert (tmp_path / "log").read_text() == f"{environment.prefix}/bin/conda-unpack {environment.prefix}\n"
@@ -188,11 +188,11 @@ def test_a_full_disk_is_out_of_memory(folder, archives, tmp_path, patience, monk
 
 def test_an_environment_whose_interpreter_went_is_made_anew(folder, archive, patience):
     """A base Python that was upgraded, say; that the folder was complete once counts for nothing."""
-    environment = Environments(folder).provide(Given(archive), patience)
+    environment = Environments(folder).provide(Prebuilt(archive), patience)
     (environment.prefix / "bin/python").unlink()
 
-    assert Environments(folder).find(Given(archive), patience) is None
-    assert Environments(folder).provide(Given(archive), patience) == environment
+    assert Environments(folder).find(Prebuilt(archive), patience) is None
+    assert Environments(folder).provide(Prebuilt(archive), patience) == environment
     assert environment.python.exists()
 
 
@@ -202,7 +202,7 @@ from pathlib import Path
 from model_handlers.system.threads import CancelToken
 from model_handlers.environments.cache import Environments
 from model_handlers.environments.environment import Patience
-from model_handlers.environments.wanted import Given
+from model_handlers.environments.wanted import Prebuilt
 
 folder, archive = map(Path, sys.argv[1:])
 
@@ -213,7 +213,7 @@ def cancelled():
     return False
 
 
-Environments(folder).provide(Given(archive), Patience("m", 60, CancelToken(cancelled=cancelled)))
+Environments(folder).provide(Prebuilt(archive), Patience("m", 60, CancelToken(cancelled=cancelled)))
 """
 
 
@@ -232,9 +232,9 @@ def test_what_a_kill_left_is_not_taken_for_an_environment(folder, archive, patie
     environments = Environments(folder)
     environments._taken_over = True  # so that it is this load which clears away
     left = killed_half_way(folder, archive)
-    assert environments.find(Given(archive), patience) is None
+    assert environments.find(Prebuilt(archive), patience) is None
     (left / "stray").touch()
-    environment = environments.provide(Given(archive), patience)
+    environment = environments.provide(Prebuilt(archive), patience)
 
     assert environment.prefix == left
     assert not (left / "stray").exists()
@@ -247,7 +247,7 @@ def test_what_a_kill_left_goes_with_the_next_run(folder, archive, source, tmp_pa
     killed_half_way(folder, archive)
     (folder / "installed-1").mkdir()
     with locked(folder / "installed-1.lock", NEVER):
-        environment = Environments(folder).provide(Given(with_script(source, tmp_path, "pass")), patience)
+        environment = Environments(folder).provide(Prebuilt(with_script(source, tmp_path, "pass")), patience)
         name = environment.prefix.name
         assert names(folder) == sorted([name, f"{name}.complete", "installed-1", "installed-1.lock"])
 
@@ -278,12 +278,12 @@ def test_who_gives_up_ends_what_runs(folder, source, tmp_path, ends_once, why):
 def test_who_waits_for_somebody_elses_may_give_up_too(folder, archive, patience):
     """The one that makes it goes on."""
     environments = Environments(folder)
-    environment = environments.provide(Given(archive), patience)
+    environment = environments.provide(Prebuilt(archive), patience)
     (environment.prefix.with_name(f"{environment.prefix.name}.complete")).unlink()
     lock = environment.prefix.with_name(f"{environment.prefix.name}.lock")
     with locked(lock, NEVER):
         with pytest.raises(MmeError, match=r"was not there within 0\.1 s"):
-            environments.provide(Given(archive), Patience("other", 0.1, NEVER))
+            environments.provide(Prebuilt(archive), Patience("other", 0.1, NEVER))
         assert environment.prefix.exists()
 
 
@@ -313,7 +313,7 @@ def test_a_missing_archive_is_refused(folder, tmp_path, patience):
     """The sentence names it, and says what to do; it blames the model for what the model was to bring alone."""
     error = refused(folder, tmp_path / "nowhere.tar.gz", patience)
     with pytest.raises(ElsewhereError, match="is not there: put it there before the model is loaded") as raised:
-        Environments(folder).find(Given(tmp_path / "nowhere.tar.gz", brought=False), patience)
+        Environments(folder).find(Prebuilt(tmp_path / "nowhere.tar.gz", brought=False), patience)
 
     assert error.kind is raised.value.kind is Kind.INVALID_MODEL
     assert not isinstance(error, ElsewhereError)
@@ -324,6 +324,6 @@ def test_a_folder_that_can_not_be_made_is_told(archive, patience, tmp_path):
     """A file in its way, say: the sentence says what to look at."""
     (tmp_path / "cache").write_text("")
     with pytest.raises(MmeError, match="check the directory and its permissions") as raised:
-        Environments(Path(tmp_path / "cache/environments")).provide(Given(archive), patience)
+        Environments(Path(tmp_path / "cache/environments")).provide(Prebuilt(archive), patience)
 
     assert raised.value.kind is Kind.INTERNAL

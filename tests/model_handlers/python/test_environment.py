@@ -3,7 +3,7 @@
 import pytest
 
 from model_handlers.config.model_config import ModelConfig
-from model_handlers.environments.wanted import Given, Requirements
+from model_handlers.environments.wanted import Prebuilt, Requirements
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
 from model_handlers.scripts.host import ScriptHandler
@@ -45,12 +45,12 @@ def test_nothing_asked_is_nothing_wanted(wants, parameter):
 )
 def test_the_parameter_names_one(wants, tmp_path, parameter, path):
     """Wherever it lies: it belongs to whoever runs the server, or came with the model."""
-    assert wants(parameter=parameter) == Given(type(tmp_path)(path.format(m=tmp_path / "m")))
+    assert wants(parameter=parameter) == Prebuilt(type(tmp_path)(path.format(m=tmp_path / "m")))
 
 
 def test_the_parameter_counts_before_requirements(wants):
     """A requirements.txt beside an environment is how that was made."""
-    assert isinstance(wants("requirements.txt", parameter="/envs/a.tar.gz"), Given)
+    assert isinstance(wants("requirements.txt", parameter="/envs/a.tar.gz"), Prebuilt)
 
 
 @pytest.mark.parametrize("parameter", ["env", "./env.tar.gz", "$TRITON_MODEL_DIRECTORY/env"])
@@ -93,4 +93,4 @@ def test_a_script_brings_them_as_in_sagemakers_containers(wants, tmp_path):
     assert asked == Requirements(tmp_path / "m/code/requirements.txt", tmp_path / "m/code/wheels")
 
     asked = wants(parameter="$$TRITON_MODEL_DIRECTORY/env", handler=ScriptHandler, filename="code/inference.py")
-    assert asked == Given(tmp_path / "m/env")
+    assert asked == Prebuilt(tmp_path / "m/env")

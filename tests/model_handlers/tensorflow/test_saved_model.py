@@ -14,11 +14,11 @@ from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import (
     BatchInput,
     BatchInputKind,
-    Control,
     ControlInput,
     ControlKind,
     ModelConfig,
     SequenceBatching,
+    SequenceControl,
     SequenceState,
 )
 from model_handlers.errors import Kind, MmeError
@@ -75,7 +75,9 @@ def test_bf16_goes_by_its_bits(tf, models, load):
 
 
 SIGNALS = SequenceBatching(
-    control_input=(ControlInput("start", (Control(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(0, 1)),)),),
+    control_input=(
+        ControlInput("start", (SequenceControl(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(0, 1)),)),
+    ),
     state=(SequenceState("total", "next", FP32, (1,)),),
 )
 COUNTS = (BatchInput(BatchInputKind.ELEMENT_COUNT, ("size",), FP32, ("x",)),)

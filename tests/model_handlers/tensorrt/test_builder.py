@@ -9,7 +9,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices
 from model_handlers.tensorrt import builder, engine
 from model_handlers.tensorrt.builder import BuildOptions, profiles_of
-from model_handlers.tensorrt.engine import Engine, read_header
+from model_handlers.tensorrt.engine import TensorrtEngine, read_header
 from tests.frameworks import framework
 
 SHAPES = ("--min", "x:1x16", "--opt", "x:4x16", "--max", "x:8x16")
@@ -138,6 +138,6 @@ def test_the_real_runtime_refuses_an_engine_without_a_gpu(build, model, monkeypa
     monkeypatch.setattr(engine, "set_device", lambda _: None)
     monkeypatch.setattr(engine, "free_memory", lambda: 1 << 40)
     with pytest.raises(MmeError, match=r"its engine was built by TensorRT-RTX 1\.7.*deserializeCudaEngine") as caught:
-        Engine("m", model.with_name("model.plan"), 0)
+        TensorrtEngine("m", model.with_name("model.plan"), 0)
 
     assert caught.value.kind is Kind.INVALID_MODEL

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from model_handlers.config.model_config import (
-    Control,
     ControlInput,
     ControlKind,
     InitialState,
     ModelConfig,
     SequenceBatching,
+    SequenceControl,
     SequenceState,
 )
 from model_handlers.config.validate import normalise
@@ -26,10 +26,10 @@ from serve.model.tensors import tensor_map_for
 from serve.model.warmup import initial_states
 from serve.request import InferenceRequest, Layout
 
-READY = ControlInput("READY", (Control(ControlKind.CONTROL_SEQUENCE_READY, bool_false_true=(False, True)),))
+READY = ControlInput("READY", (SequenceControl(ControlKind.CONTROL_SEQUENCE_READY, bool_false_true=(False, True)),))
 CONTROLS = (
-    ControlInput("START", (Control(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(-1, 1)),)),
-    ControlInput("END", (Control(ControlKind.CONTROL_SEQUENCE_END, int32_false_true=(0, 7)),)),
+    ControlInput("START", (SequenceControl(ControlKind.CONTROL_SEQUENCE_START, fp32_false_true=(-1, 1)),)),
+    ControlInput("END", (SequenceControl(ControlKind.CONTROL_SEQUENCE_END, int32_false_true=(0, 7)),)),
     READY,
 )
 SUM = SequenceState("IN", "OUT", FP32, (1,))
@@ -51,7 +51,7 @@ def config_of(*, states=(), controls=(), max_batch_size=4, outputs=("Y",)):
 
 def corrid(kind):
     """The control that tells ids in a type."""
-    return (ControlInput("ID", (Control(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=kind),)),)
+    return (ControlInput("ID", (SequenceControl(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=kind),)),)
 
 
 class Bench:

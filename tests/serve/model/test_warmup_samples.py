@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from model_handlers.config.model_config import (
-    Control,
     ControlInput,
     ControlKind,
     SequenceBatching,
+    SequenceControl,
     SequenceState,
     WarmupInput,
     WarmupSample,
@@ -238,9 +238,9 @@ def test_each_sample_is_logged(toys, tmp_path, caplog):
 
 SEQUENCES = SequenceBatching(
     control_input=(
-        ControlInput("start", (Control(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),
-        ControlInput("end", (Control(ControlKind.CONTROL_SEQUENCE_END, fp32_false_true=(0.0, 1.0)),)),
-        ControlInput("id", (Control(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=BYTES),)),
+        ControlInput("start", (SequenceControl(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1)),)),
+        ControlInput("end", (SequenceControl(ControlKind.CONTROL_SEQUENCE_END, fp32_false_true=(0.0, 1.0)),)),
+        ControlInput("id", (SequenceControl(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=BYTES),)),
     ),
     state=(SequenceState("sum", "next", FP32, (-1,)),),
 )
