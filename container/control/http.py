@@ -71,99 +71,69 @@ class HttpOperations:
         self._scrapes = asyncio.Lock()  # one at a time
 
     def by_name(self) -> dict[str, Operation]:
-        memory: dict[str, Operation] = {
-            f"{kind}_{deed}": partial(operation, kind)
-            for kind in self._operations.regions
-            for deed, operation in (
-                ("status", self._memory_status),
-                ("register", self._memory_register),
-                ("unregister", self._memory_unregister),
-            )
+        operations = self._operations
+        documents: dict[str, Callable[..., Awaitable[Any]]] = {
+            "list_models": lambda exchange: operations.list_models(argument(exchange, "next_page_token")),
+            "load_model": self._load_model,
+            "get_model": lambda _, name: operations.get_model(name),
+            "unload_model": self._unload_model,
+            "execution_parameters": lambda _: operations.execution_parameters(),
+            "server_metadata": lambda _: operations.server_metadata(),
+            "server_live": self._server_live,
+            "model_metadata": lambda _, name, version="": operations.model_metadata(name, path_version(version)),
+            "model_config": lambda _, name, version="": operations.model_config(name, path_version(version)),
+            "model_statistics": self._model_statistics,
+            "index": lambda exchange: operations.index(ready=_wants_ready_alone(exchange)),
+            "log_settings": lambda exchange: operations.log_settings(_posted(exchange)),
+            "trace_setting": lambda exchange, name="": operations.trace_setting(name, _posted(exchange) or {}),
         }
-        named: tuple[Any, ...] = (
-            *(self.list_models, self.load_model, self.get_model, self.unload_model, self.execution_parameters),
-            *(self.invoke_async, self.metrics, self.server_metadata, self.server_live, self.server_ready),
-            *(self.model_metadata, self.model_config, self.model_ready, self.model_statistics),
-            *(self.index, self.load, self.unload, self.other_repository, self.log_settings, self.trace_setting),
-        )
-        return {each.__name__: each for each in named} | memory
+        return {
+            **{name: _in_json(document) for name, document in documents.items()},
+            "server_ready": self._server_ready,
+            "model_ready": self._model_ready,
+            "load": self._load,
+            "unload": self._unload,
+            "other_repository": self._other_repository,
+            "invoke_async": self._invoke_async,
+            "metrics": self._metrics,
+            **{
+                f"{kind}_{deed}": partial(operation, kind)
+                for kind in operations.regions
+                for deed, operation in (
+                    ("status", self._memory_status),
+                    ("register", self._memory_register),
+                    ("unregister", self._memory_unregister),
+                )
+            },
+        }
 
-    # -- SageMaker's contract and its Runtime API ------------------------------------------------------------------
-
-    async def list_models(self, exchange: Exchange) -> Build:
-        """GET /models: 100 a page, continued by next_page_token."""
-        return partial(json_response, await self._operations.list_models(argument(exchange, "next_page_token")))
-
-    async def load_model(self, exchange: Exchange) -> Build:
-        """POST /models: {"model_name", "url"}; the platform's, and a client's where overrides are allowed."""
+    async def _load_model(self, exchange: Exchange) -> Any:
+        """The platform's, and a client's where overrides are allowed."""
         self._operations.check_control()
         document = json_body(exchange.body, required=True)
-        return partial(json_response, await self._operations.load_model(document, _target(exchange)))
+        return await self._operations.load_model(document, _target(exchange))
 
-    async def get_model(self, _exchange: Exchange, name: str) -> Build:
-        return partial(json_response, await self._operations.get_model(name))
-
-    async def unload_model(self, exchange: Exchange, name: str) -> Build:
+    async def _unload_model(self, exchange: Exchange, name: str) -> Any:
         await self._operations.unload_model(name, _target(exchange))
-        return partial(json_response, {})
+        return {}
 
-    async def execution_parameters(self, _exchange: Exchange) -> Build:
-        return partial(json_response, await self._operations.execution_parameters())
+    async def _server_live(self, _exchange: Exchange) -> Any:
+        """KServe's client reads the body; Triton's are content with the status."""
+        return {"live": True}
 
-    async def invoke_async(self, _exchange: Exchange, endpoint: str) -> Build:
-        """The one operation of the Runtime API that is not served; boto3 expects errors to look so."""
-        status, headers, body = runtime_error(
-            "ValidationError",
-            f"endpoint '{endpoint}' offers no async invocation: use invoke_endpoint or "
-            "invoke_endpoint_with_response_stream",
-        )
-        return lambda: Response(body, status, header_pairs(headers))
+    async def _model_statistics(self, _exchange: Exchange, name: str = "", version: str = "") -> Any:
+        return {"model_stats": await self._operations.model_statistics(name, path_version(version))}
 
-    async def metrics(self, _exchange: Exchange) -> Build:
-        """GET /metrics: the loop lists what there is, and a thread writes it."""
-        async with self._scrapes:
-            pieces = await self._offload(self._exporter.scrape())
-        return lambda: Response(pieces, content_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-    # -- KServe v2 with Triton's extensions ------------------------------------------------------------------------
-
-    async def server_metadata(self, _exchange: Exchange) -> Build:
-        return partial(json_response, await self._operations.server_metadata())
-
-    async def server_live(self, _exchange: Exchange) -> Build:
-        """GET /v2/health/live: KServe's client reads the body; Triton's are content with the status."""
-        return partial(json_response, {"live": True})
-
-    async def server_ready(self, _exchange: Exchange) -> Build:
-        """GET /v2/health/ready."""
+    async def _server_ready(self, _exchange: Exchange) -> Build:
         ready = self._operations.is_ready
         return partial(json_response, {"ready": ready}, 200 if ready else 400)
 
-    async def model_metadata(self, _exchange: Exchange, name: str, version: str = "") -> Build:
-        return partial(json_response, await self._operations.model_metadata(name, path_version(version)))
-
-    async def model_config(self, _exchange: Exchange, name: str, version: str = "") -> Build:
-        return partial(json_response, await self._operations.model_config(name, path_version(version)))
-
-    async def model_ready(self, _exchange: Exchange, name: str, version: str = "") -> Build:
+    async def _model_ready(self, _exchange: Exchange, name: str, version: str = "") -> Build:
         if await self._operations.model_ready(name, path_version(version)):
             return partial(json_response, {"name": name, "ready": True})
         return partial(json_response, {"error": f"Model version not ready: '{name}'"}, 400)
 
-    async def model_statistics(self, _exchange: Exchange, name: str = "", version: str = "") -> Build:
-        rows = await self._operations.model_statistics(name, path_version(version))
-        return partial(json_response, {"model_stats": rows})
-
-    async def index(self, exchange: Exchange) -> Build:
-        """The repository index; of ready models alone by `{"ready": true}` in the body, as Triton's, or ?ready=true."""
-        ready = {"true": True, "false": False}.get(argument(exchange, "ready", "false"))
-        if exchange.method == "POST":
-            ready = json_body(exchange.body).get("ready", ready)
-        if not isinstance(ready, bool):
-            raise invalid_argument("Invalid value for 'ready': expected a boolean")
-        return partial(json_response, await self._operations.index(ready=ready))
-
-    async def load(self, exchange: Exchange, name: str) -> Build:
+    async def _load(self, exchange: Exchange, name: str) -> Build:
         read = partial(self._override, exchange.body)
         override = await self._offload(read) if len(exchange.body) > _LARGE else read()
         await self._operations.load(name, override)
@@ -172,20 +142,27 @@ class HttpOperations:
     def _override(self, body: bytes) -> Override | None:
         return self._operations.override(_parameters(body))
 
-    async def unload(self, exchange: Exchange, name: str) -> Build:
+    async def _unload(self, exchange: Exchange, name: str) -> Build:
         await self._operations.unload(name, _parameters(exchange.body))
         return empty_response
 
-    async def other_repository(self, _exchange: Exchange, **_names: str) -> Build:
+    async def _other_repository(self, _exchange: Exchange, **_names: str) -> Build:
         raise repository_error()
 
-    async def log_settings(self, exchange: Exchange) -> Build:
-        wanted = json_body(exchange.body) if exchange.method == "POST" else None
-        return partial(json_response, await self._operations.log_settings(wanted))
+    async def _invoke_async(self, _exchange: Exchange, endpoint: str) -> Build:
+        """The one operation of the Runtime API that is not served; boto3 expects errors to look so."""
+        status, headers, body = runtime_error(
+            "ValidationError",
+            f"endpoint '{endpoint}' offers no async invocation: use invoke_endpoint or "
+            "invoke_endpoint_with_response_stream",
+        )
+        return lambda: Response(body, status, header_pairs(headers))
 
-    async def trace_setting(self, exchange: Exchange, name: str = "") -> Build:
-        wanted = json_body(exchange.body) if exchange.method == "POST" else {}
-        return partial(json_response, await self._operations.trace_setting(name, wanted))
+    async def _metrics(self, _exchange: Exchange) -> Build:
+        """The loop lists what there is, and a thread writes it."""
+        async with self._scrapes:
+            pieces = await self._offload(self._exporter.scrape())
+        return lambda: Response(pieces, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def _memory_status(self, kind: str, _exchange: Exchange, name: str = "") -> Build:
         return partial(json_response, self._operations.regions[kind].rows(name))
@@ -197,6 +174,26 @@ class HttpOperations:
     async def _memory_unregister(self, kind: str, _exchange: Exchange, name: str = "") -> Build:
         self._operations.regions[kind].unregister(name)
         return empty_response
+
+
+def _in_json(document: Callable[..., Awaitable[Any]]) -> Operation:
+    async def operate(exchange: Exchange, **names: str) -> Build:
+        return partial(json_response, await document(exchange, **names))
+
+    return operate
+
+
+def _posted(exchange: Exchange) -> dict[str, Any] | None:
+    return json_body(exchange.body) if exchange.method == "POST" else None
+
+
+def _wants_ready_alone(exchange: Exchange) -> bool:
+    """By `{"ready": true}` in the body, as Triton's clients say it, or ?ready=true."""
+    ready = {"true": True, "false": False}.get(argument(exchange, "ready", "false"))
+    ready = (_posted(exchange) or {}).get("ready", ready)
+    if not isinstance(ready, bool):
+        raise invalid_argument("Invalid value for 'ready': expected a boolean")
+    return ready
 
 
 def _target(exchange: Exchange) -> str:

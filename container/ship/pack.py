@@ -19,7 +19,7 @@ from container.cli.command import ARCHIVE_SUFFIX, Command, progress
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
-    from container.ship.model_files import ModelSource
+    from container.ship.archive_models import ModelSource
     from model_handlers.config.model_config import ModelConfig
 
 _EXAMPLES = """\
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _named(arguments: argparse.Namespace) -> dict[str, Path]:
     """The models that become an archive each, by their names."""
-    from container.ship.model_files import ModelSource  # noqa: PLC0415 - heavy
+    from container.ship.archive_models import ModelSource  # noqa: PLC0415 - heavy
 
     if arguments.ensemble:
         raise invalid_argument(f"-o '{arguments.output}' is a folder: an ensemble is one archive, name it")
@@ -84,20 +84,19 @@ def _named(arguments: argparse.Namespace) -> dict[str, Path]:
 
 
 def _pack(arguments: argparse.Namespace, *, brief: bool = False) -> int:
-    from container.ship.archive_models import configured, origins_of  # noqa: PLC0415 - heavy, as numpy is
-    from container.ship.model_files import ModelSource, link_or_copy, staged  # noqa: PLC0415
+    from container.ship import archive_models as models  # noqa: PLC0415 - heavy, as numpy is
     from serve.sources.archive import pack  # noqa: PLC0415
 
-    sources = [ModelSource.of(path, arguments.config) for path in arguments.models]
+    sources = [models.ModelSource.of(path, arguments.config) for path in arguments.models]
     name = _name(arguments, sources)
     output: Path = arguments.output or Path(f"{name}{ARCHIVE_SUFFIX}")
     _check_arguments(arguments, name, output)
     archive = output.name.removesuffix(ARCHIVE_SUFFIX)
     steps = arguments.ensemble.split(",") if arguments.ensemble else []
-    origins = origins_of(sources, steps, name, archive)
+    origins = models.origins_of(sources, steps, name, archive)
     copies = _copies(output, arguments.copies)
-    with staged(origins) as staging:
-        configs = configured(staging, origins, steps, name, archive)
+    with models.staged(origins) as staging:
+        configs = models.configured(staging, origins, steps, name, archive)
         total = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         with progress(total, f"pack {output.name}") as advance:
             pack(staging, copies[0], level=arguments.level, progress=advance)
@@ -105,7 +104,7 @@ def _pack(arguments: argparse.Namespace, *, brief: bool = False) -> int:
             _describe(staging, [*origins, *([name] if steps else [])], configs)
     for copy in copies[1:]:
         copy.unlink(missing_ok=True)
-        link_or_copy(copies[0], copy)
+        models.link_or_copy(copies[0], copy)
     for path in copies:
         print(f"{path}: {_size(path.stat().st_size)}")
     return 0

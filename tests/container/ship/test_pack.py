@@ -7,8 +7,7 @@ import zipfile
 
 import pytest
 
-from container.ship.archive_models import ensemble_of
-from container.ship.model_files import is_version, recognised
+from container.ship.archive_models import ensemble_of, is_version, recognised
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import MmeError
 from model_handlers.tensor import FP32, INT64, TensorSpec
