@@ -512,6 +512,8 @@ CONTROL = (
     Http("load, a file outside", _LOAD, _parameters(config="{}", **{"file:../model.onnx": _FILE})),
     Http("load, an unknown model", "POST /v2/repository/models/nobody/load", {}),
     Http("load, a broken model", "POST /v2/repository/models/broken/load", {}),
+    Http("load, a way to another directory", "POST /v2/repository/models/%2E%2E%2Fbare/load", b""),
+    Http("load, a file with too long a name", _LOAD, _parameters(config="{}", **{f"file:{'A' * 256}": _FILE})),
     Http("load of one repository", "POST /v2/repository/one/models/bare/load", {}),
     Http("load by GET", "GET /v2/repository/models/bare/load"),
     Http("unload", _UNLOAD, b""),

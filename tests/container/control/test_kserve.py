@@ -3,7 +3,6 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 
 import pytest
 
@@ -32,63 +31,6 @@ def ask(running, path, document=None):
 def index(running, document=None):
     """The repository index by name."""
     return {row["name"]: row for row in ask(running, "/v2/repository/index", document).json}
-
-
-def test_the_server_says_what_it_is(server):
-    """Name, version and the extensions that are served."""
-    document = server.http("GET", "/v2").json
-    assert document["name"] == "mme"
-    assert document["version"] == version("mme")
-    assert {"binary_tensor_data", "statistics", "model_repository", "model_configuration"} <= set(
-        document["extensions"]
-    )
-
-
-@pytest.mark.parametrize("what", ["live", "ready"])
-def test_health_is_a_status_and_says_so(what, server):
-    """The status is Triton's; the body, which Triton leaves empty, is KServe's."""
-    reply = server.http("GET", f"/v2/health/{what}")
-    assert (reply.status, reply.json) == (200, {what: True})
-
-
-def test_metadata_show_shapes_as_a_client_sends_them(server):
-    """The batch dimension first where the model batches; versions as strings."""
-    for path in ("/v2/models/arithmetic", "/v2/models/arithmetic/versions/1"):
-        document = server.http("GET", path).json
-        tensors = {
-            key: [(t["name"], t["datatype"], t["shape"]) for t in document.pop(key)] for key in ("inputs", "outputs")
-        }
-        assert document == {"name": "arithmetic", "versions": ["1"], "platform": "onnxruntime_onnx"}
-        assert tensors["inputs"] == [("A", "FP32", [-1, 4]), ("B", "FP32", [-1, 4])]
-        assert tensors["outputs"] == [("SUM", "FP32", [-1, 4]), ("DIFF", "FP32", [-1, 4])]
-    assert server.http("GET", "/v2/models/twice").json["inputs"][0]["shape"] == [4]
-
-
-def test_the_configuration_is_the_completed_one(server):
-    """In the protocol's field names, with what the model file added."""
-    document = server.http("GET", "/v2/models/arithmetic/config").json
-    assert document["name"] == "arithmetic"
-    assert document["max_batch_size"] == 8
-    assert document["backend"] == "onnxruntime"
-    assert [(each["name"], each["data_type"]) for each in document["input"]] == [("A", "TYPE_FP32"), ("B", "TYPE_FP32")]
-    assert document["dynamic_batching"]["preferred_batch_size"] == [8]
-
-
-@pytest.mark.parametrize("suffix", ["", "/config"])
-@pytest.mark.parametrize(
-    ("model", "status", "words"),
-    [
-        ("nobody", 404, "Request for unknown model: 'nobody' is not found"),
-        ("arithmetic/versions/9", 404, "version 9 is not found"),
-        ("arithmetic/versions/x", 404, "failed to get model version from specified version string 'x'"),
-        ("arithmetic/versions/-1", 404, "invalid model version specified '-1' , version should be an integral"),
-        ("broken", 400, "can't load model 'broken'"),
-    ],
-)
-def test_unknown_models_and_versions_are_refused(model, status, words, suffix, server):
-    """With Triton's statuses and sentences."""
-    reply = server.http("GET", f"/v2/models/{model}{suffix}")
-    assert (reply.status, words in reply.error) == (status, True)
 
 
 def test_a_model_is_ready_when_it_would_answer(own):
@@ -164,16 +106,6 @@ def test_the_index_lists_what_is_there_and_what_could_be(own):
     assert set(rows) == {"twice", "thrice", "bad"}
     assert set(index(own, {"ready": True})) == {"twice"}
     assert set(index(own, {"ready": False})) == {"twice", "thrice", "bad"}
-
-
-@pytest.mark.parametrize(
-    ("query", "names"), [("", "twice thrice bad"), ("?ready=true", "twice"), ("?ready=false", "twice thrice bad")]
-)
-def test_the_index_can_be_read_by_a_get(query, names, own):
-    """The same rows as by a POST, which is Triton's way; `ready` is in the query then."""
-    rows = own.http("GET", f"/v2/repository/index{query}").json
-    assert {row["name"] for row in rows} == set(names.split())
-    assert own.http("GET", "/v2/repository/index?ready=1").error == "Invalid value for 'ready': expected a boolean"
 
 
 def test_the_index_tells_what_the_cache_knows(own, json_inputs):
@@ -260,91 +192,3 @@ def test_a_load_reads_the_model_as_it_is_now(own, tmp_path, put, json_inputs):
     assert answered() == "FP32"
     assert ask(own, "/v2/repository/models/twice/load").status == 200
     assert answered() == "INT32"
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "words"),
-    [
-        ("nobody", 500, "failed to load 'nobody', failed to poll from model repository"),
-        ("bad", 400, "load failed for model 'bad': version 1 is at UNAVAILABLE state: Internal: ONNX Runtime"),
-    ],
-)
-def test_a_load_that_fails_says_why(name, status, words, own):
-    """And leaves the others alone."""
-    reply = ask(own, f"/v2/repository/models/{name}/load")
-    assert (reply.status, words in reply.error) == (status, True)
-    assert own.http("GET", "/v2/models/twice/ready").status == 200
-
-
-def test_an_unknown_model_is_unloaded_without_a_word(own):
-    """As Triton does."""
-    assert ask(own, "/v2/repository/models/nobody/unload").status == 200
-    assert ask(own, "/v2/repository/models/twice/unload", {"parameters": {"unload_dependents": True}}).status == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "document", "status", "words"),
-    [
-        ("index", {"ready": 1}, 400, "Invalid value for 'ready': expected a boolean"),
-        ("index", [], 400, "the body must be a JSON object"),
-        ("models/twice/load", {"parameters": {"config": "{"}}, 400, "failed to load 'twice', failed to poll"),
-        ("models/%2E%2E%2Ftwice/load", None, 400, "Model name cannot be empty or a way to another directory"),
-        ("models/twice/load", {"parameters": {"conf": "{}"}}, 400, "Unrecognized load parameter 'conf' with type"),
-        ("models/twice/load", {"parameters": {"file:1/model.onnx": "AA=="}}, 400, "'config' must be specified"),
-        (
-            "models/twice/load",
-            {"parameters": {"config": "{}", "file:../x": "AA=="}},
-            400,
-            "Invalid file parameter 'file:../x' with normalized path '../x' must stay within model directory.",
-        ),
-        (
-            "models/twice/load",
-            {"parameters": {"config": "{}", f"file:{'A' * 256}": "AA=="}},
-            400,
-            "Invalid file path 'AAA",
-        ),
-        ("models/twice/load", {"parameters": []}, 200, ""),
-        ("models/twice/load", {"parameters": "x"}, 400, "'parameters' must be an object"),
-        ("models/twice/unload", {"parameters": {"unload_dependents": 1}}, 400, "'unload_dependents'"),
-        ("models/twice/unload", {"parameters": {"other": True}}, 400, "'other'"),
-        ("models/twice/unload", [1], 400, "the body must be a JSON object"),
-    ],
-)
-def test_repository_requests_that_make_no_sense_are_refused(path, document, status, words, own):
-    """By the name of the field; what was served before still is."""
-    reply = ask(own, f"/v2/repository/{path}", document)
-    assert reply.status == status
-    if words:
-        assert words in reply.error
-    assert own.http("GET", "/v2/models/twice/ready").status == 200
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v2"),
-        ("POST", "/v2/health/live"),
-        ("PUT", "/v2/repository/index"),
-        ("PUT", INFER),
-        ("POST", "/v2/models/stats"),
-    ],
-)
-def test_other_methods_are_a_405(method, path, server):
-    """In JSON."""
-    reply = server.http(method, path)
-    assert (reply.status, reply.error.startswith("Method Not Allowed")) == (405, True)
-
-
-@pytest.mark.parametrize("route", ["infer", "generate", "versions/1/infer", "versions/1/generate_stream"])
-def test_inference_is_posted(route, server):
-    """What is got from those routes is no model of that name."""
-    reply = server.http("GET", f"/v2/models/arithmetic/{route}")
-    assert (reply.status, reply.headers["allow"]) == (405, "POST")
-    assert reply.error.startswith("Method Not Allowed")
-
-
-@pytest.mark.parametrize("path", ["index", "models/m/load", "models/m/unload"])
-def test_a_repository_can_not_be_named(path, server):
-    """As in Triton, which has the route and not the feature."""
-    reply = server.http("POST", f"/v2/repository/mine/{path}")
-    assert (reply.status, reply.error) == (501, "'repository_name' specification is not supported")
