@@ -119,7 +119,7 @@ def find_backend(name: str, platform: str, model: str, version_directory: Path |
     if platform:
         raise invalid_model(f"unexpected 'platform' and 'backend' pair, got:{platform}, {name}")
     brought = _brought(name, version_directory) if version_directory is not None else None
-    found = brought or _registered(name)
+    found = brought or registered_backend(name)
     if found is not None:
         return found
     raise invalid_model(
@@ -158,16 +158,16 @@ def _brought(name: str, version_directory: Path) -> Backend | None:
 
 
 @functools.cache
-def _registered(name: str) -> Backend | None:
+def registered_backend(name: str) -> Backend | None:
     """The backend that an installed package registers; packages do not come and go while this process lives."""
-    for backend, (value, package) in _entry_points().items():
+    for backend, (value, package) in registrations().items():
         if backend == name:
             handler = registered_handler(value, name, package)
             return Backend(name, (), handler.default_filename, value, detect=False)
     return None
 
 
-def _entry_points() -> dict[str, tuple[str, str]]:
+def registrations() -> dict[str, tuple[str, str]]:
     # a tenth of what a fork server imports, which asks never
     from configparser import ConfigParser, Error  # noqa: PLC0415
     from importlib.metadata import entry_points  # noqa: PLC0415
@@ -202,7 +202,7 @@ def handler_for(backend: Backend) -> type[Handler]:
 
 
 def served_backends() -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*(b.name for b in BACKENDS), *sorted(_entry_points()))))
+    return tuple(dict.fromkeys((*(b.name for b in BACKENDS), *sorted(registrations()))))
 
 
 GROUP = "mme.handlers"  # of entry points: backend = module:class

@@ -160,7 +160,7 @@ def too_old(folder):
 
 def forget_installed():
     """Have the server look anew at what is installed, which it does once in its life."""
-    for cache in (wanted._installed, wanted._required_by):
+    for cache in (wanted.installed, wanted.required_by):
         cache.cache_clear()
 
 

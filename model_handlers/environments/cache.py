@@ -94,7 +94,7 @@ class Environments:
         self._directory = directory
         self._digests = Digests()
         self._guard = threading.Lock()  # of what is done once
-        self._taken_over = False
+        self.taken_over = False
 
     def __repr__(self) -> str:
         return f"<Environments in {self._directory}>"
@@ -138,7 +138,7 @@ class Environments:
 
     def _take_over(self) -> None:
         with self._guard:
-            if self._taken_over:
+            if self.taken_over:
                 return
             own_directory(self._directory.parent)
             own_directory(self._directory)
@@ -147,7 +147,7 @@ class Environments:
                 with locked_now(_beside(environment, _LOCK)) as held:
                     if held and not _is_complete(environment):
                         _clear(environment)
-            self._taken_over = True
+            self.taken_over = True
 
 
 def _make(environment: Environment, wanted: Wanted, patience: Patience) -> None:

@@ -102,11 +102,11 @@ class Patience(CancelToken):
         super().__init__(f"model '{model}'", lambda: token.cancelled)
         self.model = model
         self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
+        self.deadline = time.monotonic() + seconds
 
     def check(self) -> None:
         super().check()
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self.deadline:
             raise invalid_model(
                 f"model '{self.model}': its environment was not there within {self._seconds:g} s; "
                 f"give it more by the parameter '{LOAD_TIMEOUT}'"

@@ -106,11 +106,11 @@ def _with_all_that_is_required(asked: list[Requirement]) -> Iterator[Requirement
         wanted = canonicalize_name(requirement.name), frozenset(requirement.extras)
         if wanted not in seen:
             seen.add(wanted)
-            asked += _required_by(*wanted)
+            asked += required_by(*wanted)
 
 
 def _lack(requirement: Requirement) -> str:
-    version, _ = _installed(canonicalize_name(requirement.name))
+    version, _ = installed(canonicalize_name(requirement.name))
     if not version:
         return f"{requirement} is not installed"
     if not requirement.specifier.contains(version, prereleases=True):
@@ -119,12 +119,12 @@ def _lack(requirement: Requirement) -> str:
 
 
 @functools.cache
-def _required_by(name: str, extras: frozenset[str]) -> list[Requirement]:
-    return [requirement for requirement in map(_read, _installed(name)[1]) if _applies(requirement, extras)]
+def required_by(name: str, extras: frozenset[str]) -> list[Requirement]:
+    return [requirement for requirement in map(_read, installed(name)[1]) if _applies(requirement, extras)]
 
 
 @functools.cache
-def _installed(name: str) -> tuple[str, tuple[str, ...]]:
+def installed(name: str) -> tuple[str, tuple[str, ...]]:
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:

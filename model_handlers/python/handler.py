@@ -33,7 +33,7 @@ class PythonHandler(Handler):
 
     def __init__(self, host: PythonHost) -> None:
         super().__init__(host.config)
-        self._host = host
+        self.host = host
         self.tells_ready = host.tells_ready
 
     @classmethod
@@ -60,12 +60,12 @@ class PythonHandler(Handler):
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
         """Call the author's `execute` once. Several threads that call at a time wait for one another."""
-        return self._host.execute(requests, self.outside)
+        return self.host.execute(requests, self.outside)
 
     def ask_ready(self, done: Callable[[bool], None]) -> None:
         """Call `is_ready` on a thread of its own: it neither waits for `execute` nor has it wait."""
         # An event loop may ask, and Thread.start would have it wait until the thread runs.
-        _thread.start_new_thread(lambda: done(self._host.is_ready()), ())
+        _thread.start_new_thread(lambda: done(self.host.is_ready()), ())
 
     def close(self) -> None:
-        self._host.close()
+        self.host.close()

@@ -49,7 +49,7 @@ class PythonHost:
     initialized. Raises INVALID_MODEL when the author's code fails, OUT_OF_MEMORY when it finds no room.
     """
 
-    __deletable__ = ("_author", "_module")  # which compiled classes have to say
+    __deletable__ = ("_module", "author")  # which compiled classes have to say
 
     def __init__(
         self, config: ModelConfig, file: ModelFile, device: Device, lane: str, outside: Outside | None = None
@@ -65,13 +65,13 @@ class PythonHost:
             try:
                 self.config = complete(config, self._module.author_class)
                 self._context.outside = outside
-                self._author = self._initialized(file, device)
+                self.author = self._initialized(file, device)
             except BaseException:
                 self._context.outside = None
                 self._module.unload()
                 raise
             self._context.initialized = True
-        self.tells_ready = callable(getattr(self._author, "is_ready", None))
+        self.tells_ready = callable(getattr(self.author, "is_ready", None))
         self._batches = self.config.max_batch_size > 0
         sequences = self.config.sequence_batching
         self._inputs = all_inputs(self.config)
@@ -104,7 +104,7 @@ class PythonHost:
         """What the author's `is_ready` says, or its coroutine; False where it fails, or says neither True nor False."""
         try:
             with Running(self._context):
-                said = self._author.is_ready()
+                said = self.author.is_ready()
                 if inspect.iscoroutine(said):
                     said = self._event_loop().run(said)
             if isinstance(said, bool):
@@ -121,8 +121,8 @@ class PythonHost:
         with self._one_at_a_time, Running(self._context):
             self._context.outside = None
             try:
-                if hasattr(self._author, "finalize"):
-                    self._author.finalize()
+                if hasattr(self.author, "finalize"):
+                    self.author.finalize()
             except BaseException:  # noqa: BLE001 - see failures; the model goes in any case
                 _log.exception(
                     "model '%s' failed in finalize", self._context.name, extra={"target_model": self._context.name}
@@ -132,7 +132,7 @@ class PythonHost:
                     self._loop.close()
                 self._module.unload()
                 METRICS.release(self._context)
-                del self._author, self._module
+                del self.author, self._module
 
     def _initialized(self, file: ModelFile, device: Device) -> Any:
         model = self._context.name
@@ -164,7 +164,7 @@ class PythonHost:
     def _returned(self, received: list[ReceivedRequest], responses: list[ResponseState]) -> Any:
         # Only their list holds the requests: the senders of those that it takes out go when it lets go of them, and all
         # others when it is known that it returned what it may.
-        returned = self._author.execute(received)
+        returned = self.author.execute(received)
         if not inspect.iscoroutine(returned):
             return returned
         loop = self._event_loop()

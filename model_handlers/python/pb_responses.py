@@ -46,9 +46,9 @@ _CPU, _CUDA, _CUDA_HOST = 1, 2, 3  # DLDeviceType
 _UNSIGNED, _BFLOAT = 1, 4  # DLDataTypeCode
 _DEVICE_TYPE, _TYPE_CODE, _TYPE_BITS = 8, 20, 21  # offsets in a DLManagedTensor
 
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+capsule_pointer.restype = ctypes.c_void_p
+capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class Tensor:
@@ -100,7 +100,7 @@ class Tensor:
                 return _GpuTensor(name, tensor)
             tensor = tensor.__dlpack__()
         try:
-            address = _capsule_pointer(tensor, b"dltensor")
+            address = capsule_pointer(tensor, b"dltensor")
         except ValueError:
             raise TritonModelException(
                 "Provided tensor is not supported. Tensor must be a DLPack capsule or have `__dlpack__` and "
@@ -122,7 +122,7 @@ class Tensor:
             array = array.copy()
         capsule = array.__dlpack__()
         if self._data_type is BF16:
-            _retyped(_capsule_pointer(capsule, b"dltensor"), _UNSIGNED, _BFLOAT)
+            _retyped(capsule_pointer(capsule, b"dltensor"), _UNSIGNED, _BFLOAT)
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:

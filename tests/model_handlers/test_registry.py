@@ -143,7 +143,7 @@ def test_a_checkouts_own_examples_count(monkeypatch):
         metadata.EntryPoint("mine", "model_handlers.examples:RepeatHandler", GROUP),
     ]
     monkeypatch.setattr(metadata, "entry_points", lambda **_: points)
-    registered = registry._entry_points()
+    registered = registry.registrations()
 
     assert registered["square"] == ("model_handlers.examples:SquareHandler", "mme")
     assert registered["mine"][0] == "model_handlers.examples:IdentityHandler"
@@ -157,7 +157,7 @@ def test_what_lies_beside_an_installed_package_is_no_trouble(contents, tmp_path,
     monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
     monkeypatch.setattr(registry, "__file__", str(tmp_path / "model_handlers" / "registry.py"))
 
-    assert registry._entry_points() == {}
+    assert registry.registrations() == {}
 
 
 def test_an_installed_package_registers_the_examples(tmp_path):

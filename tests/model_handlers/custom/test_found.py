@@ -41,9 +41,9 @@ def install(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(str(tmp_path))
         return module
 
-    registry._registered.cache_clear()
+    registry.registered_backend.cache_clear()
     yield install
-    registry._registered.cache_clear()
+    registry.registered_backend.cache_clear()
     for name in [name for name in sys.modules if name.startswith("parrots_")]:
         del sys.modules[name]
 

@@ -24,7 +24,7 @@ def ends_once():
         def look():
             over = bool(condition())
             if over and why == "deadline":
-                patience._deadline = 0
+                patience.deadline = 0
             return over and why == "cancelled"
 
         patience = Patience("m", 60, CancelToken(cancelled=look))

@@ -230,7 +230,7 @@ def killed_half_way(folder, archive):
 def test_what_a_kill_left_is_not_taken_for_an_environment(folder, archive, patience):
     """The next load of it begins anew, and ends with a whole one."""
     environments = Environments(folder)
-    environments._taken_over = True  # so that it is this load which clears away
+    environments.taken_over = True  # so that it is this load which clears away
     left = killed_half_way(folder, archive)
     assert environments.find(Prebuilt(archive), patience) is None
     (left / "stray").touch()

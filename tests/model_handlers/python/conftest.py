@@ -70,7 +70,7 @@ class Models:
     @staticmethod
     def author(handler):
         """The author's object that a handler in this process has made."""
-        return handler._host._author
+        return handler.host.author
 
     def refused(self, source, config=VECTORS, **where):
         """The error of a model that cannot be loaded."""

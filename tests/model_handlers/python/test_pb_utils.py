@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from model_handlers.metrics import METRICS
 from model_handlers.python import pb_responses, pb_utils
 from model_handlers.python.pb_responses import ReceivedTensor
 from model_handlers.tensor import BF16, BOOL, DATA_TYPES, FP32
@@ -161,7 +162,7 @@ def test_dlpack_takes_what_is_stored_in_order_only():
 def test_dlpack_takes_hosts_and_gpus_of_one_maker():
     """Memory of another device is refused with Triton's words."""
     capsule = np.zeros(2, np.float32).__dlpack__()
-    address = pb_responses._capsule_pointer(capsule, b"dltensor")
+    address = pb_responses.capsule_pointer(capsule, b"dltensor")
     ctypes.c_int32.from_address(address + 8).value = 14
     assert refused(pb_utils.Tensor.from_dlpack, "T", capsule) == "DLDevice type 14 is not support by Python backend."
     ctypes.c_int32.from_address(address + 8).value = 1
@@ -421,7 +422,8 @@ def test_metrics_are_kept():
     times = pb_utils.MetricFamily("t_times", "times", pb_utils.MetricFamily.HISTOGRAM).Metric(buckets=[1, 10])
     for value in (0.5, 1, 5, 50):
         times.observe(value)
-    assert times._metric.counts == [2, 1, 1]
+    (counted,) = next(rows for family, rows in METRICS.read() if family.name == "t_times")
+    assert counted.counts == (2, 1, 1)
 
 
 def test_metrics_refuse_what_they_are_not():
