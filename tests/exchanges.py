@@ -8,7 +8,7 @@ from tests.waiting import PATIENCE
 
 
 class WaitingExchange:
-    """See `container.inference.exchange.Exchange`; `wait` gives status, header lines and body, once it is whole."""
+    """See `container.http1.HttpRequest`; `wait` gives status, header lines and body, once it is whole."""
 
     def __init__(self, method, target, headers, body):
         self.method = method

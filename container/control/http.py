@@ -28,7 +28,7 @@ from model_handlers.errors import invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from container.inference.exchange import Exchange
+    from container.http1 import HttpRequest
     from container.process.service import Service
     from model_handlers.model_calls import Override
 
@@ -107,33 +107,33 @@ class HttpOperations:
             },
         }
 
-    async def _load_model(self, exchange: Exchange) -> Any:
+    async def _load_model(self, exchange: HttpRequest) -> Any:
         """The platform's, and a client's where overrides are allowed."""
         self._operations.check_control()
         document = json_body(exchange.body, required=True)
         return await self._operations.load_model(document, _target(exchange))
 
-    async def _unload_model(self, exchange: Exchange, name: str) -> Any:
+    async def _unload_model(self, exchange: HttpRequest, name: str) -> Any:
         await self._operations.unload_model(name, _target(exchange))
         return {}
 
-    async def _server_live(self, _exchange: Exchange) -> Any:
+    async def _server_live(self, _exchange: HttpRequest) -> Any:
         """KServe's client reads the body; Triton's are content with the status."""
         return {"live": True}
 
-    async def _model_statistics(self, _exchange: Exchange, name: str = "", version: str = "") -> Any:
+    async def _model_statistics(self, _exchange: HttpRequest, name: str = "", version: str = "") -> Any:
         return {"model_stats": await self._operations.model_statistics(name, path_version(version))}
 
-    async def _server_ready(self, _exchange: Exchange) -> Build:
+    async def _server_ready(self, _exchange: HttpRequest) -> Build:
         ready = self._operations.is_ready
         return partial(json_response, {"ready": ready}, 200 if ready else 400)
 
-    async def _model_ready(self, _exchange: Exchange, name: str, version: str = "") -> Build:
+    async def _model_ready(self, _exchange: HttpRequest, name: str, version: str = "") -> Build:
         if await self._operations.model_ready(name, path_version(version)):
             return partial(json_response, {"name": name, "ready": True})
         return partial(json_response, {"error": f"Model version not ready: '{name}'"}, 400)
 
-    async def _load(self, exchange: Exchange, name: str) -> Build:
+    async def _load(self, exchange: HttpRequest, name: str) -> Build:
         read = partial(self._override, exchange.body)
         override = await self._offload(read) if len(exchange.body) > _LARGE else read()
         await self._operations.load(name, override)
@@ -142,14 +142,14 @@ class HttpOperations:
     def _override(self, body: bytes) -> Override | None:
         return self._operations.override(_parameters(body))
 
-    async def _unload(self, exchange: Exchange, name: str) -> Build:
+    async def _unload(self, exchange: HttpRequest, name: str) -> Build:
         await self._operations.unload(name, _parameters(exchange.body))
         return empty_response
 
-    async def _other_repository(self, _exchange: Exchange, **_names: str) -> Build:
+    async def _other_repository(self, _exchange: HttpRequest, **_names: str) -> Build:
         raise repository_error()
 
-    async def _invoke_async(self, _exchange: Exchange, endpoint: str) -> Build:
+    async def _invoke_async(self, _exchange: HttpRequest, endpoint: str) -> Build:
         """The one operation of the Runtime API that is not served; boto3 expects errors to look so."""
         status, headers, body = runtime_error(
             "ValidationError",
@@ -158,36 +158,36 @@ class HttpOperations:
         )
         return lambda: Response(body, status, header_pairs(headers))
 
-    async def _metrics(self, _exchange: Exchange) -> Build:
+    async def _metrics(self, _exchange: HttpRequest) -> Build:
         """The loop lists what there is, and a thread writes it."""
         async with self._scrapes:
             pieces = await self._offload(self._exporter.scrape())
         return lambda: Response(pieces, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    async def _memory_status(self, kind: str, _exchange: Exchange, name: str = "") -> Build:
+    async def _memory_status(self, kind: str, _exchange: HttpRequest, name: str = "") -> Build:
         return partial(json_response, self._operations.regions[kind].rows(name))
 
-    async def _memory_register(self, kind: str, exchange: Exchange, name: str = "") -> Build:
+    async def _memory_register(self, kind: str, exchange: HttpRequest, name: str = "") -> Build:
         self._operations.regions[kind].register(name, json_body(exchange.body))
         return empty_response
 
-    async def _memory_unregister(self, kind: str, _exchange: Exchange, name: str = "") -> Build:
+    async def _memory_unregister(self, kind: str, _exchange: HttpRequest, name: str = "") -> Build:
         self._operations.regions[kind].unregister(name)
         return empty_response
 
 
 def _in_json(document: Callable[..., Awaitable[Any]]) -> Operation:
-    async def operate(exchange: Exchange, **names: str) -> Build:
+    async def operate(exchange: HttpRequest, **names: str) -> Build:
         return partial(json_response, await document(exchange, **names))
 
     return operate
 
 
-def _posted(exchange: Exchange) -> dict[str, Any] | None:
+def _posted(exchange: HttpRequest) -> dict[str, Any] | None:
     return json_body(exchange.body) if exchange.method == "POST" else None
 
 
-def _wants_ready_alone(exchange: Exchange) -> bool:
+def _wants_ready_alone(exchange: HttpRequest) -> bool:
     """By `{"ready": true}` in the body, as Triton's clients say it, or ?ready=true."""
     ready = {"true": True, "false": False}.get(argument(exchange, "ready", "false"))
     ready = (_posted(exchange) or {}).get("ready", ready)
@@ -196,11 +196,11 @@ def _wants_ready_alone(exchange: Exchange) -> bool:
     return ready
 
 
-def _target(exchange: Exchange) -> str:
+def _target(exchange: HttpRequest) -> str:
     return name_of(exchange.headers.get(TARGET_MODEL, ""))
 
 
-def argument(exchange: Exchange, name: str, default: str = "") -> str:
+def argument(exchange: HttpRequest, name: str, default: str = "") -> str:
     query = exchange.target.partition(b"?")[2].decode("latin-1")
     return parse_qs(query, keep_blank_values=True).get(name, [default])[0]
 

@@ -23,7 +23,7 @@ from container.control.http import argument
 if TYPE_CHECKING:
     from container.control.http import Build, Operation
     from container.dashboard.document import Documents
-    from container.inference.exchange import Exchange
+    from container.http1 import HttpRequest
 
 _FOLDER = Path(__file__).parent
 TEMPLATES = _FOLDER / "templates"
@@ -50,14 +50,14 @@ class Pages:
     def by_name(self) -> dict[str, Operation]:
         return {"dashboard": self.page, "dashboard_data": self.data, "dashboard_static": self.static}
 
-    async def page(self, _exchange: Exchange) -> Build:
+    async def page(self, _exchange: HttpRequest) -> Build:
         return _page
 
-    async def data(self, exchange: Exchange) -> Build:
+    async def data(self, exchange: HttpRequest) -> Build:
         document = self._documents.document(argument(exchange, "filter").strip()[:_LONGEST_FILTER])
         return lambda: Response(orjson.dumps(document), headers=_HEADERS, content_type="application/json")
 
-    async def static(self, _exchange: Exchange, filename: str) -> Build:
+    async def static(self, _exchange: HttpRequest, filename: str) -> Build:
         return partial(send_from_directory, _FOLDER / "static", filename)
 
 

@@ -297,8 +297,9 @@ class HttpProtocol(asyncio.Protocol):
         elif len(data) <= STEP:
             turns.left -= len(data) // SMALL
             if turns.left >= 0 and not self.unparsed.data:
-                self._parse(data)
-                self._learn(data, begins=begins)
+                last = self._parse(data)
+                if last is not None and begins:
+                    self.known = self._known_heads.learn(data, last)
                 return
         self.unparsed.add(data, begins=begins)
         if not self.unparsed.waits:
@@ -306,12 +307,14 @@ class HttpProtocol(asyncio.Protocol):
 
     # requests in
 
-    def _parse(self, data: bytes | memoryview) -> None:
-        parser = self.parser
+    def _parse(self, data: bytes | memoryview) -> HttpRequest | None:
+        """Take the requests that are complete now; returns the last of them."""
+        parser, last = self.parser, None
         was_in_head = parser.in_head
         for found in parser.feed(data):
             self.clock.measured_from = -1.0
             if isinstance(found, HttpRequest):
+                last = found
                 if parser.closed:
                     found.release()
                 else:
@@ -323,12 +326,7 @@ class HttpProtocol(asyncio.Protocol):
                 self.clock.since = self._server.now
             if parser.wants_continue and self.pipeline.current is None:  # no piece of the body came with the head
                 self._advance()
-
-    def _learn(self, data: bytes, *, begins: bool) -> None:
-        """Remember the head of a read that is one request."""
-        usual, self.parser.usual = self.parser.usual, None
-        if usual is not None and begins and self.parser.between:
-            self.known = self._known_heads.learn(data, usual)
+        return last
 
     def go_on(self) -> None:
         """Parse what was read, as far as the budget of this turn of the loop and the room for requests go."""
@@ -344,13 +342,13 @@ class HttpProtocol(asyncio.Protocol):
                     break
                 data, body = unparsed.data, parser.body_bytes
                 piece = unparsed.take(parser)
-                self._parse(piece)
+                last = self._parse(piece)
                 body = parser.body_bytes - body
                 counts = len(piece) - body + body // BODY
                 unparsed.chunks = min(2 * unparsed.chunks, _LARGEST_PIECE) if 16 * counts < len(piece) else _PIECE
                 turns.left -= counts
-                if not unparsed.data:
-                    self._learn(data, begins=unparsed.whole)
+                if last is not None and unparsed.whole and not unparsed.data:
+                    self.known = self._known_heads.learn(data, last)
         finally:
             unparsed.parsing = False
         if unparsed.data:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from container.inference.request_memory import RequestMemory
 
 HEAD_END = b"\r\n\r\n"
-# uvloop reads at most so many bytes at once: by so much may we overestimate a head that began in the middle of a read.
-_LONGEST_READ = 256 * KIB
+# uvloop reads 256 KiB at once, at most: by so much may we overestimate a head that began in the middle of a read.
+_LONGEST_READ = 257 * KIB
 # Wire bytes that chunk sizes, extensions and trailers may take per byte of body: "1\r\nx\r\n" takes six.
 _CHUNK_OVERHEAD = 8
 _SPECIAL = frozenset(("transfer-encoding", "expect", "upgrade", "origin", "sec-fetch-site"))
@@ -184,16 +184,15 @@ class KnownHeads:
         return known if known is not None and known.size == len(data) else None
 
     def learn(self, data: bytes, request: HttpRequest) -> KnownHead | None:
-        """Remember the head of a read, if it came before and the read is just it and its body.
+        """Remember the head of a read and its last request, if it came before and asks for nothing special.
 
-        Such a read is as long as the sum below; one that holds anything more, or a longer head, is longer than that.
-
-        Args:
-            data: the read.
-            request: its last one; whatever has its head asks for nothing special.
+        A read that is just that head and its body is as long as the sum below; one that holds anything more, or a
+        longer head, is longer than that.
         """
         end = data.find(HEAD_END, 0, _LONGEST_KNOWN) + len(HEAD_END)
-        if end + int(request.headers.get("content-length", 0)) != len(data):
+        size = end + int(request.headers.get("content-length", 0))
+        is_special = request.final or request.http10 or request.headers.keys() & _SPECIAL
+        if size != len(data) or is_special or not data.startswith(b"/", data.find(b" ") + 1):
             return None
         head = data[:end]
         mark = hash(head)
@@ -220,7 +219,6 @@ class RequestParser:
         arriving: the request whose body is coming in; None between requests, and while a head is.
         head_size: at least as many bytes as the head at hand has so far.
         wants_continue: whether the client waits for a 100 (Continue).
-        usual: of the last reads, the request behind which nothing came and that asks for nothing special.
         body_bytes: of all bodies so far.
         closed: whether nothing more is parsed.
     """
@@ -230,7 +228,6 @@ class RequestParser:
         self.arriving: HttpRequest | None = None
         self.head_size = 0
         self.wants_continue = False
-        self.usual: HttpRequest | None = None
         self.body_bytes = 0
         self.closed = False
         self._server = server
@@ -270,7 +267,7 @@ class RequestParser:
         self.closed = self.between = True
         if self.arriving is not None:
             self.arriving.release()
-        self.arriving = self.usual = self._buffer = self._llhttp = None
+        self.arriving = self._buffer = self._llhttp = None
         self._fields, self._found = [], []
         self._target = self._replay = b""
         self.head_size = 0
@@ -306,8 +303,6 @@ class RequestParser:
                     raise Refusal(413, "The chunks are mostly extensions or trailers: send larger chunks without them.")
         elif self.head_size > limits.request_line:
             self._measure(len(self._target), self._fields)
-            if self.head_size > limits.request_line + limits.headers + _LONGEST_READ:
-                raise rules.headers_too_large(limits.headers)  # one endless field, which llhttp still collects
 
     # llhttp calls
 
@@ -327,9 +322,11 @@ class RequestParser:
         """Check the head and begin a request."""
         llhttp: HttpRequestParser = self._llhttp  # type: ignore[assignment]  # it is calling
         raw, target, fields = llhttp.get_method(), self._target, self._fields
-        method = rules.METHODS.get(raw) or rules.unusual_method(raw)
-        if self.head_size > self._limits.request_line:
-            self._measure(rules.line_size(method, target), fields)
+        method = rules.METHODS.get(raw) or raw.decode("latin-1")
+        if method == "CONNECT":
+            raise Refusal(501, "CONNECT is not offered: this server is no proxy, send the request itself.")
+        if self.head_size > self._limits.request_line or len(fields) > self._limits.header_count:
+            self._measure(len(method) + len(target) + len("  HTTP/1.1"), fields)
         self._target, self._fields = b"", []
         self.arriving = self._checked(llhttp, method, target, fields)
 
@@ -337,7 +334,8 @@ class RequestParser:
         """Another chunk of the body; behind the last one comes an empty one."""
         self._chunks += 1
         if self._chunks > self._limits.chunks + 1:
-            raise rules.too_many_chunks(self._limits.chunks)
+            too_many = f"Chunked request body exceeds maximum of {self._limits.chunks} non-empty chunks."
+            raise Refusal(400, f"{too_many} Send fewer or larger HTTP chunks.")
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body: all of a small one. Of several pieces each is copied once."""
@@ -370,18 +368,16 @@ class RequestParser:
         self._found.append(request)
 
     def _checked(self, llhttp: HttpRequestParser, method: str, target: bytes, fields: Fields) -> HttpRequest | None:
-        """Check the header fields and begin a request; None for one that begins when its Upgrade is gone.
-
-        A short head that asks for nothing special may be known the next time.
-        """
+        """Check the header fields and begin a request; None for one that begins when its Upgrade is gone."""
         limits, server = self._limits, self._server
-        final, http10 = not llhttp.should_keep_alive(), rules.is_http10(llhttp.get_http_version())
+        final, version = not llhttp.should_keep_alive(), llhttp.get_http_version()
+        if version not in rules.SUPPORTED_VERSIONS:
+            raise rules.unsupported(version)
+        http10 = version == "1.0"
         whole, target = target, target if target[0] == _SLASH else rules.origin_form(target)
-        if len(fields) > limits.header_count:
-            raise rules.too_many_headers(limits.header_count)
         headers = rules.joined(fields)
         if "host" not in headers and not http10:
-            raise rules.no_host()
+            raise Refusal(400, "The Host header is missing: HTTP/1.1 asks for exactly one.")
         if server.gate is not None:
             refusal = server.gate(method, target, headers, rules.asked_host(whole, headers))
             if refusal is not None:
@@ -391,29 +387,34 @@ class RequestParser:
         if not self._memory.fits(size):
             raise Refusal(503, self._memory.full)
         if "transfer-encoding" in headers:
-            rules.check_transfer_encoding(headers["transfer-encoding"], http10=http10)
+            coding = headers["transfer-encoding"]
+            if http10:
+                advice = "send Content-Length, or speak HTTP/1.1."
+                raise Refusal(400, f"Transfer-Encoding does not exist in HTTP/1.0: {advice}")
+            if coding.lower() != "chunked":
+                advice = "send chunked alone, or Content-Length."
+                raise Refusal(501, f"Transfer-Encoding {coding[:64]!r} is not supported: {advice}")
             self._wire = self._chunks = 0
         if "expect" in headers:
-            self.wants_continue = rules.expects_continue(headers["expect"], http10=http10)
+            if headers["expect"].lower() != "100-continue":
+                wrong = headers["expect"][:64]
+                raise Refusal(417, f"The expectation {wrong!r} cannot be met: send 100-continue or no Expect.")
+            self.wants_continue = not http10
         if "upgrade" in headers and llhttp.should_upgrade():
             del headers["upgrade"]
             self._replay = rules.rebuild(method, target, headers, http10=http10)
             return None
-        request = HttpRequest(self._memory, method, target, headers, http10, final)
-        if (
-            self.head_size <= limits.request_line
-            and whole == target
-            and not (final or http10 or headers.keys() & _SPECIAL)
-        ):
-            self.usual = request
-        return request
+        return HttpRequest(self._memory, method, target, headers, http10, final)
 
     def _measure(self, line: int, fields: Fields) -> None:
         """Refuse a head whose parts, so far as they arrived, are over a limit."""
         limits = self._limits
         if line > limits.request_line:
-            raise rules.line_too_long(limits.request_line)
+            line_limit = limits.request_line
+            raise Refusal(414, f"The request line is longer than {line_limit} bytes: shorten the path or the query.")
         if len(fields) > limits.header_count:
-            raise rules.too_many_headers(limits.header_count)
-        if sum(len(name) + len(value) + 4 for name, value in fields) > limits.headers:
-            raise rules.headers_too_large(limits.headers)
+            raise Refusal(431, f"There are more than {limits.header_count} header fields: send fewer.")
+        size = sum([len(name) + len(value) + 4 for name, value in fields])
+        # It may be one endless field, which llhttp still collects.
+        if size > limits.headers or self.head_size > limits.request_line + limits.headers + _LONGEST_READ:
+            raise Refusal(431, f"The header fields take more than {limits.headers} bytes: send fewer or shorter ones.")

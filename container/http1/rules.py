@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ MIB: Final = 1024 * KIB
 Fields = list[tuple[bytes, bytes]]  # names and values as sent, in their order
 
 JSON_TYPE: Final = b"Content-Type: application/json\r\n"
+_LONGEST_KNOWN: Final = 64  # bytes of a header's name
 SUPPORTED_VERSIONS: Final = ("1.1", "1.0")
 
 # Methods as text. CONNECT is missing on purpose: this is no proxy.
@@ -84,12 +86,6 @@ class Headers(dict[str, str]):
         self.fields = fields
 
 
-# Header names as sent → in lower case. Clients send few different ones, so nearly all of them are met again.
-NAMES: dict[bytes, str] = {}
-_NAMES_MOST: Final = 512
-_NAME_LONGEST: Final = 64
-
-
 class Refusal(Exception):  # noqa: N818  it is what the server answers, not what went wrong in it
     """An answer of the server's own; the connection ends with it.
 
@@ -107,30 +103,6 @@ class Refusal(Exception):  # noqa: N818  it is what the server answers, not what
 def error_body(sentence: str) -> bytes:
     """The JSON body of an error answer."""
     return json.dumps({"error": sentence}, ensure_ascii=False).encode()
-
-
-def learn_name(raw: bytes) -> str:
-    """A header name in lower case, remembered for the next time."""
-    name = raw.decode("latin-1").lower()
-    if len(raw) <= _NAME_LONGEST:
-        if len(NAMES) >= _NAMES_MOST:
-            NAMES.clear()  # a client invents names; the usual ones are back with the next request
-        NAMES[raw] = name
-    return name
-
-
-def unusual_method(raw: bytes) -> str:
-    """The text of a method that is none of the usual ones."""
-    if raw == b"CONNECT":
-        raise Refusal(501, "CONNECT is not offered: this server is no proxy, send the request itself.")
-    return raw.decode("latin-1")
-
-
-def is_http10(version: str) -> bool:
-    """Whether the version that was sent is HTTP/1.0; any but that and 1.1 is refused."""
-    if version not in SUPPORTED_VERSIONS:
-        raise Refusal(505, f"HTTP/{version} is not supported: speak HTTP/1.1.")
-    return version == "1.0"
 
 
 def origin_form(target: bytes) -> bytes:
@@ -154,6 +126,14 @@ def asked_host(target: bytes, headers: Mapping[str, str]) -> str | None:
     return re.split(rb"[/?#]", rest, maxsplit=1)[0].decode("latin-1")
 
 
+def _lower(raw: bytes) -> str:
+    return raw.decode("latin-1").lower()
+
+
+# Clients send few different names, so nearly all of them are met again.
+_known_lower = lru_cache(512)(_lower)
+
+
 def joined(fields: Fields) -> Headers:
     """Header fields by name.
 
@@ -162,7 +142,7 @@ def joined(fields: Fields) -> Headers:
     """
     headers = Headers(fields)
     for raw, value in fields:
-        name = NAMES.get(raw) or learn_name(raw)
+        name = _known_lower(raw) if len(raw) <= _LONGEST_KNOWN else _lower(raw)
         text = value.rstrip().decode("latin-1")
         if name not in headers:
             headers[name] = text
@@ -173,56 +153,9 @@ def joined(fields: Fields) -> Headers:
     return headers
 
 
-def line_size(method: str, target: bytes) -> int:
-    """Bytes of the request line, without its end."""
-    return len(method) + len(target) + len(" " + " HTTP/1.1")
-
-
-def check_transfer_encoding(value: str, *, http10: bool) -> None:
-    """Refuse every transfer coding but one `chunked`."""
-    if http10:
-        raise Refusal(400, "Transfer-Encoding does not exist in HTTP/1.0: send Content-Length, or speak HTTP/1.1.")
-    if value.lower() != "chunked":
-        raise Refusal(501, f"Transfer-Encoding {value[:64]!r} is not supported: send chunked alone, or Content-Length.")
-
-
-def expects_continue(value: str, *, http10: bool) -> bool:
-    """Whether the client waits for 100 Continue; any other expectation is refused."""
-    if value.lower() != "100-continue":
-        raise Refusal(417, f"The expectation {value[:64]!r} cannot be met: send 100-continue or no Expect.")
-    return not http10
-
-
-def no_host() -> Refusal:
-    """A request of HTTP/1.1 without Host."""
-    return Refusal(400, "The Host header is missing: HTTP/1.1 asks for exactly one.")
-
-
-def line_too_long(limit: int) -> Refusal:
-    """A request line over the limit."""
-    return Refusal(414, f"The request line is longer than {limit} bytes: shorten the path or the query.")
-
-
-def headers_too_large(limit: int) -> Refusal:
-    """Header fields over the limit in bytes."""
-    return Refusal(431, f"The header fields take more than {limit} bytes: send fewer or shorter ones.")
-
-
-def too_many_headers(limit: int) -> Refusal:
-    """Header fields over the limit in number."""
-    return Refusal(431, f"There are more than {limit} header fields: send fewer.")
-
-
 def body_too_large(_target: bytes, size: int, limit: int) -> Refusal:
     """A body over the limit, of which `size` bytes have come or are to come."""
     return Refusal(413, f"The body of {size} bytes or more exceeds the maximum allowed input size of {limit} bytes.")
-
-
-def too_many_chunks(limit: int) -> Refusal:
-    """A body in more chunks than the limit."""
-    return Refusal(
-        400, f"Chunked request body exceeds maximum of {limit} non-empty chunks. Send fewer or larger HTTP chunks."
-    )
 
 
 def malformed(error: Exception, target: bytes, version: str) -> Refusal:
@@ -238,8 +171,13 @@ def malformed(error: Exception, target: bytes, version: str) -> Refusal:
     if isinstance(error, HttpParserInvalidURLError):
         return Refusal(400, "The request target is malformed: percent-encode what is not plain ASCII.")
     if target and version not in (*SUPPORTED_VERSIONS, "0.0"):
-        return Refusal(505, f"HTTP/{version} is not supported: speak HTTP/1.1.")
+        return unsupported(version)
     return Refusal(400, f"The request is malformed ({error}): send it as RFC 9112 says.")
+
+
+def unsupported(version: str) -> Refusal:
+    """What to answer to another version than ours."""
+    return Refusal(505, f"HTTP/{version} is not supported: speak HTTP/1.1.")
 
 
 def status_line(status: int) -> bytes:

@@ -112,7 +112,8 @@ class Http1Server:
         """Ask the gate again for every head, those too that clients repeat."""
         self.known_heads.forget()
         for connection in self.connections:
-            connection.known = connection.parser.usual = None
+            connection.known = None
+            connection.unparsed.whole = False
 
     def drain(self, patience: float = 0.0) -> None:
         """Close each connection after the requests it has begun. Close the listeners first.

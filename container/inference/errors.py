@@ -19,7 +19,7 @@ from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from container.inference.exchange import Exchange
+    from container.http1 import HttpRequest
     from serve.request import LoadReport, Timings
 
 _KSERVE = b"/v2/"
@@ -111,7 +111,7 @@ def known(problem: Exception) -> MmeError:
     return MmeError(Kind.INTERNAL, f"the server failed on this request: {type(problem).__name__}: {problem}")
 
 
-def log_failure(problem: MmeError, exchange: Exchange) -> None:
+def log_failure(problem: MmeError, exchange: HttpRequest) -> None:
     """Log our failures as errors; a client's, and what the log has, as details."""
     level = logging.ERROR if problem.kind in _OURS and not problem.logged else logging.DEBUG
     if _log.isEnabledFor(level):

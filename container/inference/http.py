@@ -48,7 +48,7 @@ from model_handlers.scripts.default_script import takes_raw_body
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from container.inference.exchange import Exchange
+    from container.http1 import HttpRequest
     from container.inference.request_limit import RequestLimit
     from container.steps.restrictions import Forwarding, Restrictions
     from container.steps.sessions import Visit
@@ -94,7 +94,7 @@ class HttpReply(Reply):
         session: header lines that tell of the session that the request is of.
     """
 
-    def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, kind: InferenceType) -> None:
+    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, kind: InferenceType) -> None:
         self.exchange = exchange
         self.kind = kind
         self.wanted: Wanted | None = None
@@ -305,7 +305,7 @@ class HttpBody(Body):
         reply: where its answer goes.
     """
 
-    def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, reply: HttpReply) -> None:
+    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, reply: HttpReply) -> None:
         self._server = server
         self._exchange = exchange
         self._route = route
@@ -371,7 +371,7 @@ class HttpBody(Body):
 class TensorBody(HttpBody):
     """A request of `infer`: tensors, in JSON or behind it, or alone."""
 
-    def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, reply: HttpReply) -> None:
+    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, reply: HttpReply) -> None:
         super().__init__(server, exchange, route, reply)
         self._decoded: InferenceRequest | MmeError | None = None  # before its model was known
 
@@ -472,7 +472,7 @@ class TensorBody(HttpBody):
 class GenerateBody(HttpBody):
     """A request of `generate`: tensors as the keys of a flat JSON object; which they are is for the model to say."""
 
-    def __init__(self, server: InferRoutes, exchange: Exchange, route: Target, reply: HttpReply) -> None:
+    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, reply: HttpReply) -> None:
         super().__init__(server, exchange, route, reply)
         self._decoded: InferenceRequest | MmeError | None = None
         self._config: ModelConfig | None = None  # for which it was decoded
@@ -582,7 +582,7 @@ class InferRoutes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions = SessionCalls(engine, session_seconds, enabled=sessions)
 
-    def dispatch(self, exchange: Exchange) -> bool:
+    def dispatch(self, exchange: HttpRequest) -> bool:
         """Take the exchange if its route is a hot one; False leaves it to others."""
         target = exchange.target
         try:
@@ -618,7 +618,7 @@ class InferRoutes:
         return True
 
     def _start(
-        self, call: Call, route: Target, exchange: Exchange, body: HttpBody, reply: HttpReply
+        self, call: Call, route: Target, exchange: HttpRequest, body: HttpBody, reply: HttpReply
     ) -> Coroutine[Any, Any, None] | None:
         """Start the call; returns what is left to be awaited for that."""
         headers = exchange.headers
@@ -658,7 +658,7 @@ class InferRoutes:
             self._routes[target] = route
         return route
 
-    def _ping(self, exchange: Exchange) -> bool:
+    def _ping(self, exchange: HttpRequest) -> bool:
         if exchange.method not in {"GET", "POST", "HEAD"}:
             return False
         if self._restrictions is not None:

@@ -39,8 +39,8 @@ from serve.request import InferenceResponse
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from container.http1 import HttpRequest
     from container.inference.call import Call
-    from container.inference.exchange import Exchange
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.errors import MmeError
     from serve.request import Called, InferenceRequest, LoadReport, Timings
@@ -94,7 +94,7 @@ class Trace(Step):
         self.request = self.last = None  # which know us
 
 
-def follow(tracer: Tracing, exchange: Exchange) -> Trace | None:
+def follow(tracer: Tracing, exchange: HttpRequest) -> Trace | None:
     """Follow a request over HTTP, None if it is not traced."""
     trace = tracer.begin(exchange.headers)
     if trace is not None:
@@ -146,7 +146,7 @@ class Tracing(ABC):
         """Nothing more comes. May block: not for the loop."""
 
 
-def _origin_attributes(exchange: Exchange) -> Iterator[tuple[str, Any]]:
+def _origin_attributes(exchange: HttpRequest) -> Iterator[tuple[str, Any]]:
     """By which way a request came over HTTP, under OpenTelemetry's names and SageMaker's."""
     headers = exchange.headers
     yield "http.request.method", exchange.method

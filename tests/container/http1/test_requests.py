@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from container.http1.rules import NAMES
-
 H = b"Host: a\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 AGAIN = b"GET /again HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -258,15 +256,3 @@ def test_same_headers_in_another_version(serve):
     assert client.ask(get(H)).status == 200
     assert client.ask(get(H).replace(b"1.1", b"1.0")).headers["connection"] == "close"
     assert client.at_end()
-
-
-def test_many_invented_header_names(serve, later):
-    """Header names that nobody sends twice do not pile up."""
-    server = serve(later)
-    for start in range(0, 2000, 50):
-        lines = b"".join(b"X-%d: 1\r\n" % number for number in range(start, start + 50))
-        server.connect().send(get(H + lines))
-    server.until(lambda: len(later) == 40)
-
-    assert all(len(each.headers) == 51 for each in later.exchanges)
-    assert len(NAMES) <= 512
