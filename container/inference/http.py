@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from container.http1 import HttpRequest
     from container.inference.request_limit import RequestLimit
+    from container.settings import Settings
     from container.steps.restrictions import Forwarding, Restrictions
     from container.steps.sessions import Visit
     from container.traces.tracing import Tracing
@@ -312,6 +313,11 @@ class HttpBody(Body):
         self._reply = reply
         self._is_kserve = route.flavor is Flavor.KSERVE
         self._body: bytes | None = None if "content-encoding" in exchange.headers else exchange.body
+        self._decoded: InferenceRequest | MmeError | None = None  # before its model is known
+
+    def forget(self) -> None:
+        """See `Body.forget`."""
+        self._decoded = None
 
     def _raw(self, call: Call) -> InferenceRequest:
         """Return the request of a model that takes the body as it came."""
@@ -347,7 +353,7 @@ class HttpBody(Body):
             if len(sent) > _QUICK_BODY:
                 raise NeedsThread
             encoding = self._exchange.headers["content-encoding"]
-            body = inflate_quickly(sent, encoding, self._server.max_body)
+            body = inflate_quickly(sent, encoding, self._server.settings.max_body_bytes)
             if body is None:
                 raise NeedsThread
             self._hold(body)
@@ -356,9 +362,9 @@ class HttpBody(Body):
     async def _inflate(self) -> None:
         if self._body is not None:
             return
-        memory, encoding = self._server.memory, self._exchange.headers["content-encoding"]
-        with Inflating(memory) as inflating:
-            body = await on_thread(inflate, self._exchange.body, encoding, self._server.max_body, inflating.take)
+        encoding, most = self._exchange.headers["content-encoding"], self._server.settings.max_body_bytes
+        with Inflating(self._server.memory) as inflating:
+            body = await on_thread(inflate, self._exchange.body, encoding, most, inflating.take)
         self._hold(body)
 
     def _hold(self, body: bytes) -> None:
@@ -370,10 +376,6 @@ class HttpBody(Body):
 
 class TensorBody(HttpBody):
     """A request of `infer`: tensors, in JSON or behind it, or alone."""
-
-    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, reply: HttpReply) -> None:
-        super().__init__(server, exchange, route, reply)
-        self._decoded: InferenceRequest | MmeError | None = None  # before its model was known
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
         """See `Body.decode`."""
@@ -429,10 +431,6 @@ class TensorBody(HttpBody):
                 raise explained(error, self._content_type, body) from None
             self._decoded = explained(error, self._content_type, body).bare()
 
-    def forget(self) -> None:
-        """See `Body.forget`."""
-        self._decoded = None
-
     @property
     def _content_type(self) -> str:
         return self._exchange.headers.get("content-type", "")
@@ -463,7 +461,7 @@ class TensorBody(HttpBody):
         """Return what is submitted of what was decoded."""
         if not self._is_kserve:
             name = _STREAM_ACCEPT if self._route.event_stream else _ACCEPT
-            if accepts_binary(self._exchange.headers.get(name, self._server.default_accept)):
+            if accepts_binary(self._exchange.headers.get(name, self._server.settings.default_accept)):
                 wanted = wanted.accepting_binary()
         self._reply.wanted = wanted
         return self._made(call, request, takes_several=not self._is_kserve)
@@ -474,7 +472,6 @@ class GenerateBody(HttpBody):
 
     def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, reply: HttpReply) -> None:
         super().__init__(server, exchange, route, reply)
-        self._decoded: InferenceRequest | MmeError | None = None
         self._config: ModelConfig | None = None  # for which it was decoded
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
@@ -506,25 +503,15 @@ class GenerateBody(HttpBody):
             except MmeError as error:
                 self._decoded = error.bare()
 
-    def forget(self) -> None:
-        """See `Body.forget`."""
-        self._decoded = None
-
 
 class InferRoutes:
     """Answers the hot requests.
 
     Args:
         engine: that of the server.
+        settings: those of the server.
         default_model: the model of /invocations without a target model header, "" for none.
         starting: whether /ping has to wait until `starting` is set to False.
-        max_body: bytes that a compressed body may have once it is inflated.
-        patience: seconds after which the Runtime API answers that a model still loads.
-        session_seconds: how long a stateful session may lie unused.
-        sessions: whether there are stateful sessions.
-        default_accept: media type of SageMaker's answers to requests without an Accept header.
-        inference_type: what SageMaker's bodies mean.
-        literal_json: whether answers say NaN and Infinity in place of null.
         restrictions: what requests have to bring, None for nothing.
         forwarding: which headers models see, None for none.
         regions: of shared memory, in which tensors may lie; None for none.
@@ -536,22 +523,17 @@ class InferRoutes:
         draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
         broken: set when the instance should be replaced; /ping fails then.
         on_healthy: called whenever /ping is answered 200.
+        literal_json: whether answers say NaN and Infinity in place of null.
         decoder: of requests for tensors; reading: lets few large ones be read at once.
     """
 
     def __init__(
         self,
         engine: Engine,
+        settings: Settings,
         *,
         default_model: str = "",
         starting: bool = False,
-        max_body: int = 64 << 20,
-        patience: float = 60.0,
-        session_seconds: float = 1200.0,
-        sessions: bool = True,
-        default_accept: str = "application/json",
-        inference_type: InferenceType = InferenceType.INFER,
-        literal_json: bool = False,
         restrictions: Restrictions | None = None,
         forwarding: Forwarding | None = None,
         regions: Regions | None = None,
@@ -559,28 +541,26 @@ class InferRoutes:
         memory: RequestMemory | None = None,
         limit: RequestLimit | None = None,
     ) -> None:
+        max_body = settings.max_body_bytes
         self.engine = engine
+        self.settings = settings
         self.memory = RequestMemory(_MEMORY_IN_BODIES * max_body) if memory is None else memory
-        self.default_model = default_model
         self.draining = False
         self.broken = False
         self.on_healthy: Callable[[], None] | None = None
         self.starting = starting
-        self.max_body = max_body
-        self.default_accept = default_accept
-        self.literal_json = literal_json
+        self.literal_json = settings.literal_json
         self.forwarding = forwarding
         self.regions = Regions() if regions is None else regions
         self.decoder = Decoder(max_body, self.regions)
         self.reading = asyncio.Semaphore(_READ_AT_ONCE)
-        self._patience = patience
-        self._inference_type = inference_type
+        self._default_model = default_model
         self._limit = limit
         self._restrictions = restrictions
         self._tracer = tracer
         self._routes: dict[bytes, Target | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sessions = SessionCalls(engine, session_seconds, enabled=sessions)
+        self._sessions = SessionCalls(engine, settings.session_seconds, enabled=settings.sessions)
 
     def dispatch(self, exchange: HttpRequest) -> bool:
         """Take the exchange if its route is a hot one; False leaves it to others."""
@@ -595,7 +575,7 @@ class InferRoutes:
             return self._ping(exchange)
         if exchange.method != "POST":
             return False
-        kind = route.inference_type or self._inference_type
+        kind = route.inference_type or self.settings.inference_type
         reply = HttpReply(self, exchange, route, kind)
         body: HttpBody
         if kind is InferenceType.INFER:
@@ -628,7 +608,7 @@ class InferRoutes:
         if route.version:
             call.version = path_version(route.version)
         if route.flavor is Flavor.RUNTIME:
-            call.patience = self._patience
+            call.patience = self.settings.request_timeout
         if SESSION_ID in headers and route.flavor is not Flavor.KSERVE:
             creates = not route.event_stream
             visit = self._sessions.visit(call.name, headers[SESSION_ID], body.peek(), reply, creates=creates)
@@ -677,7 +657,7 @@ class InferRoutes:
         return True
 
     def _model_name(self, route: Target, header: str) -> str:
-        name = route.model or header or self.default_model
+        name = route.model or header or self._default_model
         if not name:
             raise MmeError(  # which boto3 knows as a ValidationError, not as an error of some model
                 Kind.UNKNOWN_MODEL if route.flavor is Flavor.RUNTIME else Kind.INVALID_ARGUMENT,

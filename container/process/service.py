@@ -104,15 +104,9 @@ class Service:
         self.logs = LogControl(settings.log_level, settings.log_format)
         self.routes = InferRoutes(
             self.engine,
+            settings,
             default_model=default_model,
             starting=settings.ping_mode is PingMode.READY and settings.mode is not Mode.PLATFORM,
-            max_body=settings.max_body_bytes,
-            patience=settings.request_timeout,
-            session_seconds=settings.session_seconds,
-            sessions=settings.sessions,
-            default_accept=settings.default_accept,
-            inference_type=settings.inference_type,
-            literal_json=settings.literal_json,
             restrictions=Restrictions(settings.http_restrictions) if settings.http_restrictions else None,
             forwarding=forwarding(settings.http_header_pattern),
             regions=self.regions,

@@ -18,6 +18,7 @@ from container.control.routes import Flavor, InferenceType, Target
 from container.inference import http
 from container.inference.call import Call
 from container.inference.http import GenerateBody, HttpReply, InferRoutes, TensorBody
+from container.settings import Settings
 from container.steps.step import Step
 from container.traces.settings import TraceSettings
 from container.traces.tracing import Tracing, follow
@@ -121,7 +122,7 @@ def tracer(request):
 def begun(tracer, kind=InferenceType.INFER, *, engine=None, event_stream=False, body=b"{}"):
     """A call, its reply and its exchange."""
     engine = engine or Engine()
-    exchange, routes = Exchange(body), InferRoutes(engine)
+    exchange, routes = Exchange(body), InferRoutes(engine, Settings())
     route = Target(Flavor.SAGEMAKER, event_stream=event_stream)
     reply = HttpReply(routes, exchange, route, kind)
     sent = TensorBody if kind is InferenceType.INFER else GenerateBody
