@@ -91,7 +91,6 @@ def _forget_when_closed(handler: Handler, file: ImportedFile) -> None:
 
 
 def _author_class(module: ModuleType, config: ModelConfig) -> type[Handler]:
-    """The one subclass of Handler that the file defines, or the one for this backend."""
     classes = [
         value
         for value in vars(module).values()

@@ -105,12 +105,10 @@ def invalid_model(message: str) -> MmeError:
 
 
 def unsupported(message: str) -> MmeError:
-    """What is asked for is not offered here."""
     return MmeError(Kind.UNSUPPORTED, message)
 
 
 def unavailable(message: str) -> MmeError:
-    """Not now: what it needs is not there, and may be another time."""
     return MmeError(Kind.UNAVAILABLE, message)
 
 

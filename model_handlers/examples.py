@@ -76,7 +76,6 @@ class StreamingHandler(FilelessHandler):
         return super().autocomplete(config, model_file)
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
-        """Begin a thread for each request; its responses come from there."""
         answers: list[ModelResponse | MmeError | None] = []
         for request in requests:
             if request.responder is None:
@@ -204,7 +203,6 @@ class RepeatHandler(StreamingHandler):
     outputs: ClassVar[tuple[str, ...]] = ("OUT", "IDX")
 
     def hold(self, requests: Sequence[ModelRequest]) -> None:
-        """Keep the instance busy for as long as the requests say."""
         self.pause(sum(float(request.inputs["WAIT"].ravel()[0]) for request in requests) / 1000)
 
     def respond(self, request: ModelRequest, send: Callable[[ModelResponse], None]) -> None:

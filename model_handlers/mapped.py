@@ -42,7 +42,6 @@ class SourceFile:
         return f"<SourceFile {self.path}, {self.size} bytes>"
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly so many bytes, or an INVALID_MODEL error."""
         data = bytearray(length)
         self.read_into(memoryview(data), offset)
         return bytes(data)
@@ -78,7 +77,6 @@ class Span:
             yield piece
 
     def equals(self, other: Span) -> bool:
-        """Whether both have the same bytes."""
         if self.length != other.length:
             return False
         # Arrays of bytes are compared at once, views one element after the other.
@@ -120,7 +118,6 @@ class Trial:
 
     @property
     def gain(self) -> float:
-        """How many times quicker the packed model is."""
         return self.mapped_ns / self.packed_ns
 
 

@@ -178,7 +178,6 @@ class ModelMetricFamily:
     metrics: dict[tuple[tuple[str, str], ...], ModelMetric]
 
     def series(self) -> set[str]:
-        """What its samples are called."""
         if self.kind is MetricKind.HISTOGRAM:
             return {f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count"}
         return {self.name}
@@ -305,7 +304,6 @@ class ModelMetrics:
     # -- what there is -------------------------------------------------------------------------------------------
 
     def read(self) -> list[tuple[ModelMetricFamily, list[MetricReading]]]:
-        """Every family that has metrics, by name, and where they stand."""
         with self.lock:
             return [
                 (family, [_reading(metric) for _, metric in sorted(family.metrics.items())])

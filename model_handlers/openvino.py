@@ -64,7 +64,6 @@ def core() -> Any:
 
 
 def read_model(path: Path, model: str) -> Any:
-    """The graph in a file, its weights mapped."""
     framework = openvino()
     if path.suffix == ".xml":
         _check_version(path, model, framework.__version__.partition("-")[0])
@@ -141,7 +140,6 @@ def shaping(config: ModelConfig) -> Shaping:
 
 
 def device_name(config: ModelConfig, available: Sequence[str]) -> str:
-    """OpenVINO's name for the device: the CPU, unless the configuration names one that is there."""
     name = config.parameters.get(DEVICE, "CPU").strip()
     if name not in (*available, _AUTO):
         raise unavailable(
@@ -316,14 +314,12 @@ class OpenvinoHandler(Handler):
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Inputs, outputs and the batch dimension from the graph; what the configuration says must agree with it."""
         wanted = shaping(config)
         graph = open_graph(config, model_file, wanted)
         return complete(config, *signature(graph, config, fixed_batch(config, graph, wanted)))
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> OpenvinoHandler:  # noqa: ARG003 - the CPU's, shared by lanes
-        """Compile the model; parameters are named as Triton's OpenVINO backend names them."""
         wanted = shaping(config)
         options = properties(config, default_threads(_weights_file(model_file)))
         target = device_name(config, core().available_devices)
@@ -388,7 +384,6 @@ class OpenvinoHandler(Handler):
         return True
 
     def close(self) -> None:
-        """Drop the compiled model and its requests: OpenVINO frees them in their destructors."""
         self._idle.clear()
         del self._compiled
 

@@ -95,7 +95,6 @@ _ALIASES = {
 
 
 def detect_backend(version_directory: Path) -> Backend | None:
-    """The backend whose default model file lies in `version_directory`, or None."""
     return next((b for b in BACKENDS if b.detect and (version_directory / b.filename).exists()), None)
 
 

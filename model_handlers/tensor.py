@@ -41,7 +41,6 @@ class DataType:
 
     @property
     def config_name(self) -> str:
-        """The name in config.pbtxt."""
         return "TYPE_STRING" if self is BYTES else f"TYPE_{self.name}"
 
     def __repr__(self) -> str:
@@ -117,7 +116,6 @@ class TensorSpec:
         return self.dims if self.reshape is None else self.reshape
 
     def model_shape(self, max_batch_size: int) -> tuple[int, ...]:
-        """The full shape that the framework sees."""
         return (-1, *self.model_dims) if max_batch_size > 0 else self.model_dims
 
     def shape(self, max_batch_size: int) -> tuple[int, ...]:
@@ -141,7 +139,6 @@ def refitted(array: Array, source: tuple[int, ...], target: tuple[int, ...], *, 
 
 
 def element_count(shape: Iterable[int]) -> int:
-    """The number of elements of a concrete shape; 1 for a scalar."""
     return math.prod(shape)
 
 

@@ -116,7 +116,6 @@ def signature_key(config: ModelConfig) -> str:
 
 
 def tag(config: ModelConfig) -> str:
-    """The tag of the graph that holds it."""
     return config.parameters.get(TAG, "").strip() or "serve"
 
 
@@ -161,7 +160,6 @@ def _check_seen(tf: Any, device: Device) -> None:
 
 
 def device_name(device: Device) -> str:
-    """TensorFlow's name for a device; it sees one GPU alone, which is its first."""
     return "/CPU:0" if device.kind == "cpu" else "/GPU:0"
 
 
@@ -404,7 +402,6 @@ class TensorflowHandler(Handler):
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """What the model's description says of inputs and outputs; what the configuration says must agree with it."""
         check(config)
         if _by_openvino(config):
             return OpenvinoHandler.autocomplete(config, model_file)
@@ -412,7 +409,6 @@ class TensorflowHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> Handler:
-        """Load the model; parameters are named as Triton's TensorFlow backend names them."""
         check(config)
         if _by_openvino(config):
             return OpenvinoHandler.load(config, model_file, device, lane)

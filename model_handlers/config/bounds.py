@@ -147,7 +147,6 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType(
 
 
 def every_bound(message: Descriptor, prefix: str = "") -> Iterator[tuple[str, Bound]]:
-    """Path and bound of each integer and each repeated field that a message can have."""
     for field in message.fields:
         bound = BOUNDS.get(field.full_name.removeprefix("mme."))
         path = f"{prefix}{field.name}{'[]' if field.is_repeated else ''}"

@@ -43,7 +43,6 @@ class VersionPolicy:
             object.__setattr__(self, "latest", 1)
 
     def select(self, available: tuple[int, ...]) -> tuple[int, ...]:
-        """The versions to serve, ascending, out of the `available` ones."""
         if self.all:
             return tuple(sorted(available))
         if self.specific is not None:
@@ -367,7 +366,6 @@ class SequenceControl:
 
     @property
     def false_true(self) -> tuple[int | float | bool, ...]:
-        """The two values, () for CORRID."""
         return self.int32_false_true or self.fp32_false_true or self.bool_false_true
 
     @property
@@ -474,7 +472,6 @@ def hidden_outputs(batching: SequenceBatching | None) -> tuple[TensorSpec, ...]:
 
 
 def all_inputs(config: ModelConfig) -> tuple[TensorSpec, ...]:
-    """Everything that a model is given."""
     return (*config.inputs, *hidden_inputs(config.sequence_batching))
 
 

@@ -180,7 +180,6 @@ def parse_config(text: str, *, model: str, strict_name: bool = False) -> ModelCo
 
 
 def config_of(message: pb.ModelConfig, *, model: str, strict_name: bool = False) -> ModelConfig:
-    """What the message says. Arguments and errors are those of `parse_config`."""
     for excess in excesses(message):
         raise excess.error(model)
     check_fields(message, model)
@@ -334,7 +333,6 @@ class _Stop(NamedTuple):
 
 
 def place_of(text: str, error: text_format.ParseError) -> int:
-    """Where in the text the parser stopped."""
     lines = text.split("\n")[: (error.GetLine() or 1) - 1]
     return sum(len(line) + 1 for line in lines) + (error.GetColumn() or 1) - 1
 

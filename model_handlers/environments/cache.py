@@ -371,7 +371,6 @@ def packed_name(wanted: Prebuilt, digests: Digests, patience: Patience) -> str:
 
 
 def unpack_environment(environment: Environment, wanted: Prebuilt, patience: Patience) -> None:
-    """Unpack a packed environment into its empty folder, and have it moved there."""
     subject = f"model '{patience.model}': {wanted.subject}"
     unpack(wanted.path, environment.prefix, subject, patience)
     check_interpreter(environment, subject)

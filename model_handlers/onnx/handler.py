@@ -90,7 +90,6 @@ class OnnxHandler(MappedHandler):
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """Inputs, outputs and the batch dimension from the graph; what the configuration says must agree with it."""
         session_options(config, 1)  # it refuses parameters
         session = _signature_session(model_file, config)
         return complete(config, *signature(session, config.name), firsts=firsts(session))
@@ -182,7 +181,6 @@ class OnGpu(OnnxHandler):
         self._gpu = gpu
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """As on the CPU; a failure asks whether the GPU still answers."""
         try:
             return super().execute(inputs, outputs)
         except MmeError as error:

@@ -85,7 +85,6 @@ def unloadable(provider: str) -> str:
 
 
 def create_session(path: Path, options: Any, model: str, providers: list[Any] | None = None) -> Any:
-    """A session over the file `path`, on the CPU if no providers are named."""
     runtime = onnx_runtime()
     parallel = options.execution_mode == runtime.ExecutionMode.ORT_PARALLEL
     between = options.inter_op_num_threads if parallel else 1
@@ -318,7 +317,6 @@ _PARAMETERS = frozenset((*_THREADS, "level", "enable_mem_arena", "enable_mem_pat
 
 
 def session_threads(config: ModelConfig, threads: int) -> Threads:
-    """Threads for a session that computes on so many, or as its configuration says."""
     parameter = next((name for name in _THREADS if integer(config, name, 0, range(1025))), "")
     within = integer(config, _WITHIN, 0, range(1025)) or threads
     return take_threads(within + (_between(config) - 1 if parameter else 0), config.name, parameter)
@@ -372,7 +370,6 @@ def register_operations(options: Any, config: ModelConfig, model_file: Path) -> 
 
 
 def graph_level(config: ModelConfig) -> str:
-    """How far the graph is optimised, by ONNX Runtime's name for it."""
     level = integer(config, "level", config.optimization_level, range(-1, 3))
     if level not in _GRAPH_LEVELS:
         raise invalid_model(f"model '{config.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}")
@@ -415,7 +412,6 @@ def signature(session: Any, model: str) -> tuple[list[SignatureTensor], list[Sig
 
 
 def firsts(session: Any) -> dict[str, str]:
-    """The tensors of a session whose first dimension has a name."""
     nodes = (*session.get_inputs(), *session.get_outputs())
     return {node.name: node.shape[0] for node in nodes if node.shape and isinstance(node.shape[0], str)}
 

@@ -258,7 +258,6 @@ _CLOSE = 1e-2  # relative: kernels for packed weights may add up in another orde
 
 
 def refinement(config: ModelConfig) -> str:
-    """What an optimised graph depends on."""
     return "\n".join([onnx_runtime().__version__, platform.machine(), _processor(), graph_level(config)])
 
 
@@ -291,7 +290,6 @@ def load(config: ModelConfig, form: Path, threads: int, *, refined: bool, packed
 
 
 def try_out(config: ModelConfig, form: Path) -> Trial:
-    """What it is like to have an optimised model loaded."""
     mapped_answers, mapped_bytes, mapped_ns, _ = _try(config, form, packed=False)
     packed_answers, packed_bytes, packed_ns, names = _try(config, form, packed=True)
     alike = all(map(same_numbers, mapped_answers, packed_answers))

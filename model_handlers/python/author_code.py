@@ -61,7 +61,6 @@ class OwnModules:
             builtins.__import__ = _imported
 
     def forget(self) -> None:
-        """Have import statements find what they did before."""
         if self in _here:
             _here.remove(self)
         if not _here:
@@ -257,7 +256,6 @@ class AuthorFiles:
         self._places = tuple(dict.fromkeys(places))
 
     def directories(self) -> list[str]:
-        """Where the model's own modules are looked for."""
         return list(map(str, self._places))
 
     def imports(self) -> str:
@@ -318,7 +316,6 @@ class ModelModule:
             raise
 
     def unload(self) -> None:
-        """Forget the module, those that it imported from its own directories, and the directories."""
         self._file.forget()
         sys.modules.pop(self._package, None)
 

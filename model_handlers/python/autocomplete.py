@@ -41,7 +41,6 @@ class ModelConfig:
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the largest batch, which may not be smaller than the configured one."""
         configured = self._model_config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -51,7 +50,6 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Have requests batched, with default settings unless the configuration has others."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
                 raise ValueError(
@@ -78,7 +76,6 @@ class ModelConfig:
         self._model_config["model_transaction_policy"] = {"decoupled": wanted}
 
     def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002 - its interface
-        """Add an input: `name`, `data_type` ("TYPE_FP32"), `dims` and maybe `optional`."""
         self._add("input", input, _INPUT_PROPERTIES)
 
     def add_output(self, output: Mapping[str, Any]) -> None:

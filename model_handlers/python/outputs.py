@@ -243,7 +243,6 @@ class ResponseState:
         self.sender_taken = False
 
     def sender(self) -> InferenceResponseSender:
-        """A new sender, of which there may be one."""
         self.sender_taken = True
         return InferenceResponseSender(self)
 
@@ -276,7 +275,6 @@ class ResponseState:
         return responder is not None and responder.is_cancelled()
 
     def release(self, *, again: bool) -> None:
-        """`InferenceRequest.set_release_flags`."""
         batching = self._config.sequence_batching
         if again and (batching is None or not batching.iterative_sequence):
             raise TritonModelException(

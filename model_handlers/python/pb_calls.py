@@ -228,7 +228,6 @@ class ResponseIterator:
         self._again: Iterator[InferenceResponse] = iter(())
 
     def cancel(self) -> None:
-        """Wait for nothing more: what has not come yet will not come."""
         self._inbox.cancel()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
@@ -270,7 +269,6 @@ class ResponseIterator:
 
 
 def call(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """`InferenceRequest.exec`: one response, or the iterator of any number of them."""
     if decoupled:
         return call_decoupled(request)
     one = _One(request.model_name)
@@ -279,7 +277,6 @@ def call(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | R
 
 
 def call_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
-    """`InferenceRequest.async_exec`: begins at once, whenever it is awaited."""
     one = _One(request.model_name)
     try:
         response = asyncio.wrap_future(one.future, loop=asyncio.get_running_loop())
@@ -291,7 +288,6 @@ def call_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
 
 
 def call_decoupled(request: InferenceRequest) -> ResponseIterator:
-    """Both of them, for a decoupled model."""
     inbox = _Many(request.model_name)
     _others().infer(_model_call(request, decoupled=True), inbox)
     return ResponseIterator(inbox)

@@ -119,14 +119,12 @@ class InferenceRequest:
             raise TritonModelException(f"Requested output name {whose}")
 
     def inputs(self) -> list[Tensor]:
-        """Its tensors, in a list of the caller's own; optional inputs that the client left out are not among them."""
         return list(self._inputs)
 
     def request_id(self) -> str:
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """The sequence that it belongs to, 0 for none."""
         return self._correlation_id
 
     def flags(self) -> int:
@@ -136,7 +134,6 @@ class InferenceRequest:
         self._flags = _integer("flags", flags)
 
     def timeout(self) -> int:
-        """The client's own timeout in microseconds, 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
@@ -151,11 +148,9 @@ class InferenceRequest:
         return self._trace or InferenceTrace()
 
     def requested_output_names(self) -> set[str]:
-        """The outputs that the client wants; others are computed for nothing."""
         return set(self._requested_output_names)
 
     def wanted_outputs(self) -> tuple[str, ...]:
-        """The same in their order."""
         return self._requested_output_names
 
     def preferred_memory(self) -> PreferredMemory:

@@ -67,7 +67,6 @@ class Tensor:
         return self._name
 
     def triton_dtype(self) -> int:
-        """The number of its data type in the ModelConfig message."""
         return self._data_type.number
 
     def shape(self) -> list[int]:
@@ -85,7 +84,6 @@ class Tensor:
         return self._elements()
 
     def to_dlpack(self) -> Any:
-        """Its elements as a DLPack capsule, which can be taken once."""
         return self.__dlpack__()
 
     @staticmethod
@@ -126,7 +124,6 @@ class Tensor:
         return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where its elements lie, in DLPack's numbers."""
         return (_CPU, 0)
 
     def carried(self) -> tuple[DataType, Array]:
@@ -318,7 +315,6 @@ class TritonError:
         return self._message
 
     def code(self) -> TritonErrorCode:
-        """One of the constants, with its name and its number."""
         return self._code
 
     def message(self) -> str:
@@ -360,7 +356,6 @@ class InferenceResponse:
         self._parameters = checked_parameters(parameters) if parameters is not None else {}
 
     def output_tensors(self) -> list[Tensor]:
-        """Its outputs, in a list of the caller's own."""
         return list(self._output_tensors)
 
     def has_error(self) -> bool:
@@ -373,7 +368,6 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def sent_parameters(self) -> dict[str, Any]:
-        """The same as values."""
         return self._parameters
 
 

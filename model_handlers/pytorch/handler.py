@@ -92,7 +92,6 @@ def _incomplete(config: ModelConfig, program: TorchProgram) -> Exception:
 
 
 def arguments(config: ModelConfig, program: TorchProgram) -> list[tuple[TensorSpec, str]]:
-    """For each input the argument that it is. Raises INVALID_MODEL where they can't be matched."""
     slots, specs = program.arguments, given_to(config)
     if slots is None:
         return [(spec, spec.name) for spec in specs]
@@ -104,7 +103,6 @@ def arguments(config: ModelConfig, program: TorchProgram) -> list[tuple[TensorSp
 
 
 def places(config: ModelConfig, program: TorchProgram) -> dict[str, int]:
-    """For each output its place among the results, where those have an order."""
     slots, specs = program.results, all_outputs(config)
     if slots is None:
         return {spec.name: position(spec.name, index) for index, spec in enumerate(specs)}
@@ -183,7 +181,6 @@ class Options:
         )
 
     def around(self, torch: Any) -> contextlib.ExitStack:
-        """A context in which the model is to be called."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode() if self.inference_mode else torch.no_grad())
             if not self.optimized:
@@ -258,7 +255,6 @@ class TorchHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> TorchHandler:  # noqa: ARG003 - its process is its own
-        """Load the file; parameters are named as Triton's PyTorch backend names them."""
         form = recognise(model_file, config.name)
         if form is Format.CODE:
             check_declared(config)

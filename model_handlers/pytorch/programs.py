@@ -85,7 +85,6 @@ def check_given(specs: Sequence[TensorSpec], positions: Sequence[int], slots: Se
 
 
 def position(name: str, otherwise: int) -> int:
-    """The position that a name ends with, `otherwise` where it does not."""
     match = _POSITION.fullmatch(name)
     return otherwise if match is None else int(match.group(1))
 
@@ -207,7 +206,6 @@ def recognise(path: Path, model: str) -> Format:
 
 
 def source_of(path: Path) -> Path:
-    """Where the code is whose weights a file is."""
     return path.with_suffix(_CODE)
 
 
@@ -275,7 +273,6 @@ class TorchProgram(Protocol):
 
 
 def load_program(path: Path, form: Format, device: Any, model: str) -> TorchProgram:
-    """Load a file on a device (None for the CPU). Raises INVALID_MODEL, OUT_OF_MEMORY."""
     made: dict[Format, Any] = {
         Format.SCRIPT: Script,
         Format.EXPORTED: Exported,

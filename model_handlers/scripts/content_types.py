@@ -446,7 +446,6 @@ def with_status(status: int, sentence: str) -> MmeError:
 
 
 def unsupported_media_type(model: str, function: str, reason: str, types: Sequence[str] = READS) -> MmeError:
-    """The body is of a type that the function does not read."""
     sentence = _unsupported(model, function, reason, "input_fn reads", types)
     if _CURLS in reason:
         sentence += f". curl says so unless told otherwise: -H 'Content-Type: {types[0]}'"

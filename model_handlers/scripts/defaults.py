@@ -129,7 +129,6 @@ def encoded(prediction: Any, content_type: object = JSON, *, literal: bool = Fal
 
 
 def is_rows(prediction: Any) -> bool:
-    """Whether a prediction is what can be rows below a header."""
     return isinstance(prediction, list) and bool(prediction) and all(isinstance(row, dict) for row in prediction)
 
 
@@ -277,7 +276,6 @@ class Defaults:
             raise self._missing("predict_fn", what)
 
     def output_fn(self, prediction: Any, accept: str) -> tuple[str | memoryview, str]:
-        """The body of the answer, and its content type. Raises NOT_ACCEPTABLE."""
         content_type = preferred(accept, WRITES, media_type(self._default_accept))
         if content_type is None:
             raise not_acceptable(self._model, "output_fn", f"Accept '{accept}' is not supported by this framework.")

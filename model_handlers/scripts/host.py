@@ -127,25 +127,21 @@ class Context:
         return self.request_processor[idx].get_request_properties()
 
     def set_response_content_type(self, idx: int, value: str) -> None:  # noqa: ARG002 - its interface
-        """Say what the answer is, where the function's answer does not."""
         self._headers["content-type"] = value
 
     def get_response_content_type(self, idx: int) -> str | None:  # noqa: ARG002
         return self._headers.get("content-type")
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:  # noqa: ARG002
-        """Say that the answer is an error, from 400 on."""
         self._status, self._phrase = code, phrase
 
     def get_response_status(self, idx: int) -> tuple[int, str]:  # noqa: ARG002
         return self._status, self._phrase
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:  # noqa: ARG002
-        """Set a header of the answer, of which the content type reaches the client."""
         self._headers[key.lower()] = value
 
     def get_response_headers(self, idx: int) -> dict[str, str]:  # noqa: ARG002
-        """What was set, by lower-case name."""
         return dict(self._headers)
 
 
@@ -172,7 +168,6 @@ class ContextMetrics:
 
 
 def request_headers(content_type: str, accept: str, custom_attributes: str, session_id: str = "") -> dict[str, str]:
-    """The headers of a request as a context tells them."""
     headers = {"Content-Type": content_type or DEFAULT_TYPE, "Accept": accept}
     told = {ATTRIBUTES_HEADER: custom_attributes, _SESSION_ID: session_id}
     return headers | {name: value for name, value in told.items() if value}
@@ -512,7 +507,6 @@ class ScriptHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> ScriptHandler:  # noqa: ARG003 - no script is told
-        """Import the script and call `model_fn`."""
         return cls(ScriptHost(config, ScriptFile(config, model_file), device))
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:

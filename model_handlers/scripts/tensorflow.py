@@ -415,7 +415,6 @@ class ServingHandlers:
         self._address = ServingAddress(models) if callable(self._whole) else None
 
     def __call__(self, models: SavedModels, body: bytes | str, content_type: str, accept: str) -> Any:
-        """What the script answers: a `transform_fn`."""
         data = body.encode() if isinstance(body, str) else body
         told = self._told(content_type, accept, len(data))
         if callable(self._whole):  # which comes before the others, as in Amazon's container
@@ -446,7 +445,6 @@ class ServingHandlers:
 def handlers_of(
     module: ModuleType, path: Path, model: str, models: SavedModels, context: Context
 ) -> ServingHandlers | None:
-    """A script's handlers, None for a script that has none. See `ServingHandlers`."""
     if not any(callable(getattr(module, name, None)) for name in HANDLERS):
         return None
     return ServingHandlers(module, path, model, models, context)
@@ -462,7 +460,6 @@ class ServingAddress:
         self._thread.start()
 
     def uri(self, name: str | None, version: str | None, method: str) -> str:
-        """Where a model is asked, the one that is meant where a client names none."""
         asked = quote(name or self._default) + (f"/versions/{version}" if version else "")
         return f"http://127.0.0.1:{self._server.server_port}/v1/models/{asked}:{method}"
 

@@ -66,7 +66,6 @@ class Folds:
         self._votes = objective_of(boosters[0])[0] in _OF_CLASSES
 
     def save_config(self) -> str:
-        """The configuration of each of them, as XGBoost writes it."""
         config: str = self._boosters[0].save_config()
         return config
 

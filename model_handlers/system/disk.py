@@ -74,7 +74,6 @@ def state_of(status: os.stat_result) -> FileIdentity:
 
 
 def directory_size(path: Path) -> int:
-    """Bytes of the regular files below."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
@@ -196,7 +195,6 @@ class Digests:
         self._known: dict[Path, tuple[FileIdentity, str]] = {}  # single operations of a dict need no lock
 
     def of(self, path: Path, token: CancelToken) -> str:
-        """The SHA-256 of a file, in hexadecimal."""
         with path.open("rb") as file:
             state = state_of(os.fstat(file.fileno()))
             known = self._known.get(path)

@@ -97,7 +97,6 @@ def make_logger(framework: Any) -> Any:
             self.said: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
-            """Called by TensorRT, on any thread."""
             if severity in (framework.ILogger.Severity.INTERNAL_ERROR, framework.ILogger.Severity.ERROR):
                 self.said.append(message)
 
@@ -135,7 +134,6 @@ def call(function: str, *arguments: Any) -> Any:
 
 
 def set_device(index: int) -> None:
-    """The device of the calling thread's calls."""
     call("cudaSetDevice", index)
 
 
@@ -387,7 +385,6 @@ class TensorrtEngine:
         return Profile(index, ranges)
 
     def context(self) -> ExecutionContext:
-        """A new one. Raises OUT_OF_MEMORY where there is no room for what it needs."""
         set_device(self._device)
         made = self._engine.create_execution_context(self._strategy)
         if made is None:
@@ -570,7 +567,6 @@ class TensorrtHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> TensorrtHandler:  # noqa: ARG003 - shared by lanes
-        """Read the plan; parameters are named as Triton's TensorRT backend names them."""
         warn_of_unknown(config, (_STRATEGY, _COMPATIBLE), "TensorRT's engines", "mme.tensorrt")
         strategy = choice(config, _STRATEGY, "STATIC", ("STATIC", "ON_PROFILE_CHANGE"))
         compatible = switch(config, _COMPATIBLE, default=False)
@@ -593,7 +589,6 @@ class TensorrtHandler(Handler):
             raise lost(error, device.index) from error.__cause__
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Execute one batch, in a context that nothing else uses."""
         try:
             context = self._idle.pop()
         except IndexError:

@@ -119,7 +119,6 @@ def _ubj_integers(data: bytes) -> tuple[int, ...]:
 
 
 def lightgbm_version(model_file: Path) -> str:
-    """The version of LightGBM's text format, such as `v4`; "" where the file has none."""
     with model_file.open(errors="replace") as file:
         found = _LIGHTGBM_VERSION.search(file.read(_TAIL))
     return found[1] if found else ""
@@ -253,7 +252,6 @@ def open_forest(config: ModelConfig, model_file: Path, *, on_trial: bool = False
 
 
 def threads_of(config: ModelConfig, model_file: Path) -> Threads:
-    """Threads that one execution may take."""
     asked = integer(config, _THREADS, 0, range(1025))
     return take_threads(asked or default_threads(model_file), config.name, _THREADS if asked else "")
 
@@ -458,7 +456,6 @@ class Crew:
             raise
 
     def compute(self, compute: Compute, rows: Array) -> Array:
-        """What `compute` returns for the rows, a row for each."""
         count = min(len(rows) // _LEAST_ROWS, 1 + len(self._members))
         if count < 2:
             return compute(rows)
@@ -580,7 +577,6 @@ class TreesHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> TreesHandler:  # noqa: ARG003 - the CPU's, shared by lanes
-        """Read the file; parameters are named as FIL names them."""
         warn_of_unknown(config, _PARAMETERS, "models of trees", "mme.trees", _HARMLESS)
         crew = Crew(threads_of(config, model_file), config.name)
         try:
@@ -622,7 +618,6 @@ class TreesHandler(Handler):
             ) from error
 
     def close(self) -> None:
-        """Drop the trees: each library frees them in its destructor."""
         self._crew.close()
         del self._forest
 
