@@ -118,17 +118,11 @@ _HARMLESS = {"COMPILATION_NUM_THREADS": "a model is compiled by the thread that 
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """What is done to the shapes of a graph.
+    """What is done to the shapes of a graph."""
 
-    Attributes:
-        keeps_batch: the batch dimension stays as it is, though the configuration batches.
-        pads: batches smaller than that are filled up.
-        as_configured: inputs take the dimensions of the configuration.
-    """
-
-    keeps_batch: bool = False
-    pads: bool = False
-    as_configured: bool = False
+    keeps_batch: bool = False  # the batch dimension stays as it is, though the configuration batches
+    pads: bool = False  # batches smaller than that are filled up
+    as_configured: bool = False  # inputs take the dimensions of the configuration
 
 
 def shaping(config: ModelConfig) -> Shaping:

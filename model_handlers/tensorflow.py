@@ -233,15 +233,12 @@ _INTERNAL = "__saved_model"  # a signature whose name begins so is not for clien
 
 @dataclass(frozen=True, slots=True)
 class TensorflowGraph:
-    """What a model computes.
+    """What a model computes."""
 
-    Attributes:
-        inputs, outputs: what it takes and gives.
-        feeds, fetches: the names of these tensors in the graph.
-    """
-
+    # inputs, outputs: what it takes and gives
     inputs: list[SignatureTensor]
     outputs: list[SignatureTensor]
+    # feeds, fetches: the names of these tensors in the graph
     feeds: dict[str, str]
     fetches: dict[str, str]
 

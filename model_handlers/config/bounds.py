@@ -30,17 +30,11 @@ _SHOWN_KEY = 100  # characters of a map's key in a sentence
 
 
 class Bound(NamedTuple):
-    """What a field may hold.
+    """What a field may hold."""
 
-    Attributes:
-        most: the largest value of an integer, None where any is harmless or where the field is none.
-        entries: how many a repeated field may have, None where it is not repeated.
-        reason: why so many, or why any value is harmless.
-    """
-
-    most: int | None
-    entries: int | None
-    reason: str
+    most: int | None  # the largest value of an integer, None where any is harmless or where the field is none
+    entries: int | None  # how many a repeated field may have, None where it is not repeated
+    reason: str  # why so many, or why any value is harmless
 
 
 _COMPARED = "any value is harmless: it is compared with what is there, and nothing is made of that size"
@@ -160,15 +154,10 @@ def every_bound(message: Descriptor, prefix: str = "") -> Iterator[tuple[str, Bo
 
 
 class Excess(NamedTuple):
-    """A field that holds more than it may.
+    """A field that holds more than it may."""
 
-    Attributes:
-        path: of the field.
-        sentence: how much it holds, and how much it may.
-    """
-
-    path: str
-    sentence: str
+    path: str  # of the field
+    sentence: str  # how much it holds, and how much it may
 
     def error(self, model: str) -> MmeError:
         return invalid_model(f"model '{model}': {self.sentence}")

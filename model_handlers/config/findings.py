@@ -57,17 +57,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """What a text says.
+    """What a text says."""
 
-    Attributes:
-        config: the configuration, defaults filled in where nothing is wrong; None where the text can't be read at all.
-        problems: what keeps the model from being loaded.
-        notes: fields that change nothing here.
-    """
-
+    # the configuration, defaults filled in where nothing is wrong; None where the text can't be read at all
     config: ModelConfig | None
-    problems: tuple[Finding, ...] = ()
-    notes: tuple[Finding, ...] = ()
+    problems: tuple[Finding, ...] = ()  # what keeps the model from being loaded
+    notes: tuple[Finding, ...] = ()  # fields that change nothing here
 
 
 def understand(text: str, *, model: str, strict_name: bool = False) -> Understood:

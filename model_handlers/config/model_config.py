@@ -78,20 +78,16 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """The dynamic batcher's settings.
+    """The dynamic batcher's settings."""
 
-    Attributes:
-        preferred_batch_size: ascending; (max_batch_size,) when none are given. Nothing to a model without batches.
-        default_priority_level: that of requests that name none, or none of those there are; 0 without levels.
-        priority_queue_policy: level → its own limits, else `default_queue_policy`.
-    """
-
+    # ascending; (max_batch_size,) when none are given. Nothing to a model without batches
     preferred_batch_size: tuple[int, ...]
     max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
     priority_levels: int = 0
-    default_priority_level: int = 0
+    default_priority_level: int = 0  # that of requests that name none, or none of those there are; 0 without levels
     default_queue_policy: QueuePolicy | None = None
+    # level → its own limits, else `default_queue_policy`
     priority_queue_policy: Mapping[int, QueuePolicy] = field(default_factory=lambda: _NO_POLICIES)
 
     @property
@@ -256,19 +252,7 @@ class NamedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything that is honoured of a model's configuration.
-
-    Attributes:
-        inputs, outputs: without the batch dimension. Empty until completed from the model.
-        optimization: field of `optimization` that changes nothing here, and is told → its value.
-        optimization_level: -1 none, 1 basic, 2 extended, 0 all.
-        decoupled: whether a request may have any number of responses; None where the model's code may say.
-        named_inputs, named_outputs: those that the model's code is to complete.
-        strict: whether nothing is taken from the model that the configuration leaves out.
-        default_max_batch_size: of a model that batches where the configuration does not say; 0 for its backend's own.
-        part_of: the model that it is a private part of: its name begins with that one's, and a colon.
-        guess: what is known of the batch dimension where `max_batch_size` was completed.
-    """
+    """Everything that is honoured of a model's configuration."""
 
     name: str
     platform: str = field(default="", kw_only=True)
@@ -276,11 +260,14 @@ class ModelConfig:
     runtime: str = field(default="", kw_only=True)
     version_policy: VersionPolicy = field(default_factory=VersionPolicy, kw_only=True)
     max_batch_size: int = 0
+    # inputs, outputs: without the batch dimension. Empty until completed from the model
     inputs: tuple[TensorSpec, ...] = field(default=(), metadata={"path": "input", "each": "input"})
     outputs: tuple[TensorSpec, ...] = field(default=(), metadata={"path": "output", "each": "output"})
     batch_input: tuple[BatchInput, ...] = ()
     batch_output: tuple[BatchOutput, ...] = ()
+    # field of `optimization` that changes nothing here, and is told → its value
     optimization: Mapping[str, Any] = field(default_factory=lambda: _NO_STRINGS, metadata={"others": True})
+    # -1 none, 1 basic, 2 extended, 0 all
     optimization_level: int = field(default=0, metadata={"path": "optimization.graph.level"})
     gpu_accelerators: tuple[Accelerator, ...] = field(
         default=(), metadata={"path": "optimization.execution_accelerators.gpu_execution_accelerator"}
@@ -299,15 +286,21 @@ class ModelConfig:
     parameters: Mapping[str, str] = field(default_factory=lambda: _NO_STRINGS, metadata={"each": "string_value"})
     model_warmup: tuple[WarmupSample, ...] = ()
     op_libraries: tuple[str, ...] = field(default=(), metadata={"path": "model_operations.op_library_filename"})
+    # whether a request may have any number of responses; None where the model's code may say
     decoupled: bool | None = field(default=None, metadata={"path": "model_transaction_policy.decoupled"})
     response_cache: bool = field(default=False, metadata={"path": "response_cache.enable"})
     agents: tuple[RepositoryAgent, ...] = field(default=(), metadata={"path": "model_repository_agents.agents"})
     metric_control: tuple[MetricControl, ...] = field(default=(), metadata={"path": "model_metrics.metric_control"})
+    # named_inputs, named_outputs: those that the model's code is to complete
     named_inputs: tuple[NamedTensor, ...] = field(default=(), metadata={"ours": True})
     named_outputs: tuple[NamedTensor, ...] = field(default=(), metadata={"ours": True})
+    # whether nothing is taken from the model that the configuration leaves out
     strict: bool = field(default=False, metadata={"ours": True})
+    # of a model that batches where the configuration does not say; 0 for its backend's own
     default_max_batch_size: int = field(default=0, metadata={"ours": True})
+    # the model that it is a private part of: its name begins with that one's, and a colon
     part_of: str = field(default="", metadata={"ours": True})
+    # what is known of the batch dimension where `max_batch_size` was completed
     guess: Guess = field(default=Guess.NONE, metadata={"ours": True})
 
     @property

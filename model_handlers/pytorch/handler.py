@@ -152,21 +152,13 @@ _THREADS_BETWEEN = ("INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an execution is surrounded with.
+    """What an execution is surrounded with."""
 
-    Attributes:
-        inference_mode: whether tensors are made that no gradient can ever be asked of; no_grad otherwise.
-        optimized: whether TorchScript may specialise and fuse.
-        cudnn: whether cuDNN may be used.
-        clean: whether the device's unused memory is given back after every execution.
-        share: whether instances in one process and on one device share the model.
-    """
-
-    inference_mode: bool = True
-    optimized: bool = True
-    cudnn: bool = True
-    clean: bool = False
-    share: bool = False
+    inference_mode: bool = True  # whether tensors are made that no gradient can ever be asked of; no_grad otherwise
+    optimized: bool = True  # whether TorchScript may specialise and fuse
+    cudnn: bool = True  # whether cuDNN may be used
+    clean: bool = False  # whether the device's unused memory is given back after every execution
+    share: bool = False  # whether instances in one process and on one device share the model
 
     @classmethod
     def of(cls, config: ModelConfig) -> Options:

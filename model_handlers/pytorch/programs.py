@@ -37,21 +37,14 @@ _POSITION = re.compile(r".*__(\d+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for a tensor: an argument or a result.
-
-    Attributes:
-        required: whether it must be given.
-        strings: whether it is a list of strings; None where that is unknown.
-        scalar: the Python type of an argument that is no tensor: "int", "float" or "bool", else "".
-        given: whether it must be there though it may be None.
-    """
+    """A place for a tensor: an argument or a result."""
 
     name: str
     aliases: tuple[str, ...] = ()
-    required: bool = True
-    strings: bool | None = None
-    scalar: str = ""
-    given: bool = False
+    required: bool = True  # whether it must be given
+    strings: bool | None = None  # whether it is a list of strings; None where that is unknown
+    scalar: str = ""  # the Python type of an argument that is no tensor: "int", "float" or "bool", else ""
+    given: bool = False  # whether it must be there though it may be None
 
     @property
     def names(self) -> set[str]:
@@ -256,16 +249,12 @@ _SCALARS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float
 
 
 class TorchProgram(Protocol):
-    """A loaded model.
+    """A loaded model."""
 
-    Attributes:
-        arguments: what it takes; None for a dictionary that takes whatever the configuration declares.
-        results: what it gives; None where only an execution tells.
-        tensors: the types and shapes of both, where the file tells them.
-    """
-
+    # what it takes; None for a dictionary that takes whatever the configuration declares
     arguments: Sequence[Slot] | None
-    results: Sequence[Slot] | None
+    results: Sequence[Slot] | None  # what it gives; None where only an execution tells
+    # the types and shapes of both, where the file tells them
     tensors: tuple[list[SignatureTensor], list[SignatureTensor]] | None
 
     def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:

@@ -27,25 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Everything that is said beside the model.
+    """Everything that is said beside the model."""
 
-    Attributes:
-        profiles: each: input → smallest, best and largest shape.
-        workspace: bytes that building may take on the GPU, 0 for all.
-        timing_cache: a file that remembers what was measured; None for none.
-        level: how hard it is tried, None for the builder's own idea.
-        builder: `TensorRT` or `TensorRT-RTX`; "" for whichever is installed.
-    """
-
-    profiles: tuple[Mapping[str, Range], ...] = ()
+    profiles: tuple[Mapping[str, Range], ...] = ()  # each: input → smallest, best and largest shape
     fp16: bool = False
     int8: bool = False
-    workspace: int = 0
-    timing_cache: Path | None = None
-    level: int | None = None
+    workspace: int = 0  # bytes that building may take on the GPU, 0 for all
+    timing_cache: Path | None = None  # a file that remembers what was measured; None for none
+    level: int | None = None  # how hard it is tried, None for the builder's own idea
     version_compatible: bool = False
     hardware_compatible: bool = False
-    builder: str = ""
+    builder: str = ""  # `TensorRT` or `TensorRT-RTX`; "" for whichever is installed
 
 
 def profiles_of(smallest: Sequence[str], best: Sequence[str], largest: Sequence[str]) -> tuple[dict[str, Range], ...]:

@@ -199,21 +199,13 @@ _END_OF_TREES = "\nend of trees"
 
 
 class Forest(Protocol):
-    """What all of them can do.
+    """What all of them can do."""
 
-    Attributes:
-        features: how many numbers a row has.
-        columns: how many a score has: classes, or targets.
-        labels: whether a score is the class itself.
-        binary: whether there are two classes and a score is that of the second.
-        explains: whether it can tell what each feature contributed.
-    """
-
-    features: int
-    columns: int
-    labels: bool
-    binary: bool
-    explains: bool
+    features: int  # how many numbers a row has
+    columns: int  # how many a score has: classes, or targets
+    labels: bool  # whether a score is the class itself
+    binary: bool  # whether there are two classes and a score is that of the second
+    explains: bool  # whether it can tell what each feature contributed
 
     def scores(self, rows: Array) -> Array:
         """Of rows (n, features) of FP32: (n, columns), as the library predicts them."""
@@ -485,19 +477,12 @@ _DEFAULT_THRESHOLD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutcome:
-    """What becomes of scores (n, columns).
+    """What becomes of scores (n, columns)."""
 
-    Attributes:
-        columns: how many numbers a client gets for a row.
-        classes: whether that is the class.
-        both: whether the score of the first of two classes is worked out.
-        threshold: scores beyond it mean the second of two classes.
-    """
-
-    columns: int
-    classes: bool = False
-    both: bool = False
-    threshold: float = _DEFAULT_THRESHOLD
+    columns: int  # how many numbers a client gets for a row
+    classes: bool = False  # whether that is the class
+    both: bool = False  # whether the score of the first of two classes is worked out
+    threshold: float = _DEFAULT_THRESHOLD  # scores beyond it mean the second of two classes
 
     def of(self, scores: Array) -> Array:
         """The output (n, columns) of FP32; (n,) of one column, since FIL leaves out dimensions of one."""
