@@ -7,6 +7,7 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import ParseDict
@@ -23,19 +24,21 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from container.control.routes import Route
     from container.grpc.rpc import Rpc
     from container.process.service import Service
     from container.steps.shared_memory import CudaRegions, Regions
 
-    Method = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
+    Document = dict[str, Any]
+    Unary = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
 
 _LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 _LOOK_SECONDS = 0.5  # between two looks at what Watch tells of
-_Health = pb.HealthCheckResponse
+_LONG = frozenset({"index", "model_statistics"})  # operations whose documents take long to write
 
 
 class Methods:
-    """The methods over a service.
+    """The methods over a service: by the route table's names, from a request's message to a document of the response.
 
     Args:
         service: what they tell of.
@@ -46,112 +49,107 @@ class Methods:
         self._operations = Operations(service)
         self._draining = draining
 
-    def by_name(self) -> dict[str, Method]:
-        """The methods that answer once, as the route table names them."""
-        named = (
-            *(self.server_live, self.server_ready, self.server_metadata, self.check, self.model_ready),
-            *(self.model_metadata, self.model_config, self.model_statistics),
-            *(self.index, self.load, self.unload, self.trace_setting, self.log_settings),
-        )
-        memory = [_memory_methods(kind, regions) for kind, regions in self._operations.regions.items()]
-        return {each.__name__: each for each in named} | memory[0] | memory[1]
+    def unary(self, route: Route) -> Unary:
+        """What answers the calls of a route, which are of one message each."""
+        name = route.pattern.rpartition("/")[2]
+        name = "HealthCheck" if name == "Check" else name
+        request, response = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
+        kind, _, deed = route.operation.partition("_")
+        regions = self._operations.regions.get(kind)
+        if regions is None:
+            answer = getattr(self, route.operation)
+        else:
+            answer = functools.partial(getattr(self, f"memory_{deed}"), regions)
+
+        async def serve(data: bytes, _context: Any) -> bytes:
+            document = await answer(parsed(request, data if request.DESCRIPTOR.fields else b""))
+            if route.operation in _LONG:
+                return await by_thread(_message, document, response())
+            return _message(document, response())
+
+        return serve
 
     # -- health ----------------------------------------------------------------------------------------------------
 
-    async def check(self, data: bytes, _context: Any) -> bytes:
+    async def check(self, _request: pb.HealthCheckRequest) -> Document:
         """Health's Check: of the server, whatever service is named, as Triton does."""
-        parsed(pb.HealthCheckRequest, data)
-        return _Health(status=self._health()).SerializeToString()
+        return {"status": self._health()}
 
     async def watch(self, context: Rpc) -> None:
         """Health's Watch: the status now and whenever it has changed."""
         parsed(pb.HealthCheckRequest, await context.read() or b"")
-        told: _Health.ServingStatus | None = None
+        told = ""
         while True:
             over, status = self._draining.is_set(), self._health()
             if status != told:
                 told = status
-                await context.write(_Health(status=status).SerializeToString())
+                await context.write(_message({"status": status}, pb.HealthCheckResponse()))
             if over:
                 return
             await _wait(self._draining)
 
-    def _health(self) -> _Health.ServingStatus:
-        return _Health.SERVING if self._operations.is_ready else _Health.NOT_SERVING
+    def _health(self) -> str:
+        return "SERVING" if self._operations.is_ready else "NOT_SERVING"
 
-    async def server_live(self, _data: bytes, _context: Any) -> bytes:
-        """ServerLive."""
-        return pb.ServerLiveResponse(live=True).SerializeToString()
+    async def server_live(self, _request: pb.ServerLiveRequest) -> Document:
+        """Whether the server lives, which answers."""
+        return {"live": True}
 
-    async def server_ready(self, _data: bytes, _context: Any) -> bytes:
-        """ServerReady."""
-        return pb.ServerReadyResponse(ready=self._operations.is_ready).SerializeToString()
+    async def server_ready(self, _request: pb.ServerReadyRequest) -> Document:
+        """Whether the server takes requests."""
+        return {"ready": self._operations.is_ready}
 
-    async def model_ready(self, data: bytes, _context: Any) -> bytes:
-        """ModelReady."""
-        request = parsed(pb.ModelReadyRequest, data)
-        ready = await self._operations.model_ready(request.name, parse_version(request.version))
-        return pb.ModelReadyResponse(ready=ready).SerializeToString()
+    async def model_ready(self, request: pb.ModelReadyRequest) -> Document:
+        """Whether a model takes requests."""
+        return {"ready": await self._operations.model_ready(request.name, parse_version(request.version))}
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
-    async def server_metadata(self, _data: bytes, _context: Any) -> bytes:
-        """ServerMetadata."""
-        return pb.ServerMetadataResponse(**await self._operations.server_metadata()).SerializeToString()
+    async def server_metadata(self, _request: pb.ServerMetadataRequest) -> Document:
+        """The server's name, version and extensions."""
+        return await self._operations.server_metadata()
 
-    async def model_metadata(self, data: bytes, _context: Any) -> bytes:
-        """ModelMetadata."""
-        request = parsed(pb.ModelMetadataRequest, data)
-        document = await self._operations.model_metadata(request.name, parse_version(request.version))
-        return _message(document, pb.ModelMetadataResponse())
+    async def model_metadata(self, request: pb.ModelMetadataRequest) -> Document:
+        """A model's inputs and outputs."""
+        return await self._operations.model_metadata(request.name, parse_version(request.version))
 
-    async def model_config(self, data: bytes, _context: Any) -> bytes:
-        """ModelConfig."""
-        request = parsed(pb.ModelConfigRequest, data)
-        config = await self._operations.model_config(request.name, parse_version(request.version))
-        return _message({"config": config}, pb.ModelConfigResponse())
+    async def model_config(self, request: pb.ModelConfigRequest) -> Document:
+        """A model's configuration."""
+        return {"config": await self._operations.model_config(request.name, parse_version(request.version))}
 
-    async def model_statistics(self, data: bytes, _context: Any) -> bytes:
-        """ModelStatistics: of all models in all versions."""
-        request = parsed(pb.ModelStatisticsRequest, data)
+    async def model_statistics(self, request: pb.ModelStatisticsRequest) -> Document:
+        """How requests went, of one model or of all in all versions."""
         version = parse_version(request.version)
         rows = await self._operations.model_statistics(request.name, version if request.name else None)
-        return await by_thread(_message, {"model_stats": rows}, pb.ModelStatisticsResponse())
+        return {"model_stats": rows}
 
     # -- the repository --------------------------------------------------------------------------------------------
 
-    async def index(self, data: bytes, _context: Any) -> bytes:
-        """RepositoryIndex."""
-        request = parsed(pb.RepositoryIndexRequest, data)
+    async def index(self, request: pb.RepositoryIndexRequest) -> Document:
+        """The models that there are."""
         _check_repository(request.repository_name)
-        rows = await self._operations.index(ready=request.ready)
-        return await by_thread(_message, {"models": rows}, pb.RepositoryIndexResponse())
+        return {"models": await self._operations.index(ready=request.ready)}
 
-    async def load(self, data: bytes, _context: Any) -> bytes:
-        """RepositoryModelLoad."""
-        request = parsed(pb.RepositoryModelLoadRequest, data)
+    async def load(self, request: pb.RepositoryModelLoadRequest) -> Document:
+        """Load a model."""
         _check_repository(request.repository_name)
         await self._operations.load(request.model_name, self._operations.override(values(request.parameters)))
-        return b""
+        return {}
 
-    async def unload(self, data: bytes, _context: Any) -> bytes:
-        """RepositoryModelUnload."""
-        request = parsed(pb.RepositoryModelUnloadRequest, data)
+    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Document:
+        """Unload a model."""
         _check_repository(request.repository_name)
         await self._operations.unload(request.model_name, values(request.parameters))
-        return b""
+        return {}
 
-    async def trace_setting(self, data: bytes, _context: Any) -> bytes:
-        """TraceSetting."""
-        request = parsed(pb.TraceSettingRequest, data)
+    async def trace_setting(self, request: pb.TraceSettingRequest) -> Document:
+        """Change how requests are traced, and tell how they are."""
         wanted = {name: _setting(list(setting.value)) for name, setting in request.settings.items()}
         now = await self._operations.trace_setting(request.model_name, wanted)
-        told = {name: {"value": value if isinstance(value, list) else [value]} for name, value in now.items()}
-        return _message({"settings": told}, pb.TraceSettingResponse())
+        return {"settings": {name: {"value": each if isinstance(each, list) else [each]} for name, each in now.items()}}
 
-    async def log_settings(self, data: bytes, _context: Any) -> bytes:
-        """LogSettings."""
-        request = parsed(pb.LogSettingsRequest, data)
+    async def log_settings(self, request: pb.LogSettingsRequest) -> Document:
+        """Change what is logged, and tell what is."""
         wanted = {name: _log_setting(setting) for name, setting in request.settings.items()}
         try:
             now = await self._operations.log_settings(wanted or None)
@@ -159,34 +157,24 @@ class Methods:
             if error.kind is Kind.UNAVAILABLE:  # a format that there is not, which is HTTP's alone to call so
                 raise invalid_argument(error.message) from None
             raise
-        told = {name: {_LOG_FIELDS[type(value)]: value} for name, value in now.items()}
-        return _message({"settings": told}, pb.LogSettingsResponse())
+        return {"settings": {name: {_LOG_FIELDS[type(value)]: value} for name, value in now.items()}}
 
+    # -- shared memory, of the system and of CUDA ------------------------------------------------------------------
 
-def _memory_methods(kind: str, regions: Regions | CudaRegions) -> dict[str, Method]:
-    """Those of one kind of shared memory, system or cuda."""
-    service = f"{kind.capitalize()}SharedMemory"
+    async def memory_status(self, regions: Regions | CudaRegions, request: Any) -> Document:
+        """The regions that are registered."""
+        return {"regions": {row["name"]: row for row in regions.rows(request.name)}}
 
-    def asked(deed: str, data: bytes) -> Any:
-        return parsed(getattr(pb, f"{service}{deed}Request"), data)
-
-    async def status(data: bytes, _context: Any) -> bytes:
-        told = getattr(pb, f"{service}StatusResponse")()
-        for row in regions.rows(asked("Status", data).name):
-            told.regions[row["name"]].MergeFrom(type(told).RegionStatus(**row))
-        return bytes(told.SerializeToString())
-
-    async def register(data: bytes, _context: Any) -> bytes:
-        request = asked("Register", data)
+    async def memory_register(self, regions: Regions | CudaRegions, request: Any) -> Document:
+        """Register a region."""
         wanted = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
         regions.register(wanted.pop("name"), wanted)
-        return b""
+        return {}
 
-    async def unregister(data: bytes, _context: Any) -> bytes:
-        regions.unregister(asked("Unregister", data).name)
-        return b""
-
-    return {f"{kind}_{each.__name__}": each for each in (status, register, unregister)}
+    async def memory_unregister(self, regions: Regions | CudaRegions, request: Any) -> Document:
+        """Forget a region, or all."""
+        regions.unregister(request.name)
+        return {}
 
 
 async def _wait(event: asyncio.Event) -> None:

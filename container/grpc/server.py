@@ -75,7 +75,6 @@ class GrpcServer:
         forwards = forwarding(settings.grpc_header_pattern)
         self._inference = Inference(service.engine, service.limit, service.tracer, forwards, service.regions)
         methods = Methods(service, self._draining)
-        unary = {**methods.by_name(), "infer": self._inference.infer}
         streaming = {"stream_infer": self._inference.stream_infer, "watch": methods.watch}
         found, self._roles = {}, {}
         for route in GRPC_ROUTES:
@@ -84,7 +83,8 @@ class GrpcServer:
             if route.operation in streaming:
                 found[path] = Method(streaming=self._guarded(route.category, streaming[route.operation]))
             else:
-                found[path] = Method(unary=self._guarded(route.category, unary[route.operation]))
+                unary = self._inference.infer if route.operation == "infer" else methods.unary(route)
+                found[path] = Method(unary=self._guarded(route.category, unary))
         hosts = access_of(self._sockets, settings.allowed_hosts).unknown_host
         compression = _ALGORITHMS[settings.grpc_compression]
         self._keys = service.keys
