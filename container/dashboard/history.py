@@ -41,42 +41,23 @@ class Totals(NamedTuple):
     device: int = 0
 
 
-class Sample(NamedTuple):
-    """One second: its counts, mean times in milliseconds (None without a request), how things stood at its end."""
-
-    hits: int
-    misses: int
-    succeeded: int
-    failed: int
-    queue_ms: float | None
-    compute_ms: float | None
-    evictions: int
-    loads: int
-    queued: int
-    cold: int
-    resident: int
-    host: int
-    device: int
+_COUNTS, _STATES = Totals._fields[:4] + Totals._fields[6:8], Totals._fields[8:]
+COLUMNS = (*Totals._fields[:4], "queue_ms", "compute_ms", *Totals._fields[6:])
+Sample = dict[str, float | None]  # one second, by the names in `COLUMNS`
 
 
 def difference(before: Totals, after: Totals) -> Sample:
-    """What happened between two readings. Counters of a model that was forgotten are no negative counts."""
-    succeeded = max(after.succeeded - before.succeeded, 0)
-    queue_ms = compute_ms = None
-    if succeeded:
-        queue_ms = round((after.queue_ns - before.queue_ns) / succeeded / 1e6, 3)
-        compute_ms = round((after.total_ns - before.total_ns) / succeeded / 1e6 - queue_ms, 3)
-    return Sample(
-        max(after.hits - before.hits, 0),
-        max(after.misses - before.misses, 0),
-        succeeded,
-        max(after.failed - before.failed, 0),
-        queue_ms,
-        compute_ms,
-        after.evictions - before.evictions,
-        after.loads - before.loads,
-        *after[Totals._fields.index("queued") :],
-    )
+    """What happened between two readings: counts, mean times (None without a request), how things stood at its end.
+
+    Counters of a model that was forgotten are no negative counts.
+    """
+    sample: Sample = {name: max(getattr(after, name) - getattr(before, name), 0) for name in _COUNTS}
+    sample |= {name: getattr(after, name) for name in _STATES}
+    sample["queue_ms"] = sample["compute_ms"] = None
+    if succeeded := sample["succeeded"]:
+        queue_ms = sample["queue_ms"] = round((after.queue_ns - before.queue_ns) / succeeded / 1e6, 3)
+        sample["compute_ms"] = round((after.total_ns - before.total_ns) / succeeded / 1e6 - queue_ms, 3)
+    return sample
 
 
 class History:
@@ -93,10 +74,8 @@ class History:
         self._last = totals
 
     def columns(self) -> dict[str, list[Any]]:
-        """A list for each field of `Sample`, oldest first, all of one length."""
-        if not self._samples:
-            return {name: [] for name in Sample._fields}
-        return dict(zip(Sample._fields, map(list, zip(*self._samples, strict=True)), strict=True))
+        """A list for each of `COLUMNS`, oldest first, all of one length."""
+        return {name: [sample[name] for sample in self._samples] for name in COLUMNS}
 
 
 class Happening(NamedTuple):

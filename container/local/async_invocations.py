@@ -11,7 +11,6 @@ import json
 import math
 import time
 import uuid
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,9 @@ _PATIENCE = 900.0
 class Accepted:
     """An invocation that waits for its turn; times are seconds, `came` by `time.monotonic()`."""
 
+    target: str
+    source: str
+    headers: Mapping[str, str]
     inference_id: str
     output: str
     failure: str
@@ -54,12 +56,13 @@ class AsyncInvocations:
         self._s3 = s3
         self._output = output.rstrip("/")
         self._failure = (failure or output).rstrip("/")
-        self._workers = workers
-        self._waiting: deque[tuple[str, str, dict[str, str], Accepted]] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(workers)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._report = report
 
     def accept(self, target: str, headers: Mapping[str, str]) -> Accepted:
+        """Queue an invocation."""
         source = headers.get(f"{_PREFIX}inputlocation", "")
         try:
             split_uri(source)
@@ -68,37 +71,38 @@ class AsyncInvocations:
         file = str(uuid.uuid4())
         extension = headers.get(f"{_PREFIX}s3outputpathextension", "").strip("/")
         folder = f"{self._output}/{extension}" if extension else self._output
-        name = headers.get(f"{_PREFIX}filename") or f"{file}.out"
         accepted = Accepted(
+            target,
+            source,
+            _passed_on(headers),
             headers.get(f"{_PREFIX}inference-id") or file,
-            f"{folder}/{name}",
+            f"{folder}/{headers.get(f'{_PREFIX}filename') or f'{file}.out'}",
             f"{self._failure}/{file}-error.out",
             time.monotonic(),
             _seconds(headers, "RequestTTLSeconds", _TIME_TO_LIVE),
             _seconds(headers, "InvocationTimeoutSeconds", _PATIENCE),
         )
-        self._waiting.append((target, source, _passed_on(headers), accepted))
-        if len(self._running) < self._workers:
-            task = asyncio.create_task(self._work())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+        task = asyncio.create_task(self._run_in_turn(accepted))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return accepted
 
     async def close(self) -> None:
         """End what has begun; what has not is dropped."""
-        self._waiting.clear()
-        await asyncio.gather(*self._running)
+        self._closed = True
+        await asyncio.gather(*self._tasks)
 
-    async def _work(self) -> None:
-        while self._waiting:
-            await self._run(*self._waiting.popleft())
+    async def _run_in_turn(self, accepted: Accepted) -> None:
+        async with self._turns:
+            if not self._closed:
+                await self._run(accepted)
 
-    async def _run(self, target: str, source: str, headers: dict[str, str], accepted: Accepted) -> None:
+    async def _run(self, accepted: Accepted) -> None:
         """One invocation; every end of it is an object in S3."""
         try:
             _check_age(accepted)
-            body = await asyncio.to_thread(self._read, source)
-            answer = await self._endpoint.invoke(target, body, headers, accepted.patience)
+            body = await asyncio.to_thread(self._read, accepted.source)
+            answer = await self._endpoint.invoke(accepted.target, body, accepted.headers, accepted.patience)
             content_type = answer.headers.get("content-type", "application/octet-stream")
             await asyncio.to_thread(self._write, accepted.output, answer.body, content_type)
             self._report(f"async {accepted.inference_id}: answer in {accepted.output}")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from container.settings.schema import Settings
 
-_HTTP = ("MME_TLS_CERT", "MME_TLS_KEY", "MME_TLS_CLIENT_CA")
-_GRPC = ("MME_GRPC_SERVER_CERT", "MME_GRPC_SERVER_KEY", "MME_GRPC_ROOT_CERT")
+TLS_OF_HTTP = ("MME_TLS_CERT", "MME_TLS_KEY", "MME_TLS_CLIENT_CA")
+TLS_OF_GRPC = ("MME_GRPC_SERVER_CERT", "MME_GRPC_SERVER_KEY", "MME_GRPC_ROOT_CERT")
 _SCRIPT_MODEL = "model"  # what Amazon's containers call it
 _NOT_MODELS = frozenset({"__MACOSX", "lost+found"})
 
@@ -129,9 +129,7 @@ def http_certificates(settings: Settings) -> Certificates | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     ca = settings.tls_client_ca
-    return Certificates(
-        settings.tls_cert, settings.tls_key, ca, ca is not None, ("MME_TLS_CERT", "MME_TLS_KEY", "MME_TLS_CLIENT_CA")
-    )
+    return Certificates(settings.tls_cert, settings.tls_key, ca, ca is not None, TLS_OF_HTTP)
 
 
 def grpc_certificates(settings: Settings) -> Certificates | None:
@@ -139,13 +137,7 @@ def grpc_certificates(settings: Settings) -> Certificates | None:
     cert, key, root = settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert
     if not settings.grpc_use_ssl or cert is None or key is None:
         return None
-    return Certificates(
-        cert,
-        key,
-        root,
-        settings.grpc_use_ssl_mutual,
-        ("MME_GRPC_SERVER_CERT", "MME_GRPC_SERVER_KEY", "MME_GRPC_ROOT_CERT"),
-    )
+    return Certificates(cert, key, root, settings.grpc_use_ssl_mutual, TLS_OF_GRPC)
 
 
 def load_certificates(context: ssl.SSLContext, files: Certificates) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from container.settings.parsers import Mode, PingMode
-from container.settings.places import repository_in
+from container.settings.places import TLS_OF_GRPC, TLS_OF_HTTP, repository_in
 from container.settings.schema import ALL_MODELS, BY_NAME, DEFAULT_GRPC_PORT, DEFAULT_PORT, LONGEST_INVOCATION
 from container.settings.triton_flags import LOG_VARIABLES
 from model_handlers.scripts.default_script import DEFAULT_TYPE
@@ -35,8 +35,6 @@ _MODES = {
     "MME_MODEL_DIR": Mode.SINGLE,
 }
 _SWITCH, _MUTUAL, _KEYS = "MME_GRPC_USE_SSL", "MME_GRPC_USE_SSL_MUTUAL", "MME_KEY_FILE"
-_GRPC = ("MME_GRPC_SERVER_CERT", "MME_GRPC_SERVER_KEY", "MME_GRPC_ROOT_CERT")
-_HTTP = ("MME_TLS_CERT", "MME_TLS_KEY", "MME_TLS_CLIENT_CA")
 
 
 class Problem(str):
@@ -196,15 +194,15 @@ def _outside(parsed: Parsed, name: str, protocol: str, port: int | None) -> Foun
 
 def _tls_of_http(parsed: Parsed, _: Settings) -> Found:
     """A certificate needs its key; and SageMaker, over plain HTTP and without a key, would find no healthy server."""
-    cert = BY_NAME[_HTTP[0]]
-    given = [name for name in _HTTP if name in parsed.given]
-    for name in _HTTP[:2]:
+    cert = BY_NAME[TLS_OF_HTTP[0]]
+    given = [name for name in TLS_OF_HTTP if name in parsed.given]
+    for name in TLS_OF_HTTP[:2]:
         if given and name not in parsed.given:
             yield Problem(f"{parsed.label(given[0])}: TLS needs {BY_NAME[name].label} as well")
     if _KEYS in parsed.given and not given:
         yield Notice(f"keys arrive in plain text, since there is no {cert.label}: let a proxy or a mesh have TLS")
     platform = [name for name in ("SAGEMAKER_MULTI_MODEL", "SAGEMAKER_BIND_TO_PORT") if parsed.values.get(name)]
-    for name in (*_HTTP, _KEYS):
+    for name in (*TLS_OF_HTTP, _KEYS):
         if platform and name in parsed.given:
             yield Problem(
                 f"{parsed.label(name)}: SageMaker speaks plain HTTP and brings no key, and {platform[0]} is set; unset "
@@ -218,14 +216,14 @@ def _tls_of_grpc(parsed: Parsed, settings: Settings) -> Found:
     gRPC has HTTP's certificates where its own settings say nothing: a certificate and its key belong together.
     """
     mutual, on = settings.grpc_use_ssl_mutual, settings.grpc_use_ssl
-    if _HTTP[0] in parsed.given and _SWITCH not in parsed.given and _MUTUAL not in parsed.given:
-        mutual, on = _HTTP[2] in parsed.given, True
+    if TLS_OF_HTTP[0] in parsed.given and _SWITCH not in parsed.given and _MUTUAL not in parsed.given:
+        mutual, on = TLS_OF_HTTP[2] in parsed.given, True
         yield {"grpc_use_ssl_mutual": mutual}
     if not mutual and not on:
-        for name in _GRPC:
+        for name in TLS_OF_GRPC:
             if name in parsed.given:
                 yield Notice(f"{parsed.label(name)} has no effect: {BY_NAME[_SWITCH].label} switches TLS on")
-        if _HTTP[0] in parsed.given and settings.grpc_port is not None:
+        if TLS_OF_HTTP[0] in parsed.given and settings.grpc_port is not None:
             yield Notice(f"gRPC is served without TLS, since {BY_NAME[_SWITCH].label} says so")
         return
     cert, key, root = settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert
@@ -234,7 +232,7 @@ def _tls_of_grpc(parsed: Parsed, settings: Settings) -> Found:
     root = root or settings.tls_client_ca
     yield {"grpc_use_ssl": True, "grpc_server_cert": cert, "grpc_server_key": key, "grpc_root_cert": root}
     switch = _MUTUAL if mutual else _SWITCH
-    for name, file in zip(_GRPC if mutual else _GRPC[:2], (cert, key, root), strict=False):
+    for name, file in zip(TLS_OF_GRPC if mutual else TLS_OF_GRPC[:2], (cert, key, root), strict=False):
         if switch in parsed.given and name not in parsed.given and file is None:
             yield Problem(f"{parsed.label(switch)}: TLS needs {BY_NAME[name].label} as well")
 

@@ -26,8 +26,12 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from container.ship.requests import Request
+
+    Sender = Callable[[Request, str, str], "HttpResponse"]
 
 
 JSON = "application/json"
@@ -181,14 +185,6 @@ def checked_url(url: str, flag: str = "--url") -> str:
         raise invalid_argument(f"{flag} '{url}' is not an address such as {DEFAULT_URL}")
     return url.rstrip("/")
 
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping
-
-    from container.ship.requests import Request
-
-    Sender = Callable[[Request, str, str], HttpResponse]
 
 _ANSWERS = frozenset(  # what a running endpoint says of a request
     {"InternalFailure", "ModelError", "ModelNotReadyException", "ServiceUnavailable", "ValidationError"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import container.dashboard
-from container.dashboard.history import Sample
+from container.dashboard.history import COLUMNS
 from tests.http_server import Handler, answering
 
 STATIC = Path(container.dashboard.__file__).parent / "static"
@@ -45,7 +45,7 @@ def draw(driver):
 def history(**columns):
     """The columns of a history; those that are not named are zeros."""
     (length,) = {len(values) for values in columns.values()}
-    return {name: columns.get(name, [0] * length) for name in Sample.__annotations__}
+    return {name: columns.get(name, [0] * length) for name in COLUMNS}
 
 
 def memory(*sizes, budget=1000, rest=(0, 0), reserved=0, grown=0, uncharged=0, in_flight=0):
