@@ -20,7 +20,7 @@ from gunicorn.systemd import listen_fds
 
 from container.observe.logs import logging_config
 from container.process.resources import keep_all
-from container.process.restarts import LastWords, Restarts
+from container.process.restarts import LastWords, WorkerRestarts
 from container.process.sockets import PORT_SECONDS, authority, listening
 from serve.sources.override import forget_overrides
 from serve.state_file import life_of
@@ -39,13 +39,13 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     def __init__(self, settings: Settings, again: Sequence[str]) -> None:
         self.settings = settings
         self._again = list(again)
-        self._restarts = Restarts()
+        self._restarts = WorkerRestarts()
         super().__init__()
 
     def load_config(self) -> None:
         """Configure gunicorn, at the start and at each reload, which begins without restarts."""
         settings = self.settings
-        self._restarts = Restarts()
+        self._restarts = WorkerRestarts()
         configuration = {
             "bind": authority(settings.host, settings.port),
             # What the log says of the address; the worker has a context of its own.

@@ -33,7 +33,7 @@ _MOST_UNSERVED = 5
 _MOST_LOADS = 2
 
 
-class Restarts:
+class WorkerRestarts:
     """The ends of workers, one after the other."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +44,7 @@ class Restarts:
         self._loading: Counter[str] = Counter()  # ends of that kind, by the models that were being loaded
 
     def __repr__(self) -> str:
-        return f"<Restarts: {self._ended} in a row, {self._unserved} of them before they served>"
+        return f"<WorkerRestarts: {self._ended} in a row, {self._unserved} of them before they served>"
 
     def begins(self, words: LastWords) -> None:
         words.pause = min(_FIRST_SECONDS * 2.0 ** (self._ended - 1), _MOST_SECONDS) if self._ended else 0.0

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _INVOCATIONS = "AWS/SageMaker"
 _INSTANCES = "/aws/sagemaker/Endpoints"
 _OURS = "mme"  # where the container's own metrics go by default
-_LATENCY_LIMIT = 5_000_000  # microseconds
 _WIDTH, _HEIGHT, _COLUMNS = 8, 6, 3
 VARIANT = "AllTraffic"  # an endpoint's only one
 MARK = "Made by `mme deploy`"
@@ -109,7 +108,8 @@ def parse_capacity(text: str) -> tuple[int, int]:
 
 def creation(spec: Deployment, stamp: str) -> list[ApiCall]:
     """The calls that make the endpoint, in order; `stamp` tells this model and configuration from others."""
-    return [*_configuration(spec, stamp), _create_endpoint(spec, stamp)]
+    parameters = {"EndpointName": spec.name, "EndpointConfigName": f"{spec.name}-{stamp}", "Tags": spec.tags()}
+    return [*_configuration(spec, stamp), ApiCall("sagemaker", "create_endpoint", parameters)]
 
 
 def update(spec: Deployment, stamp: str, traffic: dict[str, Any]) -> list[ApiCall]:
@@ -204,15 +204,6 @@ def _container(spec: Deployment) -> dict[str, Any]:
     return container
 
 
-def _create_endpoint(spec: Deployment, stamp: str) -> ApiCall:
-    parameters = {
-        "EndpointName": spec.name,
-        "EndpointConfigName": f"{spec.name}-{stamp}",
-        "Tags": spec.tags(),
-    }
-    return ApiCall("sagemaker", "create_endpoint", parameters)
-
-
 def _scaling(spec: Deployment, capacity: tuple[int, int]) -> list[ApiCall]:
     target = {**SCALED, "ResourceId": resource_id(spec.name)}
     policy = {
@@ -222,23 +213,13 @@ def _scaling(spec: Deployment, capacity: tuple[int, int]) -> list[ApiCall]:
         "ScaleOutCooldown": _SCALE_OUT_SECONDS,
     }
     least, most = capacity
-    return [
-        ApiCall(
-            "application-autoscaling",
-            "register_scalable_target",
-            {**target, "MinCapacity": least, "MaxCapacity": most, "Tags": {**spec.labels, TAG: spec.name}},
-        ),
-        ApiCall(
-            "application-autoscaling",
-            "put_scaling_policy",
-            {
-                **target,
-                "PolicyName": policy_name(spec.name),
-                "PolicyType": "TargetTrackingScaling",
-                "TargetTrackingScalingPolicyConfiguration": policy,
-            },
-        ),
-    ]
+    tags = {**spec.labels, TAG: spec.name}
+    named = {**target, "PolicyName": policy_name(spec.name), "PolicyType": "TargetTrackingScaling"}
+    calls = (
+        ("register_scalable_target", {**target, "MinCapacity": least, "MaxCapacity": most, "Tags": tags}),
+        ("put_scaling_policy", {**named, "TargetTrackingScalingPolicyConfiguration": policy}),
+    )
+    return [ApiCall("application-autoscaling", operation, parameters) for operation, parameters in calls]
 
 
 # The resource of each call, and parameters that are no properties of it: names that CloudFormation makes up, so that it
@@ -287,32 +268,41 @@ def template(spec: Deployment, region: str) -> dict[str, Any]:
     }
 
 
-def alarms(endpoint: str, instance_type: str, *, multi_model: bool) -> list[dict[str, Any]]:
+_ALWAYS, _WITH_GPUS, _OF_MANY = "", "gpus", "many"  # which endpoints have an alarm or a chart
+_ALARMS: tuple[tuple[str, str, str, str, float, str, str], ...] = (
+    ("5xx", _ALWAYS, _INVOCATIONS, "Invocation5XXErrors Sum", 5, "Greater", "the endpoint fails requests"),
+    ("model-errors", _ALWAYS, _INVOCATIONS, "InvocationModelErrors Sum", 5, "Greater", "models answer with errors"),
+    ("latency", _ALWAYS, _INVOCATIONS, "ModelLatency p99", 5e6, "Greater", "the slowest answers take over 5 s"),
+    ("memory", _ALWAYS, _INSTANCES, "MemoryUtilization Maximum", 95, "Greater", "an instance has no memory left"),
+    ("disk", _ALWAYS, _INSTANCES, "DiskUtilization Maximum", 85, "Greater", "an instance's disk is nearly full"),
+    ("gpu-memory", _WITH_GPUS, _INSTANCES, "GPUMemoryUtilization Maximum", 97, "Greater", "a GPU has no memory left"),
+    ("cache", _OF_MANY, _INVOCATIONS, "ModelCacheHit Average", 0.5, "Less",
+     "most requests wait for a load: too little memory for the models in use"),
+    ("unloads", _OF_MANY, _INVOCATIONS, "ModelUnloadingTime SampleCount", 60, "Greater",
+     "models leave as fast as they come"),
+)  # fmt: skip
+
+
+def alarms(endpoint: str, instance_type: str, *, multi_model: bool) -> Iterator[dict[str, Any]]:
     """Parameters of PutMetricAlarm, but for actions and tags."""
-    rows: list[tuple[str, str, str, str, float, str, str]] = [
-        ("5xx", _INVOCATIONS, "Invocation5XXErrors", "Sum", 5, "Greater", "the endpoint fails requests"),
-        ("model-errors", _INVOCATIONS, "InvocationModelErrors", "Sum", 5, "Greater", "models answer with errors"),
-        (
-            "latency",
-            _INVOCATIONS,
-            "ModelLatency",
-            "p99",
-            _LATENCY_LIMIT,
-            "Greater",
-            "the slowest answers take over 5 s",
-        ),
-        ("memory", _INSTANCES, "MemoryUtilization", "Maximum", 95, "Greater", "an instance has no memory left"),
-        ("disk", _INSTANCES, "DiskUtilization", "Maximum", 85, "Greater", "an instance's disk is nearly full"),
-    ]
-    if has_accelerator(instance_type):
-        text = "a GPU has no memory left"
-        rows.append(("gpu-memory", _INSTANCES, "GPUMemoryUtilization", "Maximum", 97, "Greater", text))
-    if multi_model:
-        text = "most requests wait for a load: too little memory for the models in use"
-        rows.append(("cache", _INVOCATIONS, "ModelCacheHit", "Average", 0.5, "Less", text))
-        text = "models leave as fast as they come"
-        rows.append(("unloads", _INVOCATIONS, "ModelUnloadingTime", "SampleCount", 60, "Greater", text))
-    return [_alarm(endpoint, *row) for row in rows]
+    wanted = {_ALWAYS: True, _WITH_GPUS: has_accelerator(instance_type), _OF_MANY: multi_model}
+    for kind, of, namespace, what, limit, side, why in _ALARMS:
+        metric, statistic = what.split()
+        if wanted[of]:
+            yield {
+                "AlarmName": _alarm_name(endpoint, kind),
+                "AlarmDescription": f"{endpoint}: {why}. {MARK}.",
+                "Namespace": namespace,
+                "MetricName": metric,
+                "Dimensions": [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": VARIANT}],
+                "ExtendedStatistic" if statistic.startswith("p") else "Statistic": statistic,
+                "Period": 60,
+                "EvaluationPeriods": 5,
+                "DatapointsToAlarm": 3,
+                "Threshold": float(limit),
+                "ComparisonOperator": f"{side}ThanThreshold",
+                "TreatMissingData": "notBreaching",
+            }
 
 
 def rollback_alarms(endpoint: str) -> list[str]:
@@ -329,38 +319,12 @@ def _alarm_name(endpoint: str, kind: str) -> str:
     return f"{alarm_prefix(endpoint)}{kind}"
 
 
-def _alarm(
-    endpoint: str,
-    kind: str,
-    namespace: str,
-    metric: str,
-    statistic: str,
-    limit: float,
-    side: str,
-    why: str,
-) -> dict[str, Any]:
-    how = {"ExtendedStatistic": statistic} if statistic.startswith("p") else {"Statistic": statistic}
-    return {
-        "AlarmName": _alarm_name(endpoint, kind),
-        "AlarmDescription": f"{endpoint}: {why}. {MARK}.",
-        "Namespace": namespace,
-        "MetricName": metric,
-        "Dimensions": [{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": VARIANT}],
-        **how,
-        "Period": 60,
-        "EvaluationPeriods": 5,
-        "DatapointsToAlarm": 3,
-        "Threshold": float(limit),
-        "ComparisonOperator": f"{side}ThanThreshold",
-        "TreatMissingData": "notBreaching",
-    }
-
-
 def dashboard_body(endpoint: str, region: str, instance_type: str, *, multi_model: bool) -> str:
     at = ["EndpointName", endpoint, "VariantName", VARIANT]
     counts = ("Invocations", "Invocation4XXErrors", "Invocation5XXErrors", "InvocationModelErrors")
     latencies = [_metric(_INVOCATIONS, "ModelLatency", at, each) for each in ("p50", "p90", "p99")]
-    gauges = [_metric(_INSTANCES, f"{name}Utilization", at, "Maximum") for name in _gauges(instance_type)]
+    measured = ("CPU", "Memory", "Disk", *(("GPU", "GPUMemory") if has_accelerator(instance_type) else ()))
+    gauges = [_metric(_INSTANCES, f"{name}Utilization", at, "Maximum") for name in measured]
     charts = [
         ("Requests", [_metric(_INVOCATIONS, name, at, "Sum") for name in counts]),
         ("Latency, µs", [*latencies, _metric(_INVOCATIONS, "OverheadLatency", at, "p50")]),
@@ -381,11 +345,6 @@ def dashboard_body(endpoint: str, region: str, instance_type: str, *, multi_mode
             "properties": {"markdown": f"**{endpoint}** · {MARK}"}}  # fmt: skip
     widgets = [_chart(number, title, metrics, region) for number, (title, metrics) in enumerate(charts)]
     return json.dumps({"widgets": [text, *widgets]})
-
-
-def _gauges(instance_type: str) -> tuple[str, ...]:
-    gauges = ("CPU", "Memory", "Disk")
-    return (*gauges, "GPU", "GPUMemory") if has_accelerator(instance_type) else gauges
 
 
 def _metric(namespace: str, name: str, at: list[str], statistic: str) -> list[Any]:

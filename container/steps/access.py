@@ -159,7 +159,7 @@ _NONE = "this needs a key: send it as `Authorization: Bearer KEY`"
 _UNKNOWN = "the server does not know this key: send one of its key file's as `Authorization: Bearer KEY`"
 
 
-class Entry(NamedTuple):
+class ApiKey(NamedTuple):
     """A key: the hexadecimal digits of its SHA-256, and the categories that it is for."""
 
     digest: str
@@ -186,9 +186,9 @@ def parse_roles(text: str) -> frozenset[str]:
     return roles
 
 
-def parse_keys(text: str) -> tuple[Entry, ...]:
+def parse_keys(text: str) -> tuple[ApiKey, ...]:
     """The keys of a file. What is wrong is named by its line: what stands there may be a key itself."""
-    found: dict[str, Entry] = {}
+    found: dict[str, ApiKey] = {}
     for number, whole in enumerate(text.splitlines(), 1):
         line = whole.partition("#")[0].strip()
         if not line:
@@ -200,7 +200,7 @@ def parse_keys(text: str) -> tuple[Entry, ...]:
         if digest in found:
             raise ValueError(f"line {number} repeats a key: give it its categories in one line")
         try:
-            found[digest] = Entry(digest, parse_roles(match[2]))
+            found[digest] = ApiKey(digest, parse_roles(match[2]))
         except ValueError as error:
             raise ValueError(f"line {number}: a key is for {error}") from None
         if len(found) > MOST_KEYS:
@@ -214,7 +214,7 @@ class Keys(Followed):
     def __init__(self, path: Path) -> None:
         super().__init__(f"keys of '{path}'", [path])
         self._path = path
-        self._entries: tuple[Entry, ...] = ()
+        self._entries: tuple[ApiKey, ...] = ()
         self.read()
 
     def read(self) -> None:
@@ -245,7 +245,7 @@ class Keys(Followed):
             return None
         return Denial(known=True, sentence=f"the key is not for {role}: it is for {', '.join(sorted(entry.roles))}")
 
-    def _entry(self, key: str) -> Entry | None:
+    def _entry(self, key: str) -> ApiKey | None:
         """The key's entry. All are looked at, each in constant time: how long it takes tells nothing."""
         digest = digest_of(key)
         found = None

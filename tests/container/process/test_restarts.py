@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from container.process.restarts import LastWords, Restarts
+from container.process.restarts import LastWords, WorkerRestarts
 
 
 class Life:
@@ -14,7 +14,7 @@ class Life:
 
     def __init__(self):
         self.now = 0.0
-        self.restarts = Restarts(lambda: self.now)
+        self.restarts = WorkerRestarts(lambda: self.now)
 
     def worker(self, seconds=0.0, leaves=lambda _: None):
         """One that lives for so long; the words that it leaves, and why there is to be none after it."""
