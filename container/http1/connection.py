@@ -1,12 +1,9 @@
 """One connection of HTTP/1.1: bytes → requests, and requests → answers, strictly in their order.
 
-The common case, one short read that holds whole requests, is kept short on purpose: a look at the clock, exact
-measuring and everything rare happen only when a read ends inside a request or is longer than the shortest limit. A head
-that a client repeats byte for byte is not parsed again. A longer read is parsed piece by piece: a head, a few chunks,
-or the rest of a body; what the connection's budget of this turn of the loop does not allow waits.
-
-Requests reach the handler one after another: the next one when the one before is answered and the client reads its
-answers. What was parsed ahead waits; when too much waits, reading pauses.
+The common case, one short read that holds whole requests, is kept short on purpose. A longer read is parsed piece by
+piece: a head, a few chunks, or the rest of a body; what the connection's budget of this turn of the loop does not allow
+waits. Requests reach the handler one after another: the next one when the one before is answered and the client reads
+its answers. What was parsed ahead waits; when too much waits, reading pauses.
 
 A connection ends in one of three ways. *Idle*: it just closes. *After a last answer* (the client or HTTP/1.0 says so,
 a drain, a refusal): we close our direction, throw away what still comes and wait a while for the client to close: were
@@ -45,27 +42,19 @@ _BUG = error_body("The server failed to handle the request: this is a bug in it,
 
 
 class Unparsed:
-    """What was read and is not parsed yet.
-
-    Attributes:
-        data: bytes, those from `at` on.
-        whole: whether it is a read that begins with a request.
-        parsing: whether it is being parsed; waits: whether it is to be, in a later turn of the loop.
-        ends: whether the client's end comes behind it.
-        chunks: bytes of chunks that are parsed at once.
-        budget: what the connection has spent of this turn.
-    """
+    """What was read and is not parsed yet: `data` from `at` on."""
 
     def __init__(self) -> None:
         self.data = b""
         self.at = 0
-        self.whole = False
-        self.parsing = self.waits = self.ends = False
-        self.chunks = _PIECE
+        self.whole = False  # whether it is a read that begins with a request
+        self.parsing = False
+        self.waits = False  # for a later turn of the loop
+        self.ends = False  # whether the client's end comes behind it
+        self.chunks = _PIECE  # bytes of them that are parsed at once
         self.budget = TurnBudget()
 
     def add(self, data: bytes, *, begins: bool) -> None:
-        """Add a read."""
         if self.data:
             self.data = self.data[self.at :] + data
             self.whole = False
@@ -90,24 +79,17 @@ class Unparsed:
         return memoryview(data)[at:end]
 
     def drop(self) -> None:
-        """Forget all of it."""
         self.data, self.at = b"", 0
 
 
 class Pipeline:
-    """Requests in their order.
-
-    Attributes:
-        current: what the handler has.
-        waiting: what was parsed ahead; a refusal may be the last.
-        advancing: whether what waits is being handed over.
-        blocked: whether the client reads its answers too slowly for the next one.
-    """
+    """Requests in their order."""
 
     def __init__(self) -> None:
-        self.current: HttpRequest | None = None
-        self.waiting: deque[HttpRequest | Refusal] = deque()
-        self.advancing = self.blocked = False
+        self.current: HttpRequest | None = None  # the handler has it
+        self.waiting: deque[HttpRequest | Refusal] = deque()  # parsed ahead; a refusal is the last
+        self.advancing = False
+        self.blocked = False  # the client reads its answers too slowly for the next one
 
     @property
     def in_flight(self) -> int:
@@ -131,25 +113,16 @@ class Pipeline:
 
 
 class Clock:
-    """What the sweep has seen of a connection. Times are noted to the sweep, so one sweep is granted on top.
-
-    Attributes:
-        since: when something last happened, by the sweep's clock.
-        patience: seconds that the connection may be idle.
-        streamed: bytes that streamed answers took on the wire.
-        taken: moves whenever the client reads; what a stream writes does not move it.
-        measured_from: since when the rate of the body at hand is measured, -1 while it is not; then with so many bytes.
-        asked: whether a client that closed its direction was asked whether it still reads.
-    """
+    """What the sweep has seen of a connection. Times are noted to the sweep, so one sweep is granted on top."""
 
     def __init__(self, now: float, patience: float) -> None:
-        self.since = now
-        self.patience = patience
-        self.streamed = 0
-        self.taken: int | None = None
-        self.measured_from = -1.0
+        self.since = now  # when something last happened
+        self.patience = patience  # of an idle connection
+        self.streamed = 0  # bytes that streamed answers took on the wire
+        self.taken: int | None = None  # moves whenever the client reads; what a stream writes does not move it
+        self.measured_from = -1.0  # when the body at hand had `measured_size` bytes; -1 while it is not measured
         self.measured_size = 0
-        self.asked = False
+        self.asked = False  # a client that closed its direction, whether it still reads
 
     def is_stuck(self, unsent: int, now: float, seconds: float) -> bool:
         """Whether the client has read nothing for so long."""
@@ -160,7 +133,6 @@ class Clock:
         return now - self.since > seconds
 
     def measure(self, size: int, now: float) -> None:
-        """Measure how quickly a body arrives, from now on."""
         self.measured_from, self.measured_size = now, size
 
     def complaint(self, arriving: HttpRequest | None, now: float, limits: Limits) -> Refusal | None:
@@ -181,30 +153,21 @@ class Clock:
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One connection. `answer` and `begin` are for requests, `ended` and `abort_response` for streams.
-
-    Attributes:
-        parser, unparsed, pipeline, clock: its state, as far as it is not below.
-        transport: None when it is gone.
-        known: the head of the last request, if it is known.
-        paused: whether nothing is read.
-        half_closed: whether the client has closed its direction.
-        lingering: whether everything is answered and our direction is closed.
-        discarded: bytes that came when nothing more was taken.
-        limits: those of the server.
-    """
+    """One connection. `answer` and `begin` are for requests, `ended` and `abort_response` for streams."""
 
     def __init__(self, server: Http1Server) -> None:
         self.parser = RequestParser(server)
         self.unparsed = Unparsed()
         self.pipeline = Pipeline()
         self.clock = Clock(server.now, server.limits.header_timeout)
+        self.limits: Limits = server.limits
         self.transport: asyncio.Transport | None = None
-        self.known: KnownHead | None = None
-        self.paused = self.half_closed = self.lingering = False
-        self.discarded = 0
+        self.known: KnownHead | None = None  # of the last request
+        self.paused = False  # nothing is read
+        self.half_closed = False  # by the client
+        self.lingering = False  # everything is answered, and our direction is closed
+        self.discarded = 0  # bytes that came when nothing more was taken
         self._server = server
-        self.limits = server.limits
         self._handler = server.handler
         self._heads = server.heads
         self._known_heads = server.known_heads
@@ -213,13 +176,11 @@ class HttpProtocol(asyncio.Protocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that the client's socket has not taken yet."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     # asyncio calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # a stream's, always
-        """Begin."""
         self.transport = transport
         transport.set_write_buffer_limits(high=self.limits.write_buffer)
         self._server.connections.add(self)
@@ -272,7 +233,6 @@ class HttpProtocol(asyncio.Protocol):
             self._advance()
 
     def data_received(self, data: bytes) -> None:
-        """Parse one read."""
         parser, turns, known = self.parser, self._turns, self.known
         if parser.closed:
             self.discarded += len(data)
@@ -506,13 +466,11 @@ class HttpProtocol(asyncio.Protocol):
         transport.write_eof()
 
     def _pause(self) -> None:
-        """Read nothing more for now."""
         if not self.paused and self.transport is not None and not self.transport.is_closing():
             self.paused = True
             self.transport.pause_reading()
 
     def _resume(self) -> None:
-        """Read on, where nothing speaks against it."""
         transport = self.transport
         if transport is None or not self.pipeline.has_room(self.limits):
             return
@@ -527,7 +485,6 @@ class HttpProtocol(asyncio.Protocol):
     # the server calls
 
     def abort(self) -> None:
-        """End the connection now, whatever it is owed."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -598,13 +555,7 @@ class BodyStream:
 
     The first part of a turn of the loop leaves at once, with the head if that was before it. Those behind it leave
     together in the next turn, or sooner where they are much: the transport would make a system call and a packet of
-    each. The last chunk says that the answer is whole; HTTP/1.0 has only the close.
-
-    Args:
-        connection: where it goes on after the end.
-        head: what goes before it.
-        chunked: whether parts travel as chunks.
-        bodiless: whether they are dropped.
+    each. The last chunk says that the answer is whole; HTTP/1.0 has only the close. Without a body, parts are dropped.
     """
 
     def __init__(self, connection: HttpProtocol, head: bytes, *, chunked: bool, bodiless: bool) -> None:
@@ -626,7 +577,6 @@ class BodyStream:
         return 0 if transport is None or transport.is_closing() else transport.get_write_buffer_size() + self._size
 
     def write(self, request: HttpRequest, data: bytes | memoryview) -> None:
-        """Send one part."""
         if type(data) is not bytes:
             view = memoryview(data)
             # Raises for a view that is not contiguous; the transport would, but with the chunk's size in its buffer.
@@ -670,7 +620,6 @@ class BodyStream:
         self._flush_next()
 
     def _flush_next(self) -> None:
-        """Send in the next turn what there is by then."""
         if not self._turns:
             self._turns = True
             asyncio.get_running_loop().call_soon(self._turned)
@@ -680,7 +629,6 @@ class BodyStream:
         self._flush()
 
     def _flush(self) -> None:
-        """Send what was put."""
         pieces, self._pieces = self._pieces, []
         size, self._size = self._size, 0
         transport = self._transport
@@ -694,7 +642,6 @@ class BodyStream:
 
 
 def _last_lines(request: HttpRequest, framing: bytes) -> bytes:
-    """The end of a head that has something special about it."""
     if request.final:
         framing += b"Connection: close\r\n"
     elif request.http10:

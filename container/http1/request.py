@@ -48,10 +48,6 @@ class HttpRequest:
         body: all of it, b"" for none.
         on_disconnect: set by the handler; called once if the client leaves, or is cut off because it reads too slowly,
             before `respond`, `end` or `cut`.
-        held: bytes that count in the memory of requests; -1 once it is answered.
-        connection, stream: where to answer, and to go on with an answer that has begun; None before and after.
-        http10, final, plain: whether it is of an HTTP/1.0 client, is the last one of its connection, and neither of
-            that nor HEAD.
     """
 
     def __init__(
@@ -67,12 +63,12 @@ class HttpRequest:
         self.target = target
         self.headers = headers
         self.body = b""
-        self.held = 0
+        self.held = 0  # bytes that count in the memory of requests; -1 once it is answered
         self.on_disconnect: Callable[[], None] | None = None
-        self.connection: HttpProtocol | None = None
-        self.stream: BodyStream | None = None
+        self.connection: HttpProtocol | None = None  # until it is answered
+        self.stream: BodyStream | None = None  # from the beginning of an answer to its end
         self.http10 = http10
-        self.final = final
+        self.final = final  # the last one of its connection
         self.plain = not (final or http10 or method == "HEAD")
         self._memory = memory
 
@@ -86,7 +82,6 @@ class HttpRequest:
         return True
 
     def release(self) -> None:
-        """Count nothing more."""
         if self.held > 0:
             self._memory.free(self.held)
         self.held = -1
@@ -94,10 +89,8 @@ class HttpRequest:
     def respond(self, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> None:
         r"""Answer the request.
 
-        Args:
-            status: the HTTP status, 200 or above.
-            headers: ready-made lines, each `b"Name: value\r\n"`, without Date, Content-Length and Connection.
-            body: the parts of the body in order. The server may read them until they are sent: do not change them.
+        Header lines are ready-made, each `b"Name: value\r\n"`, without Date, Content-Length and Connection. Parts of
+        the body are read until they are sent: do not change them.
         """
         if self.connection is None:
             raise self._out_of_turn("respond exactly once")
@@ -108,10 +101,6 @@ class HttpRequest:
 
         So the client learns that it is served, however long the first part takes, and an answer that is cut before its
         first part is seen to be one. A client of HTTP/1.0 gets it until the connection closes, any other in chunks.
-
-        Args:
-            status: as of `respond`.
-            headers: as of `respond`; without Transfer-Encoding too.
         """
         if self.connection is None:
             raise self._out_of_turn("begin one answer at most")
@@ -122,9 +111,6 @@ class HttpRequest:
 
         A handler with many parts ready looks at `unsent` first: a client that leaves more than `Limits.stream_buffer`
         unread when another part comes is cut off.
-
-        Args:
-            data: the server may read it until it is sent: do not change it.
         """
         self._begun().write(self, data)
 
@@ -206,30 +192,20 @@ class KnownHeads:
         return known
 
     def forget(self) -> None:
-        """Know none any more."""
         self._known = Bounded(_MOST_KNOWN, _MOST_KNOWN_BYTES)
         self._came.clear()
 
 
 class RequestParser:
-    """The requests of one connection, as far as they have come.
-
-    Attributes:
-        between: whether what was read so far ends with a request.
-        arriving: the request whose body is coming in; None between requests, and while a head is.
-        head_size: at least as many bytes as the head at hand has so far.
-        wants_continue: whether the client waits for a 100 (Continue).
-        body_bytes: of all bodies so far.
-        closed: whether nothing more is parsed.
-    """
+    """The requests of one connection, as far as they have come."""
 
     def __init__(self, server: Http1Server) -> None:
-        self.between = True
-        self.arriving: HttpRequest | None = None
-        self.head_size = 0
-        self.wants_continue = False
-        self.body_bytes = 0
-        self.closed = False
+        self.between = True  # what was read so far ends with a request
+        self.arriving: HttpRequest | None = None  # whose body is coming in
+        self.head_size = 0  # at least as many bytes as the head at hand has so far
+        self.wants_continue = False  # the client waits for a 100 (Continue)
+        self.body_bytes = 0  # of all bodies so far
+        self.closed = False  # nothing more is parsed
         self._server = server
         self._memory = server.memory
         self._limits: Limits = server.limits
@@ -307,11 +283,10 @@ class RequestParser:
     # llhttp calls
 
     def on_message_begin(self) -> None:
-        """The first byte of a request; empty lines before it are none."""
+        """Begin a request; empty lines before it are none."""
         self.between = False
 
     def on_url(self, piece: bytes) -> None:
-        """A piece of the target, nearly always all of it."""
         self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -319,7 +294,6 @@ class RequestParser:
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Check the head and begin a request."""
         llhttp: HttpRequestParser = self._llhttp  # type: ignore[assignment]  # it is calling
         raw, target, fields = llhttp.get_method(), self._target, self._fields
         method = rules.METHODS.get(raw) or raw.decode("latin-1")

@@ -101,7 +101,6 @@ class Refusal(Exception):  # noqa: N818  it is what the server answers, not what
 
 
 def error_body(sentence: str) -> bytes:
-    """The JSON body of an error answer."""
     return json.dumps({"error": sentence}, ensure_ascii=False).encode()
 
 
@@ -154,18 +153,10 @@ def joined(fields: Fields) -> Headers:
 
 
 def body_too_large(_target: bytes, size: int, limit: int) -> Refusal:
-    """A body over the limit, of which `size` bytes have come or are to come."""
     return Refusal(413, f"The body of {size} bytes or more exceeds the maximum allowed input size of {limit} bytes.")
 
 
 def malformed(error: Exception, target: bytes, version: str) -> Refusal:
-    """What to answer when llhttp gives up.
-
-    Args:
-        error: llhttp's.
-        target: as much of the target as had arrived.
-        version: the version llhttp had read, "0.0" when it had not come that far.
-    """
     if isinstance(error, HttpParserInvalidMethodError):
         return Refusal(400, "The request does not begin with an HTTP method: send plain HTTP/1.1, not TLS.")
     if isinstance(error, HttpParserInvalidURLError):
@@ -176,12 +167,10 @@ def malformed(error: Exception, target: bytes, version: str) -> Refusal:
 
 
 def unsupported(version: str) -> Refusal:
-    """What to answer to another version than ours."""
     return Refusal(505, f"HTTP/{version} is not supported: speak HTTP/1.1.")
 
 
 def status_line(status: int) -> bytes:
-    """The first line of an answer."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:

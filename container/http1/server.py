@@ -32,7 +32,8 @@ class Http1Server:
     """Makes the protocols for `loop.create_server` and looks after them.
 
     Args:
-        handler, limits: see below.
+        handler: called on the loop with each request; must not block; answers by `HttpRequest.respond`, now or later.
+        limits: of every connection.
         loop: that all of it runs on.
         too_large: what to answer to a body over the limit: target, bytes that have come or are to come, the limit.
         gate: what to answer to a request that is not let in by its head, None for one that is: method, target, headers
@@ -40,18 +41,6 @@ class Http1Server:
             a client repeats, unless a browser sent it.
         turns, memory, cap: shared with connections of other servers; None for its own.
 
-    Attributes:
-        turns: what its connections may do in a turn of the loop.
-        memory: of requests on the way.
-        cap: on the number of connections.
-        handler: called on the loop with each request; must not block; answers by `HttpRequest.respond`, now or later.
-        limits: of every connection.
-        connections: the live ones.
-        draining: whether every connection ends with what it has begun, or with its next request.
-        closing_idle: whether idle connections close at once.
-        now: loop time of the last sweep, in seconds.
-        heads: status → status line and Date, for the current second.
-        known_heads: of requests.
     """
 
     def __init__(
@@ -73,9 +62,10 @@ class Http1Server:
         self.gate = gate
         self.limits = limits
         self.connections: set[HttpProtocol] = set()
-        self.draining = self.closing_idle = False
-        self.now = loop.time()
-        self.heads: dict[int, bytes] = {}
+        self.draining = False  # every connection ends with what it has begun, or with its next request
+        self.closing_idle = False  # at once
+        self.now = loop.time()  # of the last sweep
+        self.heads: dict[int, bytes] = {}  # status → status line and Date, for the current second
         self.known_heads = KnownHeads()
         self._loop = loop
         self._date = b""
@@ -84,7 +74,6 @@ class Http1Server:
         self._tick()
 
     def protocol_factory(self) -> HttpProtocol:
-        """A protocol for a new connection."""
         return HttpProtocol(self)
 
     @property
@@ -94,16 +83,13 @@ class Http1Server:
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that clients have not taken yet."""
         return sum([connection.unsent for connection in self.connections])
 
     def head(self, status: int) -> bytes:
-        """The status line and the Date line of an answer."""
         start = self.heads[status] = status_line(status) + self._date
         return start
 
     def forget(self, connection: HttpProtocol) -> None:
-        """A connection is gone."""
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
@@ -148,7 +134,6 @@ class Http1Server:
         return True
 
     def abort(self) -> None:
-        """End every connection now, whatever it is owed."""
         self.stop_sweeping()
         for connection in list(self.connections):
             connection.abort()
