@@ -20,11 +20,10 @@ from model_handlers.config.convert import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.model_calls import Override
 from model_handlers.system import devices, memory
-from model_handlers.worker.channel import LISTENER
 from serve.engine import end_shared
 from serve.engine_options import EngineOptions
 from serve.sizes import DEVICE_SHARE, HOST_SHARE, bytes_of, memory_budget
-from serve.threads import on_daemon
+from serve.threads import STARTER, on_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -152,7 +151,7 @@ class Server:
         await on_daemon("end", self.close)
 
     def _fresh(self, loop: asyncio.AbstractEventLoop | None) -> Runner:
-        if LISTENER.is_copy:
+        if STARTER.is_copy:
             raise forked()
         if self._runner is not None and self._runner.is_open:
             raise invalid_argument("the server has begun already")

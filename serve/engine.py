@@ -23,7 +23,6 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.scripts.default_script import takes_raw_body
 from model_handlers.system.priority import lower_priority
 from model_handlers.system.threads import ThreadBudget
-from model_handlers.worker.channel import LISTENER, WRITER
 from model_handlers.worker.fork_client import stop_fork_servers
 from serve.cache import footprints
 from serve.cache.events import CacheEvent, CacheTimes, EventType
@@ -134,7 +133,7 @@ class Engine:
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
         self.cache.events.listen(self._note)
-        LISTENER.lend(loop)
+        STARTER.hold()
 
     def _loader(self, known: Footprints) -> ModelLoader:
         options = self.options
@@ -368,7 +367,7 @@ class Engine:
         try:
             await self._close(ends=ends)
         finally:
-            LISTENER.take_back(self._loop)
+            STARTER.let_go()
 
     async def _close(self, *, ends: bool) -> None:
         self.registry.leave_overrides()
@@ -418,10 +417,8 @@ class Engine:
 
 def end_shared() -> None:
     """End the threads and fork servers that all engines of a process share, once none is left. Waits for them."""
-    if LISTENER.end():
-        WRITER.end()
+    if STARTER.end():
         stop_fork_servers()
-        STARTER.end()
 
 
 def _made(model: AnyModel, make: Callable[[ModelConfig], InferenceRequest]) -> InferenceRequest:

@@ -11,6 +11,7 @@ import functools
 import io
 import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -250,6 +251,23 @@ class _Starter:
         self._lock = threading.Lock()
         self._asked: _Queue = SimpleQueue()  # of the thread alone; None where it is to end
         self._thread: threading.Thread | None = None
+        self._holders = 0
+        self._process = 0  # that of the last holder
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this process was forked from one with holders, whose threads are not here."""
+        return self._holders > 0 and self._process != os.getpid()
+
+    def hold(self) -> None:
+        """Have it there for an engine, until that lets go."""
+        with self._lock:
+            self._holders += 1
+            self._process = os.getpid()
+
+    def let_go(self) -> None:
+        with self._lock:
+            self._holders -= 1
 
     def start(self, pool: ThreadPool, until: float) -> None:
         with self._lock:
@@ -260,14 +278,17 @@ class _Starter:
                 self._asked, self._thread = asked, thread
             self._asked.put(_Asked(pool, until))
 
-    def end(self) -> None:
-        """End the thread, once it has started what was asked for; the next pool begins another one."""
+    def end(self) -> bool:
+        """End the thread, once it has started what was asked for, until the next pool begins one; False while held."""
         with self._lock:
+            if self._holders:
+                return False
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._asked.put(None)
         if thread is not None:
             thread.join()
+        return True
 
     def _main(self, queue: _Queue) -> None:
         full = ends = False

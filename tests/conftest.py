@@ -6,11 +6,11 @@ has to end.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import inspect
 import os
-import socket
 import tempfile
 import threading
 import time
@@ -21,7 +21,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from model_handlers.worker.channel import WRITER, Channel, at_home
+from model_handlers.worker.channel import at_home
 from model_handlers.worker.fork_client import FORKS
 from serve.threads import ThreadPool
 from tests.event_loop import LoopThread, run_on_loop, with_entered
@@ -106,7 +106,7 @@ def starter():
 @pytest.fixture(scope="session")
 def loop_thread():
     """The loop of all tests that start workers themselves."""
-    loop_thread = LoopThread()
+    loop_thread = LoopThread(asyncio.new_event_loop())
     yield loop_thread
     loop_thread.close()
 
@@ -120,17 +120,11 @@ def home(loop_thread):
 
 @pytest.fixture(scope="module")
 def fork_server():
-    """The fork server of models' processes, which like the threads of all channels is no leak of a test.
+    """The fork server of models' processes, which is no leak of a test.
 
     Of each module: the tests of others, which may run in between, stop it.
     """
     FORKS.ensure_running()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        channel = Channel(ours, lambda *_: None, lambda _: None)
-        channel.start()
-        channel.close()
-    WRITER.submit(lambda: None)
     yield FORKS
     FORKS.stop()
 

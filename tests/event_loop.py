@@ -58,8 +58,8 @@ async def idle(turns: int = 12) -> None:
 class LoopThread:
     """A loop that runs on a thread of its own, for workers to be heard on."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self._thread = threading.Thread(target=self.loop.run_forever, name="loop")
         self._thread.start()
         poll = LoopPoller(self.loop, lambda: False)

@@ -1,23 +1,20 @@
 """The serving process's ends of the channels: what workers say unasked, what they ask, what they count.
 
-Small frames are taken on a lent event loop (`Listener.lend`); large or wrong ones, and ends, on a thread, and nothing
-else of that channel meanwhile, nor, for a second at most, while its unwritten responses take much memory. What came is
-handed to the channel's owner on the thread that reads, which must not be kept. Nothing that a worker says is trusted:
-metrics' names are checked, counters never fall, nothing grows without bounds.
+The event loop takes small frames, a thread large ones, and nothing else of that channel is read meanwhile, nor, for a
+second at most, while its unwritten responses take much memory. What came is handed to the channel's owner where it was
+read, which must not wait. Nothing that a worker says is trusted: metrics' names are checked, counters never fall,
+nothing grows without bounds.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import select
 import threading
-import time
 import weakref
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -26,7 +23,6 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.metrics import MetricKind
 from model_handlers.model_calls import Ambient, Caller, ModelCall, Override
 from model_handlers.requests import ModelResponse
-from model_handlers.system.priority import usual_priority
 from model_handlers.tensor import BY_NAME, estimated_size
 from model_handlers.worker.memory import Frame, FrameReader
 from model_handlers.worker.wire import Packing, ProtocolError, error_fields, unpack
@@ -34,7 +30,7 @@ from model_handlers.worker.wire import Packing, ProtocolError, error_fields, unp
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from model_handlers.metrics import ModelMetric, ModelMetrics
     from model_handlers.model_calls import Outside
@@ -45,8 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.isolation")
 _MAX_UNSENT = 256 << 20  # bytes of frames that wait for a child to read; what lies in descriptors does not count
-_PIECE = 8 << 10  # bytes of a channel that are read in one go: sixty responses, or a millisecond
-_IN_A_TURN = 4  # channels of which the loop reads one
+_PIECE = 4 << 10  # bytes of a channel that are read in one turn of the loop: thirty responses, or half a millisecond
 _MOST_ALIVE = 64 << 20  # bytes of large responses of a model in memory
 _HELD_SECONDS = 1.0
 
@@ -79,32 +74,36 @@ class DeafError(Exception):
 
 
 class Channel:
-    """One worker's channel, from `start` to `close`."""
+    """One worker's channel, from `start` to `close`. What it watches is changed on the loop alone."""
 
     def __init__(
         self,
         end: socket.socket,  # our end of the socket; closed with the channel
-        take: Callable[[Message, Array], None],  # takes each frame that came; what it raises ends the channel
+        home: WorkerLoop,
+        # takes each frame that came, and its tensors' bytes: on the loop, large ones on a thread, in their order. What
+        # it raises ends the channel.
+        take: Callable[[Message, Array], None],
         # told once that nothing more will come, unless `close` was called: None at an end, a `DeafError`, else what was
         # wrong with what came. On any thread, which must not wait.
         lost: Callable[[Exception | None], None],
     ) -> None:
         end.setblocking(False)
+        self.home = home
         self._end = end
+        self._ends = select.poll()  # tells whether the other side has closed
+        self._ends.register(end, 0)
         self._take = take
         self._lost = lost
         self._reader = FrameReader()
+        self._reading = threading.Lock()
+        self._held: asyncio.TimerHandle | None = None  # while nothing is read
         self._alive = 0  # bytes of what was kept, those included that were let go of since they were counted last
         self._let_go: deque[int] = deque()
         self._waits = False  # until memory is free
         self._unsent: deque[Frame] = deque()
         self._unsent_size = 0
         self._lock = threading.Lock()  # of what is sent, and of the end
-        self._reading = threading.Lock()
         self._open = True
-        self._listened = False
-        self._wants_room = False
-        self._wrong: Exception | None = None  # with what came, for the thread to tell
 
     def __repr__(self) -> str:
         return f"<Channel: {'open' if self._open else 'closed'}, {self.unsent} bytes unsent>"
@@ -118,17 +117,11 @@ class Channel:
         return self._unsent_size
 
     def start(self) -> None:
-        """Have frames taken from now on. Raises OSError: the system has no descriptor left; the channel is closed."""
-        try:
-            with self._lock:  # the first frame may come before this is done
-                LISTENER.add(self._end.fileno(), self)
-                self._listened = True
-        except BaseException:
-            self.close()
-            raise
+        """Have frames taken from now on."""
+        self._on_loop(self._listen)
 
     def post(self, frame: Frame) -> None:
-        """Send a frame, now or as soon as the other side reads; it is lost if that has gone."""
+        """Send a frame, now or as soon as the other side reads; it is lost if that has gone. On any thread."""
         error = None
         with self._lock:
             if not self._open:
@@ -138,102 +131,157 @@ class Channel:
             self._unsent_size += len(frame.data)
             if len(self._unsent) == 1:
                 error = self._send()
+                if self._unsent:
+                    self._on_loop(self._await_room)
             elif self._unsent_size > _MAX_UNSENT:
                 error = DeafError(f"it does not read what it is told, of which {self._unsent_size >> 20} MiB wait")
         if error is not None:
             self._gone(error)
 
     def close(self) -> bool:
-        """Neither send nor read any more. False if that was so already."""
+        """Neither send nor read any more. False if that was so already. On any thread."""
         with self._lock:
             if not self._open:
                 return False
             self._open = False
-            if self._listened:
-                LISTENER.remove(self._end.fileno())
-            self._end.close()
-            self._reader.close()
             self._drop_unsent()
-            return True
-
-    def has_room(self) -> None:
-        """Send on: the socket takes something again. Where channels are read."""
-        with self._lock:
-            error = self._send() if self._open else None
-        if error is not None:
-            self._gone(error)
-
-    def read(self) -> None:
-        """Take what is there, or the end. On the listening thread."""
-        with self._reading:
-            self._read()
-
-    def read_small(self) -> bool:
-        """Take what is there on an event loop; False leaves the rest to `read`."""
-        if not self._reading.acquire(blocking=False):
-            return True  # `drain` takes everything
-        try:
-            with self._lock:
-                more = self._open and self._reader.receive(self._end, _PIECE)
-            self._take_frames(small=True)
-        except BlockingIOError:
-            return True
-        except Exception as error:  # noqa: BLE001 - as below
-            self._wrong = error
-            return False
-        else:
-            return more and not self._reader.keeps_large
-        finally:
-            self._reading.release()
+        self._on_loop(self._unwatch)
+        return True
 
     def keep(self, owner: object, size: int) -> None:
-        """Count so many bytes of memory as long as their owner lives. Where channels are read."""
+        """Count so many bytes of memory as long as their owner lives. Where it is read."""
         self._alive += size
         weakref.finalize(owner, self._freed, size).atexit = False
 
-    def is_full(self) -> bool:
-        """Return whether more is kept than may be; if so, the thread is woken whenever that becomes less."""
+    def drain(self) -> None:
+        """Take what has come, to the end of it, and close: for a worker that is gone. On a thread that may wait."""
+        error = None
+        with self._reading:
+            try:
+                self._take_frames()
+                while self._receive():
+                    self._take_frames()
+            except BlockingIOError:  # something else holds the other side
+                self.close()
+            except Exception as wrong:  # noqa: BLE001 - a worker may send anything
+                error = wrong
+        self._gone(error)
+
+    def _on_loop(self, work: Callable[[], None]) -> None:
+        try:
+            self.home.loop.call_soon_threadsafe(work)
+        except RuntimeError:  # it is closed, and watches nothing any more
+            if not self._open:
+                self._close_end()
+
+    def _close_end(self) -> None:
+        with self._lock:
+            self._end.close()
+            self._reader.close()
+
+    # -- on the loop -----------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if self._open:
+            try:
+                self.home.loop.add_reader(self._end.fileno(), self._read)
+            except OSError as error:  # the system has no descriptor left
+                self._gone(error)
+
+    def _unwatch(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+        self.home.loop.remove_reader(self._end.fileno())
+        self.home.loop.remove_writer(self._end.fileno())
+        self._close_end()
+
+    def _await_room(self) -> None:
+        if self._open:
+            self.home.loop.add_writer(self._end.fileno(), self._send_on)
+
+    def _send_on(self) -> None:
+        """The socket takes something again."""
+        with self._lock:
+            error = self._send() if self._open else None
+            if not self._unsent:
+                self.home.loop.remove_writer(self._end.fileno())
+        if error is not None:
+            self._gone(error)
+
+    def _read(self) -> None:
+        """Take small frames that are there; a large one is left to a thread, and nothing is read meanwhile."""
+        if not self._reading.acquire(blocking=False):
+            return  # `drain` takes everything
+        error = None
+        try:
+            more = self._receive()
+            self._take_frames(small=True)
+        except BlockingIOError:
+            return
+        except Exception as wrong:  # noqa: BLE001 - as in `drain`
+            error, more = wrong, False
+        finally:
+            self._reading.release()
+        if error is not None or not (more or self._reader.keeps_large):
+            self._gone(error)
+        elif self._reader.keeps_large:
+            self.home.loop.remove_reader(self._end.fileno())
+            self.home.run(self._take_large)
+        elif self._ends.poll(0):  # which uvloop may tell once alone, whatever is still there
+            self.home.loop.call_soon(self._read)
+
+    def _hold(self) -> None:
+        """Read on once what was kept is no longer too much, a second from now in any case."""
+        if self._open:
+            self._held = self.home.loop.call_later(_HELD_SECONDS, self._read_on)
+            self._read_on_if_free()
+
+    def _read_on_if_free(self) -> None:
+        if self._held is not None and not self._is_full():
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+            self._listen()
+
+    def _is_full(self) -> bool:
+        """Whether more is kept than may be; if so, whatever is let go of has the loop look again."""
         self._waits = True  # first: what is let go of from now on is told
         while self._let_go:
             self._alive -= self._let_go.popleft()
         self._waits = self._alive > _MOST_ALIVE
         return self._waits
 
+    # -- anywhere ----------------------------------------------------------------------------------------------------
+
     def _freed(self, size: int) -> None:
         """On any thread, in the middle of anything."""
         self._let_go.append(size)
         if self._waits:
-            LISTENER.wake()
+            with suppress(RuntimeError):  # the loop is closed
+                self.home.loop.call_soon_threadsafe(self._read_on_if_free)
 
-    def drain(self) -> None:
-        """Take what has come, to the end of it, and close: for a worker that is gone."""
+    def _take_large(self) -> None:
+        """On a thread."""
+        error = None
         with self._reading:
-            while self._read():
-                pass
-        self.close()
-
-    def _read(self) -> bool:
-        if self._wrong is not None:
-            self._gone(self._wrong)
-            return False
-        try:
-            if self._reader.keeps_large:
+            try:
                 self._take_frames()
-                return True
-            with self._lock:
-                more = self._open and self._reader.receive(self._end, _PIECE)
-            self._take_frames()
-        except BlockingIOError:
-            return False
-        except Exception as error:  # noqa: BLE001 - a worker may send anything, and others are read here too
+            except Exception as wrong:  # noqa: BLE001 - as in `drain`
+                error = wrong
+        if error is not None:
             self._gone(error)
-            return False
-        if not more:
-            self._gone(None)
-        return more
+        else:
+            self._on_loop(self._hold)
+
+    def _receive(self) -> bool:
+        with self._lock:
+            return self._open and self._reader.receive(self._end, _PIECE)
 
     def _take_frames(self, *, small: bool = False) -> None:
-        while (frame := self._reader.next(small=small)) is not None:
+        while self._open and (frame := self._reader.next(small=small)) is not None:
             self._take(*frame)
 
     def _gone(self, error: Exception | None) -> None:
@@ -247,215 +295,20 @@ class Channel:
             try:
                 self._unsent_size -= frame.send(self._end)
             except BlockingIOError:
-                self._want_room(wants=True)
                 return None
             except ConnectionError:  # the other side is gone, which its end of the stream tells
                 self._drop_unsent()
-                break
+                return None
             except OSError as error:  # too many descriptors under way, or no memory
                 return DeafError(f"nothing can be sent to it: {error}")
             if not frame.data:
                 self._unsent.popleft()
-        self._want_room(wants=False)
         return None
 
     def _drop_unsent(self) -> None:
         while self._unsent:
             self._unsent.popleft().close()
         self._unsent_size = 0
-
-    def _want_room(self, *, wants: bool) -> None:
-        if wants != self._wants_room:
-            self._wants_room = wants
-            LISTENER.wants_room(self._end.fileno(), wants=wants)
-
-
-class _Listener:
-    """What reads the channels: a thread, started with the first of them, and the event loops that lend themselves."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._epoll: select.epoll | None = None
-        self._bell = -1  # which wakes the thread
-        self._thread: threading.Thread | None = None
-        self._channels: dict[int, Channel] = {}
-        self._masks: dict[int, int] = {}
-        self._away: set[int] = set()  # channels that only the thread reads
-        self._aside: deque[tuple[int, Channel]] = deque()  # those whose turn there has not come
-        self._full: list[tuple[int, Channel, float]] = []  # those that are full, and until when they are not read
-        self._lent: list[asyncio.AbstractEventLoop] = []
-        self._loops: list[asyncio.AbstractEventLoop] = []  # those of them that have begun to read
-        self._process = 0  # that of the last loop
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether this process was forked from one with loops: nothing is read here."""
-        return bool(self._lent) and self._process != os.getpid()
-
-    def lend(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have channels read on a loop, until it is taken back."""
-        self._process = os.getpid()
-        with self._lock:
-            self._lent.append(loop)
-            if self._epoll is not None:
-                self._ask(loop, self._epoll)
-
-    def take_back(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have them read without the loop. On the loop."""
-        with self._lock:
-            if loop in self._lent:
-                self._lent.remove(loop)
-            if self._epoll is not None and loop in self._loops and loop not in self._lent:
-                self._loops.remove(loop)
-                loop.remove_reader(self._epoll.fileno())
-                os.eventfd_write(self._bell, 1)
-
-    def add(self, fd: int, channel: Channel) -> None:
-        with self._lock:
-            epoll = self._epoll or self._begin()
-            if self._thread is None:
-                self._run(epoll)
-            if any(loop.is_closed() for loop in self._loops):  # and its engine never was
-                self._loops = [loop for loop in self._loops if not loop.is_closed()]
-                os.eventfd_write(self._bell, 1)
-            epoll.register(fd, select.EPOLLIN)
-            self._channels[fd], self._masks[fd] = channel, select.EPOLLIN
-
-    def remove(self, fd: int) -> None:
-        with self._lock:
-            del self._channels[fd], self._masks[fd]
-            if fd in self._away:
-                self._away.remove(fd)
-            elif self._epoll is not None:
-                self._epoll.unregister(fd)
-
-    def wants_room(self, fd: int, *, wants: bool) -> None:
-        with self._lock:
-            self._masks[fd] = select.EPOLLIN | (select.EPOLLOUT if wants else 0)
-            if self._epoll is not None and fd not in self._away:
-                self._epoll.modify(fd, self._masks[fd])
-
-    def _begin(self) -> select.epoll:
-        self._epoll, self._bell = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC)
-        for loop in self._lent:
-            self._ask(loop, self._epoll)
-        return self._epoll
-
-    def _run(self, epoll: select.epoll) -> None:
-        self._thread = threading.Thread(target=self._main, args=(epoll, self._bell), name="model events", daemon=True)
-        self._thread.start()
-
-    def end(self) -> bool:
-        """End the thread, which the next channel begins again; False where a loop is lent or a channel is left."""
-        with self._lock:
-            if self._lent or self._channels:
-                return False
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self.wake()
-            thread.join()
-        return True
-
-    def wake(self) -> None:
-        """Have the thread look again. Takes no lock, and may be called in the middle of anything."""
-        os.eventfd_write(self._bell, 1)
-
-    # -- on a loop -----------------------------------------------------------------------------------------------
-
-    def _ask(self, loop: asyncio.AbstractEventLoop, epoll: select.epoll) -> None:
-        with suppress(RuntimeError):  # it is closed
-            loop.call_soon_threadsafe(self._hear, loop, epoll)
-
-    def _hear(self, loop: asyncio.AbstractEventLoop, epoll: select.epoll) -> None:
-        with self._lock:
-            if loop in self._lent and loop not in self._loops:
-                self._loops.append(loop)
-                loop.add_reader(epoll.fileno(), self._read_small, epoll)
-                os.eventfd_write(self._bell, 1)
-
-    def _read_small(self, epoll: select.epoll) -> None:
-        for fd, channel in self._ready(epoll, _IN_A_TURN):
-            if not channel.read_small():
-                self._set_aside(fd, channel)
-
-    def _set_aside(self, fd: int, channel: Channel) -> None:
-        with self._lock:
-            if self._epoll is None or self._channels.get(fd) is not channel or fd in self._away:
-                return
-            self._epoll.unregister(fd)
-            self._away.add(fd)
-        self._aside.append((fd, channel))
-        os.eventfd_write(self._bell, 1)
-
-    def _take_again(self, fd: int, channel: Channel) -> None:
-        with self._lock:
-            if self._epoll is not None and self._channels.get(fd) is channel and fd in self._away:
-                self._away.remove(fd)
-                self._epoll.register(fd, self._masks[fd])
-
-    # -- on the thread -------------------------------------------------------------------------------------------
-
-    def _main(self, epoll: select.epoll, bell: int) -> None:
-        usual_priority()  # not that of the load that was the first to need it
-        lent, alone = select.poll(), select.poll()
-        for waits in (lent, alone):
-            waits.register(bell, select.POLLIN)
-        alone.register(epoll.fileno(), select.POLLIN)
-        while self._thread is threading.current_thread():
-            if bell in dict((lent if self._loops else alone).poll(self._patience())):
-                os.eventfd_read(bell)
-            full, self._full = self._full, []
-            for each in full:
-                self._give_back(*each)
-            while self._aside:
-                fd, channel = self._aside.popleft()
-                self._read(channel)
-                self._give_back(fd, channel, time.monotonic() + _HELD_SECONDS)
-            if not self._loops:
-                for _, channel in self._ready(epoll):
-                    self._read(channel)
-
-    def _patience(self) -> int | None:
-        """Milliseconds until the first of the full ones is read again in any case."""
-        if not self._full:
-            return None
-        return max(math.ceil((min(until for _, _, until in self._full) - time.monotonic()) * 1e3), 0)
-
-    def _give_back(self, fd: int, channel: Channel, until: float) -> None:
-        if channel.is_full() and time.monotonic() < until:
-            self._full.append((fd, channel, until))
-            return
-        for loop in self._loops[:1]:
-            with suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(self._take_again, fd, channel)
-                return
-        self._take_again(fd, channel)
-
-    def _read(self, channel: Channel) -> None:
-        with _logged():
-            channel.read()
-
-    def _ready(self, epoll: select.epoll, most: int = -1) -> Iterator[tuple[int, Channel]]:
-        for fd, events in epoll.poll(0, most):
-            channel = self._channels.get(fd)
-            if channel is None:
-                continue
-            if events & select.EPOLLOUT:
-                with _logged():
-                    channel.has_room()
-            if events & ~select.EPOLLOUT:
-                yield fd, channel
-
-
-@contextmanager
-def _logged() -> Iterator[None]:
-    try:
-        yield
-    except Exception:  # noqa: BLE001 - as it says
-        _log.exception("a model's channel could not be served")
-
-
-LISTENER = _Listener()
 
 
 _LARGE = 1 << 20  # bytes: half a millisecond
@@ -520,25 +373,35 @@ class _ReplySender(Caller):
         self.number = number
         self._channel = channel
         self._calls = calls
-        self._left = self._written = 0  # answers left to the other thread, and those that it has written
+        self._lock = threading.Lock()
+        self._left: deque[tuple[ModelResponse | MmeError | None, bool]] = deque()  # what a thread writes, the first now
 
     def send(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         if final:
             self._calls.pop(self.number, None)
             self._ended()
-        if self._left > self._written or _is_large(response):
-            self._left += 1
-            WRITER.submit(self._write, response, final=final)
-        else:
+        with self._lock:
+            begins = not self._left
+            leaves = not begins or _is_large(response)
+            if leaves:
+                self._left.append((response, final))
+        if not leaves:
             self._post(response, final=final)
+        elif begins:
+            self._channel.home.run(self._write)
 
-    def _write(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
-        try:
-            self._post(response, final=final)
-        except Exception:  # noqa: BLE001 - it is heard of nowhere else
-            _log.exception("an answer could not be handed to the model that called")
-        finally:
-            self._written += 1
+    def _write(self) -> None:
+        """On a thread."""
+        more = True
+        while more:
+            response, final = self._left[0]
+            try:
+                self._post(response, final=final)
+            except Exception:  # noqa: BLE001 - it is heard of nowhere else
+                _log.exception("an answer could not be handed to the model that called")
+            with self._lock:
+                self._left.popleft()
+                more = bool(self._left)
 
     def _post(self, response: ModelResponse | MmeError | None, *, final: bool) -> None:
         if self._cancelled:
@@ -566,29 +429,6 @@ class _ReplySender(Caller):
 
 def _is_large(response: ModelResponse | MmeError | None) -> bool:
     return isinstance(response, ModelResponse) and sum(map(estimated_size, response.outputs.values())) > _LARGE
-
-
-class _Writer:
-    """The thread on which large replies are written, begun with the first of them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
-
-    def submit(self, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
-        with self._lock:
-            if self._thread is None:  # not with the priority of the load that was the first to need it
-                self._thread = ThreadPoolExecutor(1, "model replies", usual_priority)
-            self._thread.submit(function, *arguments, **named)
-
-    def end(self) -> None:
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
-
-
-WRITER = _Writer()
 
 
 def _unsendable(error: Exception) -> MmeError:

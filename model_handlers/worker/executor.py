@@ -197,7 +197,7 @@ class RequestsWorker(Worker):
     submits: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, make: Make, home: WorkerLoop, *, uses_gpu: bool) -> None:
-        self.opened = OpenRequests(self)
+        self.opened = OpenRequests(self, home)
         super().__init__(config, make(self.opened), uses_gpu=uses_gpu)
         self.sees_requests = True
         self._batches = RequestBatches(self.process, self.opened)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from model_handlers.requests import ModelRequest, Responder
     from model_handlers.tensor import Array
+    from model_handlers.worker.channel import WorkerLoop
     from model_handlers.worker.executor import RequestsWorker
     from model_handlers.worker.memory import Segment
     from model_handlers.worker.process import Child
@@ -65,12 +65,13 @@ class SentBatch:
 class OpenRequests(Lives):
     """The requests of one instance that are not over, and the channel on which its processes say things unasked."""
 
-    def __init__(self, worker: RequestsWorker) -> None:
+    def __init__(self, worker: RequestsWorker, home: WorkerLoop) -> None:
         self.written: Segment | None = None  # where requests lie that are executed one by one
         self.begun = 0  # requests of the batch that a process died of
         self.heard = 0.0  # when a batch was sent, or a response came, for the last time (monotonic)
         self.pace = Pace()
         self._worker = worker
+        self._home = home
         self._open: dict[int, ModelRequest] = {}  # single operations need no lock
         self._hears = False
         self._loading = False
@@ -142,14 +143,11 @@ class OpenRequests(Lives):
     def connected(self, child: Child) -> None:
         name = self._worker.config.name
         self._loading = True
-        self._channel = Channel(child.take_events(), self._take, functools.partial(self._lost, child))
+        self._channel = Channel(child.take_events(), self._home, self._take, functools.partial(self._lost, child))
         self._calls = ModelCallServer(name, self._channel)
         self._metrics = MetricReceiver(METRICS, name)
         self._hears = False
-        try:
-            self._channel.start()
-        except OSError as error:
-            raise MmeError(Kind.UNAVAILABLE, f"model '{name}': its process can't be heard: {error}") from error
+        self._channel.start()
 
     def loaded(self) -> None:
         self._loading = False
@@ -181,7 +179,7 @@ class OpenRequests(Lives):
         self._error = child, error
         process = self._worker.process
         if child.alive and not process.closed.is_set() and not self._loading:
-            threading.Thread(target=self._on_death, name="model death", daemon=True).start()
+            self._home.run(self._on_death)
 
     def _on_death(self) -> None:
         with self._worker.process.lock:
