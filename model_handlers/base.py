@@ -15,7 +15,7 @@ from itertools import starmap, zip_longest
 from operator import add, sub
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
-from model_handlers.model_calls import offered
+from model_handlers.model_calls import Outside, offered
 from model_handlers.system.importing import version_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
-    from model_handlers.model_calls import Outside
     from model_handlers.requests import ModelRequest, ModelResponse
     from model_handlers.tensor import Array
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import Handler, LoadedModel, Placement, Traits
+from model_handlers.base import Device, Handler, LoadedModel, Placement, Traits
 from model_handlers.config.validate import normalise
 from model_handlers.errors import invalid_model, unsupported
 from model_handlers.python.author_code import (
@@ -26,7 +26,6 @@ from model_handlers.registry import HANDLER_FILE, defines
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
 
 

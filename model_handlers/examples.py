@@ -12,22 +12,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Handler
-from model_handlers.config.model_config import integer, number, warn_of_unknown
+from model_handlers.base import Device, Handler
+from model_handlers.config.model_config import ModelConfig, integer, number, warn_of_unknown
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model, unavailable, unsupported
 from model_handlers.metrics import METRICS, MetricKind
-from model_handlers.requests import ModelResponse
-from model_handlers.tensor import size_of
+from model_handlers.requests import ModelRequest, ModelResponse, Responder
+from model_handlers.tensor import Array, TensorSpec, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from model_handlers.base import Device
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.requests import ModelRequest, Responder
-    from model_handlers.tensor import Array, TensorSpec
 
 
 class FilelessHandler(Handler):

@@ -16,22 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Handler, Runtime, Traits
-from model_handlers.config.autocomplete import complete
-from model_handlers.config.model_config import choice, integer, switch, warn_of_unknown
+from model_handlers.base import Device, Handler, Runtime, Traits
+from model_handlers.config.autocomplete import SignatureTensor, complete
+from model_handlers.config.model_config import ModelConfig, choice, integer, switch, warn_of_unknown
 from model_handlers.errors import OPENVINO, MmeError, invalid_argument, invalid_model, unavailable, unsupported
 from model_handlers.system.importing import import_without
 from model_handlers.system.threads import default_threads, prove_room
-from model_handlers.tensor import BY_NAME, BYTES, DataType
+from model_handlers.tensor import BY_NAME, BYTES, Array, DataType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from model_handlers.base import Device
-    from model_handlers.config.autocomplete import SignatureTensor
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.tensor import Array
 
 
 _READERS = {".xml": "ir", ".onnx": "onnx", ".tflite": "tflite", ".pdmodel": "paddle"}

@@ -19,10 +19,7 @@ from model_handlers.errors import invalid_argument
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-
+Array = np.ndarray[Any, np.dtype[Any]]  # `numpy.typing.NDArray[Any]`, whose import takes milliseconds
 MAX_DIMS = 32  # of a tensor: numpy's limit is 64, and no framework goes near either
 MAX_ELEMENTS = 1 << 40  # of a tensor
 _STRING = 256  # bytes, as which a string counts that is not looked at

@@ -23,22 +23,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Handler, Placement, Runtime, Traits
-from model_handlers.config.autocomplete import complete, given_to
-from model_handlers.config.model_config import all_outputs, integer, warn_of_unknown, warn_once
+from model_handlers.base import Device, Handler, Placement, Runtime, Traits
+from model_handlers.config.autocomplete import SignatureTensor, complete, given_to
+from model_handlers.config.model_config import ModelConfig, all_outputs, integer, warn_of_unknown, warn_once
 from model_handlers.errors import TENSORFLOW, Kind, MmeError, invalid_model, unavailable, unsupported
 from model_handlers.openvino import OpenvinoHandler, core
 from model_handlers.system.importing import import_without, is_installed
 from model_handlers.system.threads import processors
-from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, FP16, TensorSpec
+from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, FP16, Array, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from model_handlers.base import Device
-    from model_handlers.config.autocomplete import SignatureTensor
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.tensor import Array
 
 
 PRELOAD = "model_handlers.tensorflow:preload"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from model_handlers.errors import invalid_model
+from model_handlers.errors import MmeError, invalid_model
 from model_handlers.tensor import MAX_DIMS, MAX_ELEMENTS
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from google.protobuf.message import Message
 
-    from model_handlers.errors import MmeError
 
 MAX_CONFIG_SIZE = 1 << 20  # bytes of a config.pbtxt, or of the JSON of an override
 MAX_INSTANCES = 1024  # of a model on all devices together

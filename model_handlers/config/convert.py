@@ -23,13 +23,11 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from model_handlers.config import model_config as _config
-from model_handlers.config.model_config import BatchInputKind, BatchOutputKind, InstanceKind, ModelConfig
+from model_handlers.config.model_config import BatchInputKind, BatchOutputKind, InstanceKind, ModelConfig, NamedTensor
 from model_handlers.tensor import BY_CONFIG_NAME, BY_NUMBER, DataType, TensorFormat, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from model_handlers.config.model_config import NamedTensor
 
     Json = dict[str, Any]
 

@@ -16,13 +16,12 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import invalid_model
+from model_handlers.errors import MmeError, invalid_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
-    from model_handlers.errors import MmeError
     from model_handlers.tensor import DataType, TensorSpec
 
 

@@ -16,29 +16,32 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from model_handlers.config.bounds import INT32_MAX, MAX_INSTANCES, MAX_ITEMS, too_large, too_many
-from model_handlers.config.model_config import DEFAULT_IDLE_US, ControlKind, InstanceKind, OldestStrategy, TimeoutAction
+from model_handlers.config.model_config import (
+    DEFAULT_IDLE_US,
+    ControlInput,
+    ControlKind,
+    DirectStrategy,
+    DynamicBatching,
+    EnsembleStep,
+    InitialState,
+    InstanceGroup,
+    InstanceKind,
+    MetricControl,
+    ModelConfig,
+    OldestStrategy,
+    RepositoryAgent,
+    SequenceBatching,
+    SequenceState,
+    TimeoutAction,
+    WarmupSample,
+)
 from model_handlers.errors import MmeError, invalid_model, unsupported
-from model_handlers.tensor import BYTES, INT32, INT64, MAX_DIMS, MAX_ELEMENTS, UINT32, UINT64, TensorFormat
+from model_handlers.tensor import BYTES, INT32, INT64, MAX_DIMS, MAX_ELEMENTS, UINT32, UINT64, TensorFormat, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from model_handlers.config.autocomplete import SignatureTensor
-    from model_handlers.config.model_config import (
-        ControlInput,
-        DirectStrategy,
-        DynamicBatching,
-        EnsembleStep,
-        InitialState,
-        InstanceGroup,
-        MetricControl,
-        ModelConfig,
-        RepositoryAgent,
-        SequenceBatching,
-        SequenceState,
-        WarmupSample,
-    )
-    from model_handlers.tensor import TensorSpec
 
     Broken = Iterator[str | MmeError]  # what is said of a subject, by one rule after another
     Rules = Iterator[tuple[str, Iterable[str | MmeError]]]

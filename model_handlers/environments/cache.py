@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.environments.environment import NICENESS, Environment, check_interpreter
-from model_handlers.environments.wanted import Requirements, Wanted
+from model_handlers.environments.environment import NICENESS, Environment, Patience, check_interpreter
+from model_handlers.environments.wanted import Prebuilt, Requirements, Wanted
 from model_handlers.errors import ElsewhereError, MmeError, invalid_model
 from model_handlers.system.disk import (
     DIGITS,
@@ -49,17 +49,14 @@ from model_handlers.system.disk import (
     sync_disk_of,
     text_digest,
 )
-from model_handlers.system.untar import InflatedStream, Unpacking, parts_of, shown
+from model_handlers.system.untar import InflatedStream, Parts, Unpacking, parts_of, shown
 from model_handlers.worker import fork_client
 from model_handlers.worker.fork_server import Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from model_handlers.environments.environment import Patience
-    from model_handlers.environments.wanted import Prebuilt
     from model_handlers.system.threads import CancelToken
-    from model_handlers.system.untar import Parts
 
 
 _COMPLETE, _LOCK = ".complete", ".lock"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Runtime, Traits
+from model_handlers.base import Device, Runtime, Traits
 from model_handlers.config.autocomplete import complete
-from model_handlers.config.model_config import all_inputs, all_outputs
+from model_handlers.config.model_config import ModelConfig, all_inputs, all_outputs
 from model_handlers.errors import MmeError, invalid_argument
-from model_handlers.mapped import MappedHandler
+from model_handlers.mapped import FormDraft, MappedHandler, Trial
 from model_handlers.onnx import weights
 from model_handlers.onnx.session import (
     CUDA_PROVIDER,
@@ -42,16 +42,11 @@ from model_handlers.onnx.session import (
 from model_handlers.onnx.weights import externalise_initialisers
 from model_handlers.system.devices import lost
 from model_handlers.system.threads import Threads, default_threads, processors
-from model_handlers.tensor import BYTES
+from model_handlers.tensor import BYTES, Array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    from model_handlers.base import Device
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.mapped import FormDraft, Trial
-    from model_handlers.tensor import Array
 
 
 def _has_cuda() -> bool:  # it may still fail to start

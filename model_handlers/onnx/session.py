@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.config.model_config import integer, warn_of_unknown
+from model_handlers.config.model_config import Accelerator, ModelConfig, integer, warn_of_unknown
 from model_handlers.errors import ONNX_RUNTIME, Kind, MmeError, invalid_model, out_of_memory, unavailable, unsupported
-from model_handlers.system.threads import processors, prove_room, take_threads
+from model_handlers.system.threads import Threads, processors, prove_room, take_threads
 from model_handlers.tensor import BY_NAME
 from model_handlers.tensorrt.engine import tensorrt
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device
     from model_handlers.config.autocomplete import SignatureTensor
-    from model_handlers.config.model_config import Accelerator, ModelConfig
-    from model_handlers.system.threads import Threads
 
     Provider = tuple[str, dict[str, str]]
 

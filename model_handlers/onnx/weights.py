@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from model_handlers.errors import invalid_model
-from model_handlers.mapped import SourceFile, Span, Trial
+from model_handlers.mapped import FormDraft, SourceFile, Span, Trial
 from model_handlers.onnx.session import (
     create_session,
     graph_level,
@@ -36,14 +36,12 @@ from model_handlers.onnx.session import (
 )
 from model_handlers.system import memory
 from model_handlers.system.threads import processors
-from model_handlers.tensor import BYTES
+from model_handlers.tensor import BYTES, Array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.mapped import FormDraft
-    from model_handlers.tensor import Array
 
 
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Runtime
-from model_handlers.errors import invalid_model
+from model_handlers.errors import MmeError, invalid_model
 from model_handlers.python.failures import failed_load
 from model_handlers.registry import syntax_tree
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.wanted import Wanted
-    from model_handlers.errors import MmeError
 
 
 _OURS = frozenset({"container", "mme", "model_handlers", "serve"})

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.config.convert import config_json, with_named
-from model_handlers.config.model_config import DynamicBatching
+from model_handlers.config.model_config import DynamicBatching, NamedTensor
+from model_handlers.config.model_config import ModelConfig as Config
 from model_handlers.config.validate import normalise
 from model_handlers.errors import invalid_model
 from model_handlers.python.failures import failed_load
@@ -20,9 +21,6 @@ from model_handlers.tensor import BY_CONFIG_NAME, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from model_handlers.config.model_config import ModelConfig as Config
-    from model_handlers.config.model_config import NamedTensor
 
 
 _INPUT_PROPERTIES = ("name", "data_type", "dims", "optional")

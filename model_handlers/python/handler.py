@@ -9,7 +9,7 @@ from __future__ import annotations
 import _thread
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import Handler, Placement, Traits
+from model_handlers.base import Device, Handler, Placement, Traits
 from model_handlers.config.validate import normalise
 from model_handlers.errors import MmeError, unsupported
 from model_handlers.model_calls import offered
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.requests import ModelRequest, ModelResponse
 

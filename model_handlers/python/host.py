@@ -16,28 +16,24 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.config.convert import config_json
-from model_handlers.config.model_config import InstanceKind, all_inputs
+from model_handlers.config.model_config import InstanceKind, ModelConfig, all_inputs
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS
 from model_handlers.python import pb_utils
-from model_handlers.python.author_code import ModelModule
+from model_handlers.python.author_code import ModelFile, ModelModule
 from model_handlers.python.autocomplete import complete
 from model_handlers.python.failures import failed_execution, failed_load, told
 from model_handlers.python.outputs import ResponseState, answers, inside
 from model_handlers.python.pb_calls import LoopThread, ModelContext, Running
 from model_handlers.python.pb_requests import ReceivedRequest
-from model_handlers.python.pb_responses import ReceivedTensor
-from model_handlers.requests import PUT_BACK
+from model_handlers.python.pb_responses import ReceivedTensor, Tensor
+from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.base import Device
-    from model_handlers.config.model_config import ModelConfig
     from model_handlers.model_calls import Outside
-    from model_handlers.python.author_code import ModelFile
-    from model_handlers.python.pb_responses import Tensor
-    from model_handlers.requests import ModelRequest, ModelResponse
 
 _log = logging.getLogger("mme.model")
 

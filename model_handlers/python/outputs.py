@@ -14,21 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.config.model_config import hidden_outputs
+from model_handlers.config.model_config import ModelConfig, hidden_outputs
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.failures import failed_batch, failed_execution, printable
 from model_handlers.python.pb_requests import InferenceResponseSender
-from model_handlers.python.pb_responses import KINDS, InferenceResponse, TritonError, TritonModelException
-from model_handlers.requests import PUT_BACK, ModelResponse
-from model_handlers.tensor import BF16, BYTES, UINT16, refitted, shape_matches
+from model_handlers.python.pb_responses import KINDS, InferenceResponse, Tensor, TritonError, TritonModelException
+from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse, Responder
+from model_handlers.tensor import BF16, BYTES, UINT16, Array, DataType, TensorSpec, refitted, shape_matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.python.pb_responses import Tensor
-    from model_handlers.requests import ModelRequest, Responder
-    from model_handlers.tensor import Array, DataType, TensorSpec
 
 
 _log = logging.getLogger("mme.model")

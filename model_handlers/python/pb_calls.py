@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.model_calls import Caller, ModelCall
+from model_handlers.model_calls import Caller, ModelCall, Outside
 from model_handlers.python.pb_responses import InferenceResponse, ReceivedTensor, TritonError, TritonModelException
 from model_handlers.tensor import BY_DTYPE
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextvars import Token
     from pathlib import Path
 
-    from model_handlers.model_calls import Done, Outside
+    from model_handlers.model_calls import Done
     from model_handlers.python.pb_requests import InferenceRequest
     from model_handlers.requests import ModelResponse, Responder
 

@@ -8,13 +8,12 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.python import pb_calls
-from model_handlers.python.pb_responses import Tensor, TritonModelException, checked_parameters, text
+from model_handlers.python.pb_responses import InferenceResponse, Tensor, TritonModelException, checked_parameters, text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping
 
     from model_handlers.python.outputs import ResponseState
-    from model_handlers.python.pb_responses import InferenceResponse
     from model_handlers.requests import ModelRequest
 
 MEMORY_CPU, MEMORY_GPU = 0, 2  # as TRITONSERVER_MemoryType numbers them

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from model_handlers.errors import Kind
-from model_handlers.tensor import BF16, BY_DTYPE, BY_DTYPE_NAME, BYTES, UINT16
+from model_handlers.tensor import BF16, BY_DTYPE, BY_DTYPE_NAME, BYTES, UINT16, Array, DataType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from model_handlers.tensor import Array, DataType
 
 
 class TritonModelException(Exception):  # noqa: N818 - the name that models know

@@ -33,13 +33,12 @@ from model_handlers.python.pb_requests import (
     PreferredMemory,
 )
 from model_handlers.python.pb_responses import InferenceResponse, Tensor, TritonError, TritonModelException, text
-from model_handlers.tensor import BF16, BOOL, BY_NUMBER, DATA_TYPES, encode_bytes_elements
+from model_handlers.tensor import BF16, BOOL, BY_NUMBER, DATA_TYPES, Array, encode_bytes_elements
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers import metrics
-    from model_handlers.tensor import Array
 
 
 class Metric:

@@ -12,14 +12,16 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from model_handlers.base import Handler, Placement, Runtime, Traits
-from model_handlers.config.autocomplete import complete, given_to
-from model_handlers.config.model_config import all_outputs, integer, switch, warn_of_unknown
+from model_handlers.base import Device, Handler, Placement, Runtime, Traits
+from model_handlers.config.autocomplete import SignatureTensor, complete, given_to
+from model_handlers.config.model_config import ModelConfig, all_outputs, integer, switch, warn_of_unknown
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.pytorch.programs import (
     Code,
     Format,
+    Slot,
+    TorchProgram,
     bound,
     check_declared,
     check_given,
@@ -43,17 +45,11 @@ from model_handlers.pytorch.runtime import (
     translated,
 )
 from model_handlers.system.threads import default_threads
-from model_handlers.tensor import BYTES
+from model_handlers.tensor import BYTES, Array, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from model_handlers.base import Device
-    from model_handlers.config.autocomplete import SignatureTensor
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.pytorch.programs import Slot, TorchProgram
-    from model_handlers.tensor import Array, TensorSpec
 
 
 def completed(config: ModelConfig, program: TorchProgram) -> ModelConfig:

@@ -19,13 +19,11 @@ import numpy as np
 
 from model_handlers.errors import PYTORCH, Kind, MmeError, invalid_argument, unavailable, unsupported
 from model_handlers.system.devices import lost_process
-from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, DataType
+from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, Array, DataType, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
-
-    from model_handlers.tensor import Array, TensorSpec
 
 
 def data_type(dtype: Any) -> DataType | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.errors import invalid_model
+from model_handlers.errors import MmeError, invalid_model
 from model_handlers.scripts import tensorflow, xgboost
 from model_handlers.scripts.content_types import (
     CSV,
@@ -54,7 +54,6 @@ from model_handlers.scripts.xgboost import Selection
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
-    from model_handlers.errors import MmeError
     from model_handlers.scripts.host import Context
     from model_handlers.tensor import Array
 

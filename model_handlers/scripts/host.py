@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Handler, Placement, Traits
+from model_handlers.base import Device, Handler, Placement, Traits
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.python.author_code import (
@@ -34,7 +34,7 @@ from model_handlers.python.author_code import (
 )
 from model_handlers.python.failures import failed_load
 from model_handlers.python.preload import SAVED_MODEL as SAVED_MODELS
-from model_handlers.requests import ModelResponse
+from model_handlers.requests import ModelRequest, ModelResponse, Responder
 from model_handlers.scripts import toolkits
 from model_handlers.scripts.content_types import (
     ANY,
@@ -73,9 +73,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from types import ModuleType
 
-    from model_handlers.base import Device
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.requests import ModelRequest, Responder
 
 
 _SESSION_ID = "X-Amzn-SageMaker-Session-Id"

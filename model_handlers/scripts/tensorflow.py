@@ -43,7 +43,7 @@ from model_handlers.scripts.content_types import (
     value_of,
 )
 from model_handlers.scripts.default_script import DEFAULT, saved_models_in
-from model_handlers.tensor import BF16, BYTES
+from model_handlers.tensor import BF16, BYTES, Array, TensorSpec
 from model_handlers.tensorflow import DEFAULT_SIGNATURE, SIGNATURE, SavedModelHandler
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device, Handler
     from model_handlers.scripts.host import Context
-    from model_handlers.tensor import Array, TensorSpec
 
 
 _BINARY = "b64"

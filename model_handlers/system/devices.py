@@ -17,14 +17,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import CPU, Device, Footprint, by_device
-from model_handlers.config.model_config import InstanceKind
+from model_handlers.config.model_config import InstanceGroup, InstanceKind, ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError, invalid_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from model_handlers.config.model_config import InstanceGroup, ModelConfig
 
 
 _log = logging.getLogger("mme.devices")

@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
-from model_handlers.system.threads import advised
+from model_handlers.system.threads import CancelToken, advised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
-
-    from model_handlers.system.threads import CancelToken
 
 
 # What is another when a file is: device, inode, size, time of the last change in nanoseconds.

@@ -17,14 +17,13 @@ from isal import isal_zlib
 
 from model_handlers.errors import DamagedError, Kind, MmeError, invalid_model
 from model_handlers.system.disk import new_file
-from model_handlers.system.threads import start_thread
+from model_handlers.system.threads import CancelToken, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
     from typing import BinaryIO
 
-    from model_handlers.system.threads import CancelToken
 
 _READ_SIZE = 256 << 10  # compressed bytes asked of the source at a time
 _BLOCK_SIZE = 1 << 20  # inflated bytes handed over at a time: a bomb is met one block at a time

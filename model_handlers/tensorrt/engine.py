@@ -22,9 +22,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from model_handlers.base import Handler, Runtime, Traits
+from model_handlers.base import Device, Handler, Runtime, Traits
 from model_handlers.config.autocomplete import complete
-from model_handlers.config.model_config import DynamicBatching, Guess, InstanceKind, choice, switch, warn_of_unknown
+from model_handlers.config.model_config import (
+    DynamicBatching,
+    Guess,
+    InstanceKind,
+    ModelConfig,
+    choice,
+    switch,
+    warn_of_unknown,
+)
 from model_handlers.errors import (
     Kind,
     MmeError,
@@ -35,15 +43,11 @@ from model_handlers.errors import (
     unsupported,
 )
 from model_handlers.system.devices import lost
-from model_handlers.tensor import BY_NAME, DataType
+from model_handlers.tensor import BY_NAME, Array, DataType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from model_handlers.base import Device
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.tensor import Array
 
 
 # Full, lean and dispatch run TensorRT's plans, the last two those that are version-compatible. PyPI's wheels have the

@@ -33,22 +33,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from model_handlers.base import Handler, Runtime, Traits
-from model_handlers.config.autocomplete import complete
-from model_handlers.config.model_config import Guess, choice, integer, number, switch, warn_of_unknown
+from model_handlers.base import Device, Handler, Runtime, Traits
+from model_handlers.config.autocomplete import SignatureTensor, complete
+from model_handlers.config.model_config import Guess, ModelConfig, choice, integer, number, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory, unsupported
 from model_handlers.system.importing import import_without, is_installed
 from model_handlers.system.priority import usual_priority
 from model_handlers.system.threads import Threads, default_threads, start_thread, take_threads
-from model_handlers.tensor import FP32
+from model_handlers.tensor import FP32, Array
 from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.tensor import Array
 
 
 _TAIL = 200
@@ -387,11 +384,6 @@ def _incomplete(config: ModelConfig, model_file: Path, what: str) -> MmeError:
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    from model_handlers.base import Device
-    from model_handlers.config.autocomplete import SignatureTensor
-    from model_handlers.config.model_config import ModelConfig
-    from model_handlers.tensor import Array
 
     Compute = Callable[[Array], Array]
 
