@@ -44,9 +44,8 @@ COMPILED = {
     "container": [
         "inference/errors",
         "inference/call",
-        "codec/body",
+        "codec/request",
         "codec/decode",
-        "codec/fields",
         "codec/encode",
         "codec/json_data",
         "grpc/codec",

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from container.codec.encode import Reply
-from container.codec.fields import (
+from container.codec.json_data import array_from_json
+from container.codec.json_numbers import LARGE, NotNumbers, whole, with_numbers
+from container.codec.request import (
     FORM_OF_INFER,
+    REGION,
     Layouts,
     NoInputsError,
     RequestFields,
@@ -28,14 +31,15 @@ from container.codec.fields import (
     described,
     goes_beyond,
     json_object,
+    names_region,
+    natural,
     output_name,
     parameters_of,
+    shared_input,
+    shared_output,
     view,
     wanted_classes,
 )
-from container.codec.json_data import array_from_json
-from container.codec.json_numbers import LARGE, NotNumbers, whole, with_numbers
-from container.codec.shared import REGION, names_region, shared_input, shared_output
 from container.steps.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
@@ -301,9 +305,7 @@ def _tensor(
         array = array_from_json(item["data"], data_type, shape, name)
         array.flags.writeable = False  # a plan hands it to every request of its form, as bodies hand out views
         return array, offset
-    size = parameters["binary_data_size"]
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise invalid_argument(f"'binary_data_size' of input '{name}' must be a number of bytes, got {size!r:.100}")
+    size = natural(parameters["binary_data_size"], "binary_data_size", f"input '{name}'")
     check_size(size, name, data_type, shape)
     return _Tensor(name, data_type, shape, offset, offset + size), offset + size
 

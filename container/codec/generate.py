@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.codec.fields import (
-    FORM_OF_GENERATE,
-    OF_SEQUENCES,
-    RequestFields,
-    client_id,
-    json_object,
-    parameters_of,
-)
+from container.codec.bodies import event
 from container.codec.json_data import (
     array_to_json,
     flat_array_from_json,
@@ -28,14 +21,21 @@ from container.codec.json_data import (
     with_literals,
 )
 from container.codec.json_numbers import LARGE, whole
-from container.codec.streaming import event
+from container.codec.request import (
+    FORM_OF_GENERATE,
+    OF_SEQUENCES,
+    RequestFields,
+    client_id,
+    json_object,
+    parameters_of,
+)
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import element_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from container.codec.fields import Layouts
+    from container.codec.request import Layouts
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, TensorSpec
     from serve.request import Completion, InferenceRequest, InferenceResponse

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from container.codec.fields import beyond_json, json_object
+from container.codec.request import beyond_json, json_object
 from model_handlers.config.bounds import MAX_ITEMS
 from model_handlers.errors import Kind, MmeError
 

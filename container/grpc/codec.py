@@ -21,18 +21,22 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from container.codec.encode import raw, tensor_bytes
-from container.codec.fields import (
+from container.codec.json_data import parameters_to_json
+from container.codec.request import (
+    NO_PLACES,
     Layouts,
     RequestFields,
     check_number,
     check_size,
     described,
+    names_region,
     output_name,
+    shared_input,
+    shared_output,
     view,
     wanted_classes,
+    write_output,
 )
-from container.codec.json_data import parameters_to_json
-from container.codec.shared import NO_PLACES, names_region, shared_input, shared_output, write_output
 from container.grpc import grpc_service_pb2 as pb
 from container.steps.shared_memory import AT_ONCE, Place, Regions
 from model_handlers.errors import invalid_argument

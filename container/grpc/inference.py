@@ -22,8 +22,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from container.codec.classification import classified
-from container.codec.encode import takes_long
+from container.codec.encode import classified, takes_long
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.codec import (

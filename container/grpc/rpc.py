@@ -19,7 +19,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from container.codec.compression import ENCODINGS, compress, inflate, inflate_quickly
+from container.codec.bodies import ENCODINGS, compress, inflate, inflate_quickly
 from container.http2 import frames
 from container.http2.frames import LARGEST, MOST_FIELDS
 from container.inference.errors import STATUSES, Status, known

@@ -21,17 +21,24 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
-from container.codec import streaming
-from container.codec.body import body_of, body_request, content_type_of
-from container.codec.classification import classified
-from container.codec.compression import ENCODINGS, compress, inflate, inflate_quickly, wanted_encoding
+from container.codec import bodies
+from container.codec.bodies import ENCODINGS, compress, inflate, inflate_quickly, wanted_encoding
+from container.codec.bodies import event as sse_event
 from container.codec.decode import Decoder
 from container.codec.encode import Reply as Wanted
-from container.codec.encode import encode, encode_line, takes_long
-from container.codec.fields import BINARY_TYPE, NoInputsError, accepts_binary, explained, header_length
+from container.codec.encode import classified, encode, encode_line, takes_long
 from container.codec.generate import decode_generate, encode_generate, error_event
 from container.codec.json_numbers import LARGE
-from container.codec.streaming import event as sse_event
+from container.codec.request import (
+    BINARY_TYPE,
+    NoInputsError,
+    accepts_binary,
+    body_of,
+    body_request,
+    content_type_of,
+    explained,
+    header_length,
+)
 from container.control.routes import Flavor, InferenceType, Target, parse_target, path_version
 from container.inference import errors
 from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
@@ -203,7 +210,7 @@ class HttpReply(Reply):
             self._begin(content_type, self._headers(call, None), status)
 
     def _write(self, data: bytes | memoryview) -> None:
-        self.exchange.write(streaming.payload_part(data) if self._framed else data)
+        self.exchange.write(bodies.payload_part(data) if self._framed else data)
 
     def acknowledge(self, call: Call, body: bytes) -> None:
         """Answer a request that was not for the model, if the client waits for it."""
@@ -268,7 +275,7 @@ class HttpReply(Reply):
                 status, headers, body = errors.runtime_error("ModelNotReadyException", error.told)
             self.exchange.respond(status, headers + self._attributes(), (body,))
         elif self._framed:
-            self.exchange.write(streaming.exception(error.message))
+            self.exchange.write(bodies.exception(error.message))
             self.exchange.end()
         elif self.wanted is None and self.kind is not InferenceType.GENERATE_STREAM:
             self.exchange.cut()  # an error would be taken for a piece of the body

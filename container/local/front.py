@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from container.codec.streaming import exception, payload_part
+from container.codec.bodies import exception, payload_part
 from container.control.routes import path_of
 from container.http1 import Http1Server, Limits
 from container.inference.errors import runtime_headers

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from container.codec.fields import RESERVED
+from container.codec.request import RESERVED
 from container.http1.rules import Headers
 from container.inference.headers import text_of
 from model_handlers.errors import Kind, MmeError, invalid_argument

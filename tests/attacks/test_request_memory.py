@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from container.codec.compression import inflate
+from container.codec.bodies import inflate
 from container.grpc.rpc import Calls, Method
 from container.http1 import Http1Server, Limits
 from container.http2 import frames

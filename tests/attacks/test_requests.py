@@ -8,10 +8,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from container.codec.classification import classified
 from container.codec.decode import Decoder
-from container.codec.fields import header_length
+from container.codec.encode import classified
 from container.codec.json_numbers import MOST_VALUES, MOST_WHOLE
+from container.codec.request import header_length
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.codec import Decoder as GrpcDecoder

@@ -11,10 +11,10 @@ from google.protobuf import text_format
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
-from container.codec.compression import inflate
+from container.codec.bodies import inflate
 from container.codec.decode import Decoder
-from container.codec.fields import header_length
 from container.codec.generate import decode_generate
+from container.codec.request import header_length
 from container.control.operations import load_override
 from container.control.routes import only_reads, parse_target, path_version
 from container.grpc import grpc_service_pb2 as pb

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from container.codec.body import body_of, body_request, content_type_of
+from container.codec.request import body_of, body_request, content_type_of
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import FP32, UINT8
 from serve.request import InferenceResponse

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.codec.classification import classified
+from container.codec.encode import classified
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16, BOOL, BYTES, FP32, INT32, INT64, UINT8, UINT64
 from serve.request import InferenceResponse

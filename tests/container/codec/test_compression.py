@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from container.codec.compression import compress, inflate, wanted_encoding
+from container.codec.bodies import compress, inflate, wanted_encoding
 from model_handlers.errors import Kind
 
 BODY = b'{"inputs": []}' * 100

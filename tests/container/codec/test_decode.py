@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from container.codec import decode as module
-from container.codec import fields as layouts_module
+from container.codec import request as layouts_module
 from container.codec.decode import Decoder
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError

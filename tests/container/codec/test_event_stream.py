@@ -10,8 +10,8 @@ from botocore.exceptions import EventStreamError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from container.codec import streaming as module
-from container.codec.streaming import exception, payload_part
+from container.codec import bodies as module
+from container.codec.bodies import exception, payload_part
 from tests.http_server import Handler, answering
 from tests.waiting import PATIENCE
 

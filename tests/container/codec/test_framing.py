@@ -2,7 +2,7 @@
 
 import pytest
 
-from container.codec.fields import BINARY_TYPE, accepts_binary, explained, header_length
+from container.codec.request import BINARY_TYPE, accepts_binary, explained, header_length
 from model_handlers.errors import Kind, invalid_argument
 
 BINARY = BINARY_TYPE.decode()

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from container.codec.decode import Decoder
-from container.codec.fields import Layouts
 from container.codec.generate import decode_generate, encode_generate, error_event
+from container.codec.request import Layouts
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START

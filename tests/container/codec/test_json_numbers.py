@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from container.codec import decode as decode_module
 from container.codec import json_numbers
 from container.codec.decode import Decoder
-from container.codec.fields import Layouts
 from container.codec.generate import decode_generate
 from container.codec.json_numbers import LARGE, MOST_VALUES, MOST_WHOLE, NotNumbers, Numbers, with_numbers
+from container.codec.request import Layouts
 from container.steps.shared_memory import Regions
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError

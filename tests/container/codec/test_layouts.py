@@ -1,7 +1,7 @@
 """Interned layouts."""
 
-from container.codec import fields as module
-from container.codec.fields import Layouts
+from container.codec import request as module
+from container.codec.request import Layouts
 from model_handlers.tensor import FP32, INT32
 
 ROW = ("X", FP32, (1, 2))

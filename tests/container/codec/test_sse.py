@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from container.codec.streaming import event
+from container.codec.bodies import event
 
 
 def events(stream):

@@ -18,7 +18,7 @@ import pytest
 from container.codec import decode as decode_module
 from container.codec import json_numbers
 from container.codec.decode import Decoder
-from container.codec.fields import BINARY_TYPE
+from container.codec.request import BINARY_TYPE
 from container.control.routes import Flavor, InferenceType, Target, only_reads, parse_target, parse_version
 from container.inference import http
 from container.settings import Mode, PingMode

@@ -5,6 +5,10 @@ does not know, which is why Triton's SageMaker endpoint carries the number in th
 `application/vnd.sagemaker-triton.binary+json;json-header-size=N`.
 """
 
+# MERGED DOCSTRINGS, to be folded into the one above:
+# Tensors that lie in regions of shared memory: what requests say of them, read and written where they say.
+# Requests of models that take a body as it came, and answers that are one: no codec but what is said beside. PURE.
+
 from __future__ import annotations
 
 import codecs
@@ -15,18 +19,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from container.steps.shared_memory import DISABLED
 from model_handlers.config.bounds import MAX_ITEMS
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
-from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, MAX_ELEMENTS, decode_bytes_elements, element_count
+from model_handlers.scripts.default_script import ACCEPT, BODY, CONTENT_TYPE, CUSTOM_ATTRIBUTES, DEFAULT_TYPE
+from model_handlers.tensor import BY_NAME, BYTES, MAX_DIMS, MAX_ELEMENTS, UINT8, decode_bytes_elements, element_count
 from serve.request import Bounded, InferenceRequest, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Sized
 
+    from container.steps.shared_memory import Place, Regions
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, DataType
-    from serve.request import Completion
+    from serve.request import Completion, InferenceResponse
 
 
 _MAX_LAYOUTS = 4096  # remembered; then all are forgotten, which costs each model one check
@@ -103,7 +110,7 @@ def _shape(shape: Any, name: str) -> tuple[int, ...]:
         raise invalid_argument(f"input '{name}' must have a 'shape' of at most {MAX_DIMS} dimensions")
     total = 1
     for dim in shape:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 0:
+        if not _is_natural(dim):
             raise invalid_argument(f"'shape' of input '{name}' must hold integers of 0 or more, got {dim!r:.100}")
         total *= max(dim, 1)  # nothing at all of something huge is too much for numpy as well
     if total > MAX_ELEMENTS:
@@ -156,9 +163,24 @@ def wanted_classes(count: Any, name: str) -> dict[str, int]:
     Raises:
         MmeError: INVALID_ARGUMENT when it is no number.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise invalid_argument(f"'classification' of output '{name}' must be a number of classes, got {count!r:.100}")
+    count = natural(count, "classification", f"output '{name}'", "classes")
     return {name: count} if count else {}
+
+
+def natural(value: Any, field: str, where: str, what: str = "bytes") -> int:
+    """Return the number in a field.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT when it is none, or negative.
+    """
+    if not _is_natural(value):
+        raise invalid_argument(f"'{field}' of {where} must be a number of {what}, got {value!r:.100}")
+    number: int = value
+    return number
+
+
+def _is_natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 BINARY_TYPE = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -402,8 +424,8 @@ def boolean_field(parameters: Mapping[str, Any], key: str, where: str) -> bool |
 
 
 def _natural(parameters: Mapping[str, Any], key: str, what: str) -> int:
-    value = parameters.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    value: int = parameters.get(key, 0)
+    if not _is_natural(value):
         raise invalid_argument(f"parameter '{key}' must be {what}, 0 or more")
     return value
 
@@ -417,3 +439,113 @@ def _correlation_id(parameters: Mapping[str, Any]) -> int | str:
             Kind.UNSUPPORTED, f"string correlation ID cannot be longer than {_LONGEST_SEQUENCE_ID} characters"
         )
     return value
+
+
+REGION = "shared_memory_region"
+_SIZE = "shared_memory_byte_size"
+_OFFSET = "shared_memory_offset"
+NO_PLACES: dict[str, Place] = {}  # never filled
+
+
+def names_region(parameters: Mapping[str, Any], name: str) -> bool:
+    """Whether a tensor's parameters say that it lies in a region.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for a place in a region that has no name.
+    """
+    if REGION in parameters:
+        return True
+    for field in (_SIZE, _OFFSET):
+        if field in parameters:
+            raise invalid_argument(f"'{field}' can not be specified without '{REGION}' parameter for tensor '{name}'")
+    return False
+
+
+def shared_input(
+    regions: Regions, parameters: Mapping[str, Any], name: str, data_type: DataType, shape: tuple[int, ...], model: str
+) -> Array:
+    """The tensor that an input's parameters name, as it is now.
+
+    Raises:
+        MmeError: UNSUPPORTED where clients share no memory, NOT_FOUND, INVALID_ARGUMENT, OUT_OF_MEMORY.
+        Unread: see `Regions.read`.
+    """
+    place = _place(regions, parameters, f"input '{name}'")
+    check_size(place.byte_size, name, data_type, shape)
+    data = regions.read(place)
+    return view(data, 0, len(data), name, data_type, shape, model)
+
+
+def shared_output(regions: Regions, parameters: Mapping[str, Any], name: str) -> Place:
+    """Where an output is to be written.
+
+    Raises:
+        MmeError: UNSUPPORTED where clients share no memory, NOT_FOUND, INVALID_ARGUMENT.
+    """
+    for other in ("classification", "binary_data"):
+        if parameters.get(other):
+            raise invalid_argument(f"output '{name}' can not be in a shared memory region and have '{other}' as well")
+    return _place(regions, parameters, f"output '{name}'")
+
+
+def write_output(place: Place, name: str, data: bytes | memoryview) -> None:
+    """Write an output's bytes to its place.
+
+    A response says nothing of the place, which its client knows: of parameters of an output Triton's C++ client takes
+    `binary_data_size` alone, and gives the whole response up.
+
+    Raises:
+        MmeError: INTERNAL when there is too little room for it; INVALID_ARGUMENT when the region has become shorter.
+    """
+    region, offset, room = place
+    if len(data) > room:
+        raise MmeError(
+            Kind.INTERNAL,
+            f"shared memory size specified with the request for output '{name}' ({room} bytes) should be at least "
+            f"{len(data)} bytes to hold the results",
+        )
+    region.write(offset, data)
+
+
+def _place(regions: Regions, parameters: Mapping[str, Any], what: str) -> Place:
+    if not regions.allowed:
+        raise MmeError(Kind.UNSUPPORTED, f"{what} names a shared memory region. {DISABLED}")
+    region = parameters[REGION]
+    if not isinstance(region, str):
+        raise invalid_argument(f"'{REGION}' of {what} must be a string, got {region!r}")
+    if _SIZE not in parameters:
+        raise invalid_argument(f"{what} has '{REGION}' and no '{_SIZE}'")
+    size, offset = (natural(parameters.get(field, 0), field, what) for field in (_SIZE, _OFFSET))
+    return regions.place(region, offset, size)
+
+
+_LINE_ENDS = str.maketrans("\r\n", "  ")
+
+
+def body_request(
+    body: bytes, content_type: str, accept: str, custom_attributes: str, on_complete: Completion
+) -> InferenceRequest:
+    """The request of a body: a view into it, and what its headers say of it; "" for a header that did not come."""
+    said = {CONTENT_TYPE: content_type, ACCEPT: accept, CUSTOM_ATTRIBUTES: custom_attributes}
+    # Not interned: bodies have as many sizes as there are requests, and would drive all other layouts out.
+    layout = Layout(((BODY, UINT8, (len(body),)),), ())
+    parameters = {name: value for name, value in said.items() if value}
+    return InferenceRequest(layout, [np.frombuffer(body, np.uint8)], on_complete, parameters=parameters)
+
+
+def body_of(response: InferenceResponse) -> memoryview:
+    """The body of an answer, where it lies.
+
+    Raises:
+        MmeError: INTERNAL, for a response that is none of such a model.
+    """
+    for name, _, array in response.outputs:
+        if name == BODY and array.dtype == np.uint8 and array.flags.c_contiguous:
+            return array.data.cast("B")
+    raise MmeError(Kind.INTERNAL, f"model '{response.model_name}' was to answer with a body, and did not")
+
+
+def content_type_of(response: InferenceResponse) -> bytes:
+    """The content type that the model gave it, fit for a header."""
+    said = (response.parameters or {}).get(CONTENT_TYPE) or DEFAULT_TYPE
+    return str(said).translate(_LINE_ENDS).encode("latin-1", "replace")
