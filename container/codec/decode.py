@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from container.codec.encode import Reply
 from container.codec.json_data import array_from_json
 from container.codec.json_numbers import LARGE, NotNumbers, whole, with_numbers
 from container.codec.request import (
@@ -23,8 +22,10 @@ from container.codec.request import (
     REGION,
     Layouts,
     NoInputsError,
+    OutputOptions,
     RequestFields,
-    boolean_field,
+    RequestPlan,
+    Tensor,
     check_number,
     check_size,
     client_id,
@@ -33,67 +34,27 @@ from container.codec.request import (
     json_object,
     names_region,
     natural,
-    output_name,
     parameters_of,
     shared_input,
-    shared_output,
-    view,
-    wanted_classes,
 )
 from container.steps.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
-from serve.request import InferenceRequest
+from serve.request import Bounded, InferenceRequest
 
 if TYPE_CHECKING:
-    from container.steps.shared_memory import Place
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import Array, DataType
-    from serve.request import Completion, Layout
+    from serve.request import Completion
 
     Document = dict[str, Any]
     Description = tuple[str, DataType, tuple[int, ...]]
 
 _MAX_PLANS = 1024  # headers remembered; then all are forgotten, which costs each one parse
-_MAX_PLAN_BYTES = 8 << 10
+_MAX_PLANS_BYTES = 16 << 20  # that they may take
+_LONGEST_HEADER = 8 << 10  # bytes of one
 _ID = b'{"id":"'  # as tritonclient and perf_analyzer write it
 _BACKSLASH = 0x5C
-
-
-class _Tensor:
-    """Where one binary input lies in the bytes behind the header."""
-
-    def __init__(self, name: str, data_type: DataType, shape: tuple[int, ...], start: int, end: int) -> None:
-        self.name = name
-        self.data_type = data_type
-        self.shape = shape
-        self.start = start
-        self.end = end
-
-    def view(self, body: bytes, base: int, model: str) -> Array:
-        """It, in a body whose header ends at `base`."""
-        return view(body, base + self.start, base + self.end, self.name, self.data_type, self.shape, model)
-
-
-class _Plan:
-    """What a header means; `lasts` says whether it means the same for another request."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        tensors: list[_Tensor | Array],
-        size: int,
-        reply: Reply,
-        own: RequestFields,
-        *,
-        lasts: bool,
-    ) -> None:
-        self.lasts = lasts
-        self.layout = layout
-        self.tensors = tensors
-        self.size = size
-        self.reply = reply
-        self.own = own
 
 
 class Decoder:
@@ -111,7 +72,7 @@ class Decoder:
         self.layouts = Layouts()
         self._limit = limit
         self._regions = Regions() if regions is None else regions
-        self._plans: dict[bytes, _Plan] = {}
+        self._plans = Bounded(_MAX_PLANS, _MAX_PLANS_BYTES)
 
     def __len__(self) -> int:
         """How many headers it remembers."""
@@ -125,7 +86,7 @@ class Decoder:
         on_complete: Completion,
         regions: Regions | None = None,
         document: Document | None = None,
-    ) -> tuple[InferenceRequest, Reply]:
+    ) -> tuple[InferenceRequest, OutputOptions]:
         """A request from its body.
 
         Args:
@@ -151,14 +112,13 @@ class Decoder:
         if header_length + plan.size != len(body):
             raise _size_mismatch(plan, len(body) - header_length, model)
         inputs: list[Array] = [
-            tensor.view(body, header_length, model) if isinstance(tensor, _Tensor) else tensor
-            for tensor in plan.tensors
+            tensor.view(body, header_length, model) if isinstance(tensor, Tensor) else tensor for tensor in plan.tensors
         ]
-        return plan.own.request(plan.layout, inputs, on_complete, request_id), plan.reply
+        return plan.request(inputs, on_complete, request_id), plan.options
 
     def decode_long(
         self, body: bytes, header_length: int | None, model: str, on_complete: Completion, regions: Regions
-    ) -> tuple[InferenceRequest, Reply]:
+    ) -> tuple[InferenceRequest, OutputOptions]:
         """As `decode`, on a thread: large JSON is read slice by slice.
 
         Raises:
@@ -180,7 +140,9 @@ class Decoder:
                 reason = error.bare()
         return self.decode(body, header_length, model, on_complete, regions, whole(text, FORM_OF_INFER, reason))
 
-    def decode_raw(self, body: bytes, config: ModelConfig, on_complete: Completion) -> tuple[InferenceRequest, Reply]:
+    def decode_raw(
+        self, body: bytes, config: ModelConfig, on_complete: Completion
+    ) -> tuple[InferenceRequest, OutputOptions]:
         """A raw binary request: the whole body is the data of the model's only input, its shape is deduced.
 
         Of BYTES it is the one string itself.
@@ -202,7 +164,7 @@ class Decoder:
         if config.max_batch_size > 0:
             shape = (1, *shape)
         layout = self.layouts.intern(((spec.name, spec.data_type, shape),), ())
-        return InferenceRequest(layout, [array.reshape(shape)], on_complete), Reply({}, binary=True, remember=False)
+        return InferenceRequest(layout, [array.reshape(shape)], on_complete), OutputOptions(binary=True)
 
     def _remember(
         self,
@@ -212,18 +174,16 @@ class Decoder:
         model: str,
         regions: Regions | None,
         document: Document | None,
-    ) -> _Plan:
+    ) -> RequestPlan:
         plan = self._plan(header, model, regions, document, remember=True)
         if not plan.lasts:
             return plan
         if key is not header:
-            if plan.own.id != request_id:  # a second "id" further on, which JSON lets win: not worth remembering
+            if plan.id != request_id:  # a second "id" further on, which JSON lets win: not worth remembering
                 return plan
-            plan.own.id = ""  # every request of this plan brings its own
-        if len(header) <= _MAX_PLAN_BYTES:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            self._plans[key] = plan
+            plan.id = ""  # every request of this plan brings its own
+        if len(header) <= _LONGEST_HEADER:
+            self._plans.keep(key, plan, len(key) + plan.layout.weight())
         return plan
 
     def _plan(
@@ -234,11 +194,13 @@ class Decoder:
         document: Document | None,
         *,
         remember: bool = False,
-    ) -> _Plan:
+    ) -> RequestPlan:
         regions = regions or self._regions
         document = json_object(header, FORM_OF_INFER) if document is None else document
-        own = RequestFields(client_id(document), parameters_of(document, "the request"))
-        tensors: list[_Tensor | Array] = []
+        request_id, parameters = client_id(document), parameters_of(document, "the request")
+        fields = RequestFields(parameters) if parameters else None
+        options = OutputOptions(binary=None if fields is None else fields.binary, remember=remember)
+        tensors: list[Tensor | Array] = []
         descriptions: list[Description] = []
         offset, lasts = 0, True
         for item in _objects(document, "inputs"):
@@ -257,12 +219,13 @@ class Decoder:
                     f"allowed value of {self._limit} bytes; send it as binary data, or raise MME_MAX_BODY",
                 )
             tensors.append(tensor)
-        names, binary, classes, places = _requested(document, regions)
-        if own.binary:  # which speaks of all outputs where none is named
-            binary = dict.fromkeys(names, False) | binary
-        reply = Reply(binary, binary=own.binary, remember=remember, classes=classes, places=places)
+        outputs = _objects(document, "outputs") if "outputs" in document else ()
+        names = [options.add(item.get("name"), _parameters_of(item), regions) for item in outputs]
         layout = self.layouts.intern(tuple(descriptions), tuple(names))
-        return _Plan(layout, tensors, offset, reply, own, lasts=lasts and not places)
+        plan = RequestPlan(layout, options, fields)
+        plan.id, plan.tensors, plan.size = request_id, tensors, offset
+        plan.lasts = plan.lasts and lasts
+        return plan
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -298,7 +261,7 @@ def _source(item: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _tensor(
     item: dict[str, Any], parameters: dict[str, Any], description: Description, offset: int
-) -> tuple[_Tensor | Array, int]:
+) -> tuple[Tensor | Array, int]:
     """The input's array, or where its bytes lie; and where the next one's begin."""
     name, data_type, shape = description
     if "data" in item:
@@ -307,28 +270,11 @@ def _tensor(
         return array, offset
     size = natural(parameters["binary_data_size"], "binary_data_size", f"input '{name}'")
     check_size(size, name, data_type, shape)
-    return _Tensor(name, data_type, shape, offset, offset + size), offset + size
+    return Tensor(name, data_type, shape, offset, offset + size), offset + size
 
 
-def _requested(
-    document: dict[str, Any], regions: Regions
-) -> tuple[list[str], dict[str, bool], dict[str, int], dict[str, Place]]:
-    """The requested outputs; of them, whether they are binary, those that want classes and those in a region."""
-    names: list[str] = []
-    binary: dict[str, bool] = {}
-    classes: dict[str, int] = {}
-    places: dict[str, Place] = {}
-    for item in _objects(document, "outputs") if "outputs" in document else ():
-        name = output_name(item.get("name"))
-        parameters = parameters_of(item, f"output '{name}'")
-        if names_region(parameters, name):
-            places[name] = shared_output(regions, parameters, name)
-        if "classification" in parameters:
-            classes |= wanted_classes(parameters["classification"], name)
-        names.append(name)
-        if "binary_data" in parameters:
-            binary[name] = bool(boolean_field(parameters, "binary_data", f"output '{name}'"))
-    return names, binary | dict.fromkeys(places, False), classes, places
+def _parameters_of(output: dict[str, Any]) -> dict[str, Any]:
+    return parameters_of(output, f"output '{output.get('name')}'")
 
 
 def _one_string(body: bytes, dims: tuple[int, ...], name: str) -> tuple[tuple[int, ...], Array]:
@@ -357,13 +303,13 @@ def _deduced_shape(dims: tuple[int, ...], size: int, itemsize: int, name: str, m
     return dims
 
 
-def _size_mismatch(plan: _Plan, got: int, model: str) -> MmeError:
+def _size_mismatch(plan: RequestPlan, got: int, model: str) -> MmeError:
     expected = plan.size
     if got > expected:
         return invalid_argument(
             f"unexpected additional input data for model '{model}': its header describes {expected} bytes, {got} came"
         )
-    short = next(tensor for tensor in plan.tensors if isinstance(tensor, _Tensor) and tensor.end > got)
+    short = next(tensor for tensor in plan.tensors if isinstance(tensor, Tensor) and tensor.end > got)
     return invalid_argument(
         f"unexpected size for input '{short.name}', expecting {short.end - max(got, short.start)} additional bytes for "
         f"model '{model}': its header describes {expected} bytes, {got} came"

@@ -1,34 +1,31 @@
 """KServe v2 inference responses: a JSON header, and tensors in JSON or as binary data behind it; and what that costs.
 
-The head of a binary response says the same for every request of one form, but for the id, so it is kept with the
-`Reply` that the decoder made for that form. Bytes that are sent from where they lie cost nothing. What is copied into
-shared memory, split into strings, or written as JSON, costs by its size: a long response is written by a thread.
-"""
+The head of a binary response says the same for every request of one form, but for the id, so it is kept with that
+form's `OutputOptions`. Bytes that are sent from where they lie cost nothing. What is copied into shared memory, split
+into strings, or written as JSON, costs by its size: a long response is written by a thread.
 
-# MERGED DOCSTRINGS, to be folded into the one above:
-# Triton's classification extension: an output as its highest values, each with its place and its name. PURE.
-#
-# [[0.1, 0.7, 0.2]]  →  [["0.700000:1:dog", "0.200000:2:bird"]]      the two highest of three classes
-# [[1, 7, 2]]        →  [["7:1:dog", "2:2:bird"]]                    whole numbers are written whole
-#
+Triton's classification extension shows an output as its highest values, each with its place and its name:
+
+    [[0.1, 0.7, 0.2]]  →  [["0.700000:1:dog", "0.200000:2:bird"]]      the two highest of three classes
+    [[1, 7, 2]]        →  [["7:1:dog", "2:2:bird"]]                    whole numbers are written whole
+"""
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
 from container.codec.json_data import array_to_json, parameters_to_json, with_literals
-from container.codec.request import NO_PLACES, write_output
+from container.codec.request import OutputOptions, write_output
 from container.steps.shared_memory import AT_ONCE
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, encode_bytes_elements
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from container.steps.shared_memory import Place
     from model_handlers.tensor import Array, DataType
@@ -39,24 +36,15 @@ _STRING = 256  # bytes that could be copied while a string is written
 _NUMBER = 32  # and while a number is written as text, or takes its place among the classes
 
 
-def takes_long(
-    response: InferenceResponse, places: Container[str], classes: Container[str], reply: Reply | None = None
-) -> bool:
-    """Whether writing a response would keep others waiting.
-
-    Args:
-        response: what the model answered.
-        places: the outputs that are written into shared memory.
-        classes: those that become classes.
-        reply: says which of the others are JSON; None where none is.
-    """
+def takes_long(response: InferenceResponse, options: OutputOptions) -> bool:
+    """Whether writing a response as a client wants it would keep others waiting."""
     effort = 0
     for name, data_type, array in response.outputs:
         if data_type is BYTES:
             effort += _strings(array)
-        elif name in places:
+        elif name in options.places:
             effort += array.nbytes
-        elif name in classes or not (reply is None or reply.outputs.get(name, reply.binary)):
+        elif name in options.classes or not options.outputs.get(name, options.binary):
             effort += array.size * _NUMBER
     return effort > AT_ONCE
 
@@ -69,61 +57,17 @@ def _strings(array: Array) -> int:
 
 
 _MAX_HEADS = 64  # heads remembered for one form of request: its outputs mostly have one shape
-_NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 _LARGE = 1 << 16  # bytes from which an output is sent from where it lies instead of copied
 
 
-class Reply:
-    """How a client wants its answer.
-
-    Attributes:
-        binary: whether outputs are binary by default; None where the request leaves it to its Accept header.
-        outputs: output name → binary, for those that say so themselves.
-        classes: output name → how many classes are wanted in place of it. See `classification`.
-        places: output name → where in shared memory it is to be written; none of those is binary. Cleared when the
-            request is over.
-        heads: ready response heads by what they depend on; None where requests of this form are not remembered.
-    """
-
-    def __init__(
-        self,
-        outputs: dict[str, bool],
-        *,
-        binary: bool | None,
-        remember: bool,
-        classes: Mapping[str, int] = _NO_CLASSES,
-        places: dict[str, Place] = NO_PLACES,
-    ) -> None:
-        self.binary = binary
-        self.outputs = outputs
-        self.classes = classes
-        self.places = places
-        self.heads: dict[Any, bytes] | None = {} if remember else None
-        self._accepting: Reply | None = None
-
-    def accepting_binary(self) -> Reply:
-        """The same for a client whose Accept header asks for binary data; what the request says itself comes first."""
-        if self.binary is not None:
-            return self
-        if self._accepting is None:
-            self._accepting = Reply(
-                self.outputs,
-                binary=True,
-                remember=self.heads is not None,
-                classes=self.classes,
-                places=self.places,
-            )
-        return self._accepting
-
-
 def encode(
-    response: InferenceResponse, reply: Reply, *, literal: bool = False
+    response: InferenceResponse, options: OutputOptions, *, literal: bool = False
 ) -> tuple[list[bytes | memoryview], int | None]:
     """The body of a response.
 
     Args:
         response: what the model answered.
-        reply: how the client wants it.
+        options: how the client wants it.
         literal: whether JSON says NaN and Infinity, as Triton's does, in place of null.
 
     Returns:
@@ -137,7 +81,7 @@ def encode(
     data: list[bytes | memoryview] = []
     plain = False
     for name, data_type, array in response.outputs:
-        if not reply.outputs.get(name, reply.binary):
+        if not options.outputs.get(name, options.binary):
             plain = True
         elif data_type is BYTES:
             part: bytes | memoryview = encode_bytes_elements(array)
@@ -146,16 +90,16 @@ def encode(
         else:
             data.append(raw(array, data_type))
             described.append((name, data_type, array.shape))
-    if plain or reply.heads is None or response.parameters:
-        head = _head(response, reply, data, response.id, literal=literal)
+    if plain or options.heads is None or response.parameters:
+        head = _head(response, options, data, response.id, literal=literal)
     else:
         # Names and types too: a model may come back under its name with other outputs.
         key = (response.model_name, response.model_version, *described)
-        known = reply.heads.get(key)
+        known = options.heads.get(key)
         if known is None:
-            if len(reply.heads) >= _MAX_HEADS:
-                reply.heads.clear()
-            known = reply.heads[key] = _head(response, reply, data, "", literal=literal)
+            if len(options.heads) >= _MAX_HEADS:
+                options.heads.clear()
+            known = options.heads[key] = _head(response, options, data, "", literal=literal)
         head = known if not response.id else b'{"id":%b,%b' % (orjson.dumps(response.id), known[1:])
     if not data:
         return [head], None
@@ -164,22 +108,25 @@ def encode(
     return [head, *data], len(head)
 
 
-_LINE = Reply({}, binary=False, remember=False)
+_LINE = OutputOptions(binary=False)
 
 
-def encode_line(response: InferenceResponse, places: dict[str, Place] = NO_PLACES, *, literal: bool = False) -> bytes:
+def encode_line(response: InferenceResponse, places: dict[str, Place] | None = None, *, literal: bool = False) -> bytes:
     """A response as a line of an answer that is `application/jsonlines`: the JSON that would be an answer of its own.
 
     Args:
         response: one of several.
-        places: as in `Reply`.
+        places: as in `OutputOptions`.
         literal: as of `encode`.
 
     Raises:
         MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON; see `shared.write_output`.
     """
-    reply = Reply({}, binary=False, remember=False, places=places) if places else _LINE
-    parts, _ = encode(response, reply, literal=literal)
+    options = _LINE
+    if places:
+        options = OutputOptions(binary=False)
+        options.places = places
+    parts, _ = encode(response, options, literal=literal)
     return b"".join((*parts, b"\n"))
 
 
@@ -198,15 +145,20 @@ def raw(array: Array, data_type: DataType) -> bytes | memoryview:
 
 
 def _head(
-    response: InferenceResponse, reply: Reply, data: Sequence[bytes | memoryview], request_id: str, *, literal: bool
+    response: InferenceResponse,
+    options: OutputOptions,
+    data: Sequence[bytes | memoryview],
+    request_id: str,
+    *,
+    literal: bool,
 ) -> bytes:
     sizes = iter([len(part) for part in data])
     outputs = []
     for name, data_type, array in response.outputs:
         item: dict[str, Any] = {"name": name, "datatype": data_type.name, "shape": array.shape}
-        if name in reply.places:
-            write_output(reply.places[name], name, tensor_bytes(array, data_type))
-        elif reply.outputs.get(name, reply.binary):
+        if name in options.places:
+            write_output(options.places[name], name, tensor_bytes(array, data_type))
+        elif options.outputs.get(name, options.binary):
             item["parameters"] = {"binary_data_size": next(sizes)}
         else:
             item["data"] = array_to_json(array, data_type, name, literal=literal)
@@ -271,12 +223,12 @@ def _classes(rows: Array, count: int, labels: Sequence[str]) -> Array:
     values = np.take_along_axis(rows, order, axis=1)
     texts = np.empty(order.size, dtype=np.object_)
     texts[:] = [
-        f"{value if whole else f'{value:.6f}'}:{index}{f':{name}' if (name := _name(labels, index)) else ''}".encode()
+        f"{value if whole else f'{value:.6f}'}:{index}{_name(labels, index)}".encode()
         for value, index in zip(values.ravel().tolist(), order.ravel().tolist(), strict=True)
     ]
     return texts.reshape(order.shape)
 
 
 def _name(labels: Sequence[str], index: int) -> str:
-    """Of a class; '' for one without, whether its line is empty or there is none."""
-    return labels[index] if index < len(labels) else ""
+    """Of a class, behind a colon; "" for one without, whether its line is empty or there is none."""
+    return f":{labels[index]}" if index < len(labels) and labels[index] else ""

@@ -56,10 +56,10 @@ def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_compl
     document = whole(body, FORM_OF_GENERATE) if len(body) > LARGE else json_object(body, FORM_OF_GENERATE)
     names = {spec.name for spec in config.inputs}
     values, given = _values(document, names, config)
-    own = RequestFields(_id(document, names), given, OF_SEQUENCES)
+    own = RequestFields(given, OF_SEQUENCES)
     inputs = [(spec, _tensor(values[spec.name], spec, config)) for spec in config.inputs if spec.name in values]
     layout = layouts.intern(tuple((spec.name, spec.data_type, array.shape) for spec, array in inputs), ())
-    return own.request(layout, [array for _, array in inputs], on_complete)
+    return own.request(layout, [array for _, array in inputs], on_complete, _id(document, names))
 
 
 def encode_generate(response: InferenceResponse, *, literal: bool = False) -> bytes:

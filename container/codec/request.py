@@ -1,13 +1,12 @@
-"""What requests of every form say, checked: where their JSON ends, tensors, the id, parameters, wanted classes. PURE.
+"""What requests of every form mean: layouts, fields, wanted outputs, tensors in shared memory, and bodies as they come.
+
+Two front ends read requests: `codec.decode` JSON and what lies behind it, `grpc.codec` protobuf. What a head means is a
+`RequestPlan`, which they keep for later requests with the same head.
 
 SageMaker says in the content type where the JSON ends, KServe in a header of its own: SageMaker strips headers that it
 does not know, which is why Triton's SageMaker endpoint carries the number in the media type:
 `application/vnd.sagemaker-triton.binary+json;json-header-size=N`.
 """
-
-# MERGED DOCSTRINGS, to be folded into the one above:
-# Tensors that lie in regions of shared memory: what requests say of them, read and written where they say.
-# Requests of models that take a body as it came, and answers that are one: no codec but what is said beside. PURE.
 
 from __future__ import annotations
 
@@ -146,27 +145,6 @@ def view(
     return np.ndarray(shape, data_type.dtype, buffer, start)
 
 
-def output_name(name: Any) -> str:
-    """The name of a requested output.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it is none.
-    """
-    if not isinstance(name, str) or not name:
-        raise invalid_argument("every requested output must have a 'name'")
-    return name
-
-
-def wanted_classes(count: Any, name: str) -> dict[str, int]:
-    """Output → number of classes, {} for none.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT when it is no number.
-    """
-    count = natural(count, "classification", f"output '{name}'", "classes")
-    return {name: count} if count else {}
-
-
 def natural(value: Any, field: str, where: str, what: str = "bytes") -> int:
     """Return the number in a field.
 
@@ -270,12 +248,10 @@ class RequestFields:
     """What a request says beside its tensors.
 
     Args:
-        request_id: the client's id of it, or "".
         parameters: by name.
         reserved: the names that mean something here.
 
     Attributes:
-        id: the client's id of it, or "".
         binary: whether outputs are binary by default, None where it says nothing.
         timeout_us, priority, correlation_id, flags: as in `InferenceRequest`.
         parameters: the others, which are the client's own.
@@ -285,7 +261,7 @@ class RequestFields:
             that is too long to name a sequence.
     """
 
-    def __init__(self, request_id: str, parameters: Mapping[str, Any], reserved: frozenset[str] = RESERVED) -> None:
+    def __init__(self, parameters: Mapping[str, Any], reserved: frozenset[str] = RESERVED) -> None:
         check_number(parameters, "parameters")
         for key, value in parameters.items():
             if key.startswith("triton_"):
@@ -296,7 +272,6 @@ class RequestFields:
                 raise invalid_argument(f"parameter '{key}' must be a string, a number or a boolean")
             if isinstance(value, float) and not math.isfinite(value):  # which messages to models' processes can't carry
                 raise invalid_argument(f"parameter '{key}' must be a finite number, got {value}")
-        self.id = request_id
         self.parameters = {key: value for key, value in parameters.items() if key not in reserved}
         meant = parameters if reserved is RESERVED else {key: parameters[key] for key in reserved if key in parameters}
         self.timeout_us = _natural(meant, "timeout", "a number of microseconds")
@@ -307,13 +282,122 @@ class RequestFields:
         self.flags |= FLAG_SEQUENCE_END * bool(boolean_field(meant, "sequence_end", "the request"))
 
     def request(
-        self, layout: Layout, inputs: list[Array], on_complete: Completion, request_id: str = ""
+        self, layout: Layout, inputs: list[Array], on_complete: Completion, request_id: str
     ) -> InferenceRequest:
-        """The request of these tensors; `request_id` is the client's id of it, where these fields have none."""
-        request = InferenceRequest(layout, inputs, on_complete, self.id or request_id, self.parameters, self.timeout_us)
+        """The request of these tensors."""
+        request = InferenceRequest(layout, inputs, on_complete, request_id, self.parameters, self.timeout_us)
         request.priority = self.priority
         request.correlation_id, request.flags = self.correlation_id, self.flags
         return request
+
+
+class OutputOptions:
+    """How a client wants its answer.
+
+    Args:
+        outputs: output → whether it is binary, for those that say so themselves.
+        binary: whether outputs are binary by default; None where the request leaves it to its Accept header.
+        remember: whether other requests of its form get the same.
+
+    Attributes:
+        outputs, binary: as given.
+        classes: output → how many classes are wanted in place of it. See `classified`.
+        places: output → where in shared memory it is to be written; none of those is binary. Cleared at its end.
+        empty_final: whether the end of several responses is told by an empty one, where none was said to be the last.
+        heads: ready response heads by what they depend on; None where requests of this form are not remembered.
+    """
+
+    def __init__(
+        self, outputs: dict[str, bool] | None = None, *, binary: bool | None = None, remember: bool = False
+    ) -> None:
+        self.outputs: dict[str, bool] = {} if outputs is None else outputs
+        self.binary = binary
+        self.classes: dict[str, int] = {}
+        self.places: dict[str, Place] = {}
+        self.empty_final = False
+        self.heads: dict[Any, bytes] | None = {} if remember else None
+        self._accepting: OutputOptions | None = None
+
+    def add(self, name: Any, parameters: Mapping[str, Any], regions: Regions) -> str:
+        """Take what a request says of one output; return its name.
+
+        Raises:
+            MmeError: INVALID_ARGUMENT naming the output and what is wrong; see also `shared_input`.
+        """
+        if not isinstance(name, str) or not name:
+            raise invalid_argument("every requested output must have a 'name'")
+        where = f"output '{name}'"
+        if "binary_data" in parameters:
+            self.outputs[name] = bool(boolean_field(parameters, "binary_data", where))
+        elif self.binary:  # which speaks of all outputs where none is named
+            self.outputs[name] = False
+        if names_region(parameters, name):
+            for other in ("classification", "binary_data"):
+                if parameters.get(other):
+                    raise invalid_argument(f"{where} can not be in a shared memory region and have '{other}' as well")
+            self.places[name] = _place(regions, parameters, where)
+            self.outputs[name] = False
+        count = natural(parameters.get("classification", 0), "classification", where, "classes")
+        if count:
+            self.classes[name] = count
+        return name
+
+    def accepting_binary(self) -> OutputOptions:
+        """The same for a client whose Accept header asks for binary data; what the request says itself comes first."""
+        if self.binary is not None:
+            return self
+        if self._accepting is None:
+            accepting = OutputOptions(self.outputs, binary=True, remember=self.heads is not None)
+            accepting.classes, accepting.places = self.classes, self.places
+            self._accepting = accepting
+        return self._accepting
+
+
+class Tensor:
+    """Where one binary input lies in the bytes behind a head."""
+
+    def __init__(self, name: str, data_type: DataType, shape: tuple[int, ...], start: int, end: int) -> None:
+        self.name = name
+        self.data_type = data_type
+        self.shape = shape
+        self.start = start
+        self.end = end
+
+    def view(self, body: bytes, base: int, model: str) -> Array:
+        """It, in a body whose head ends at `base`."""
+        return view(body, base + self.start, base + self.end, self.name, self.data_type, self.shape, model)
+
+
+class RequestPlan:
+    """What a head means, for every request that has it.
+
+    Attributes:
+        layout: of the inputs.
+        options: how the client wants its answer.
+        fields: what the head says beside; None for nothing.
+        id: the client's id of the request, "" where each brings its own.
+        target: the model and version that the head names, where it does.
+        tensors: the inputs, those in JSON as arrays; () where each request says where its own lie.
+        size: bytes behind the head.
+        lasts: whether it means the same for another request.
+    """
+
+    def __init__(self, layout: Layout, options: OutputOptions, fields: RequestFields | None) -> None:
+        self.layout = layout
+        self.options = options
+        self.fields = fields
+        self.id = ""
+        self.target = ("", "")
+        self.tensors: Sequence[Tensor | Array] = ()
+        self.size = 0
+        self.lasts = not options.places
+
+    def request(self, inputs: list[Array], on_complete: Completion, request_id: str) -> InferenceRequest:
+        """The request of these tensors; the head's id comes first."""
+        fields = self.fields
+        if fields is None:
+            return InferenceRequest(self.layout, inputs, on_complete, self.id or request_id)
+        return fields.request(self.layout, inputs, on_complete, self.id or request_id)
 
 
 def json_object(text: bytes, form: str) -> dict[str, Any]:
@@ -444,7 +528,6 @@ def _correlation_id(parameters: Mapping[str, Any]) -> int | str:
 REGION = "shared_memory_region"
 _SIZE = "shared_memory_byte_size"
 _OFFSET = "shared_memory_offset"
-NO_PLACES: dict[str, Place] = {}  # never filled
 
 
 def names_region(parameters: Mapping[str, Any], name: str) -> bool:
@@ -474,18 +557,6 @@ def shared_input(
     check_size(place.byte_size, name, data_type, shape)
     data = regions.read(place)
     return view(data, 0, len(data), name, data_type, shape, model)
-
-
-def shared_output(regions: Regions, parameters: Mapping[str, Any], name: str) -> Place:
-    """Where an output is to be written.
-
-    Raises:
-        MmeError: UNSUPPORTED where clients share no memory, NOT_FOUND, INVALID_ARGUMENT.
-    """
-    for other in ("classification", "binary_data"):
-        if parameters.get(other):
-            raise invalid_argument(f"output '{name}' can not be in a shared memory region and have '{other}' as well")
-    return _place(regions, parameters, f"output '{name}'")
 
 
 def write_output(place: Place, name: str, data: bytes | memoryview) -> None:

@@ -14,36 +14,35 @@ copy. A `GrpcDecoder` belongs to the event loop, see `codec.decode` for the thre
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 - a compiled NamedTuple looks at its types
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from container.codec.encode import raw, tensor_bytes
+from container.codec.encode import raw
 from container.codec.json_data import parameters_to_json
 from container.codec.request import (
-    NO_PLACES,
     Layouts,
+    OutputOptions,
     RequestFields,
+    RequestPlan,
     check_number,
     check_size,
     described,
     names_region,
-    output_name,
     shared_input,
-    shared_output,
     view,
-    wanted_classes,
     write_output,
 )
 from container.grpc import grpc_service_pb2 as pb
-from container.steps.shared_memory import AT_ONCE, Place, Regions
+from container.steps.shared_memory import AT_ONCE, Regions
 from model_handlers.errors import invalid_argument
 from model_handlers.tensor import BYTES, element_count, encode_bytes_elements
 from serve.request import Bounded, InferenceRequest, Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from google.protobuf.message import Message
 
     from container.grpc.grpc_service_pb2 import InferParameter, ModelRepositoryParameter
@@ -145,7 +144,7 @@ def values(parameters: Mapping[str, InferParameter] | Mapping[str, ModelReposito
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from container.grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
     from model_handlers.errors import MmeError
@@ -190,36 +189,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 _UNSIGNED = ("sequence_id", "timeout")  # of 64 bits; a negative int64_param is their bits, as in Triton
 
 
-class Wanted(NamedTuple):
-    """How a client wants its answer.
-
-    Attributes:
-        classes: output → how many classes are wanted in place of it. See `codec.classification`.
-        empty_final: whether the end of several responses is told by an empty one, where none was said to be the last.
-        places: output → where in shared memory it is to be written. Cleared when the request is over.
-    """
-
-    classes: Mapping[str, int]
-    empty_final: bool
-    places: dict[str, Place] = NO_PLACES
-
-
-PLAIN = Wanted({}, empty_final=False)
-
-
-class Remembered(NamedTuple):
-    """What all requests with the same head are.
-
-    Attributes:
-        model, version: that they name.
-        layout: theirs.
-        wanted: how their clients want their answers.
-    """
-
-    model: str
-    version: str
-    layout: Layout
-    wanted: Wanted
+PLAIN = OutputOptions(binary=True)
 
 
 class GrpcDecoder:
@@ -233,14 +203,14 @@ class GrpcDecoder:
         self._regions = Regions() if regions is None else regions
         self._layouts = Layouts()
         self._forms = Bounded(_MAX_FORMS, _MAX_BYTES)
-        self._heads = Bounded(_MAX_FORMS, _MAX_BYTES)
+        self._plans = Bounded(_MAX_FORMS, _MAX_BYTES)
 
     def __len__(self) -> int:
         """How many forms of requests it remembers."""
         return len(self._forms)
 
-    def remembered(self, data: bytes, on_complete: Completion) -> tuple[Remembered, InferenceRequest] | None:
-        """A request whose like was remembered, and what they are; no tensor of it lies in shared memory.
+    def remembered(self, data: bytes, on_complete: Completion) -> tuple[RequestPlan, InferenceRequest] | None:
+        """A request whose head was remembered, and its plan; no tensor of it lies in shared memory.
 
         None for any other, and where something is wrong: read the message, then, and `decode` it.
         """
@@ -248,10 +218,10 @@ class GrpcDecoder:
         if parts is None:
             return None
         head, request_id, at = parts
-        known: Remembered | None = self._heads.get(head)
-        if known is None:
+        plan: RequestPlan | None = self._plans.get(head)
+        if plan is None:
             return None
-        raw, form = contents(data, at), known.layout.inputs
+        raw, form = contents(data, at), plan.layout.inputs
         if raw is None or len(raw) < len(form):
             return None
         arrays = []
@@ -261,46 +231,55 @@ class GrpcDecoder:
                     return None
             elif end - start != element_count(shape) * data_type.itemsize:
                 return None
-            arrays.append(view(data, start, end, name, data_type, shape, known.model))
-        return known, InferenceRequest(known.layout, arrays, on_complete, request_id)
-
-    def remember(self, data: bytes, message: ModelInferRequest, layout: Layout, wanted: Wanted) -> None:
-        """Have requests like this one be `remembered`, if its head says all of it but the tensors."""
-        if wanted.places or len(message.parameters) > (_EMPTY_FINAL in message.parameters):
-            return
-        if any(tensor.parameters or tensor.HasField("contents") for tensor in message.inputs):
-            return
-        parts = split(data)
-        if parts is not None:
-            head = parts[0]
-            known = Remembered(message.model_name, message.model_version, layout, wanted)
-            self._heads.keep(head, known, _HEAD_BYTES + len(head) + layout.weight())
+            arrays.append(view(data, start, end, name, data_type, shape, plan.target[0]))
+        return plan, InferenceRequest(plan.layout, arrays, on_complete, request_id)
 
     def decode(
-        self, message: ModelInferRequest, on_complete: Completion, regions: Regions | None = None
-    ) -> tuple[InferenceRequest, Wanted]:
-        """A request from its message; `regions` in place of the decoder's.
+        self, message: ModelInferRequest, on_complete: Completion, regions: Regions | None = None, data: bytes = b""
+    ) -> tuple[InferenceRequest, OutputOptions]:
+        """A request from its message.
+
+        Args:
+            message: the message.
+            on_complete: the request's completion.
+            regions: in place of the decoder's.
+            data: the message's bytes, by which requests like it are `remembered`; b"" for none.
 
         Raises:
-            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `codec.shared`.
+            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `shared_input`.
             Unread: a tensor is to be read first; then decode it again.
         """
         regions = regions or self._regions
         check_number(message.inputs, "inputs")
         form = self._form(message)
-        names, classes, places = _requested(message, regions) if message.outputs else ((), {}, NO_PLACES)
+        names, options = self._options(message, regions)
         layout = self._layouts.intern(form, names)
         inputs = _inputs(message, form, regions)
-        if not message.parameters:
-            request = InferenceRequest(layout, inputs, on_complete, message.id)
-            return request, Wanted(classes, empty_final=False, places=places) if classes or places else PLAIN
-        check_number(message.parameters, "parameters")
-        parameters = values(message.parameters)
-        empty_final = _empty_final(parameters)
-        _check_types(parameters)
-        _read_unsigned(parameters)
-        request = RequestFields(message.id, parameters).request(layout, inputs, on_complete)
-        return request, Wanted(classes, empty_final, places)
+        plan = RequestPlan(layout, options, _fields(message))
+        plan.target = (message.model_name, message.model_version)
+        if data and plan.lasts and plan.fields is None:
+            self._remember(data, message, plan)
+        return plan.request(inputs, on_complete, message.id), options
+
+    def _options(self, message: ModelInferRequest, regions: Regions) -> tuple[tuple[str, ...], OutputOptions]:
+        """The requested outputs, and how the client wants its answer."""
+        empty_final = _empty_final(message)
+        if not message.outputs and not empty_final:
+            return (), PLAIN
+        check_number(message.outputs, "outputs")
+        options = OutputOptions(binary=True)
+        options.empty_final = empty_final
+        names = tuple([options.add(output.name, _parameters_of(output), regions) for output in message.outputs])
+        return names, options if empty_final or options.classes or options.places else PLAIN
+
+    def _remember(self, data: bytes, message: ModelInferRequest, plan: RequestPlan) -> None:
+        """Keep the plan if the head says all of the message but the tensors."""
+        if any(tensor.parameters or tensor.HasField("contents") for tensor in message.inputs):
+            return
+        parts = split(data)
+        if parts is not None:
+            head = parts[0]
+            self._plans.keep(head, plan, _HEAD_BYTES + len(head) + plan.layout.weight())
 
     def _form(self, message: ModelInferRequest) -> tuple[Description, ...]:
         key = tuple([(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in message.inputs])
@@ -317,82 +296,69 @@ def holds_many_strings(message: ModelInferRequest, size: int) -> bool:
 
 
 def _inputs(message: ModelInferRequest, form: tuple[Description, ...], regions: Regions) -> list[Array]:
-    for tensor in message.inputs:
-        if tensor.parameters and names_region(tensor.parameters, tensor.name):
-            return _shared(message, form, regions)
-    return _sent(message, message.inputs, form)
-
-
-def _shared(message: ModelInferRequest, form: tuple[Description, ...], regions: Regions) -> list[Array]:
-    """The inputs of a request of which some lie in shared memory; raw contents are those of the others."""
-    pairs = list(zip(message.inputs, form, strict=True))
-    others = [pair for pair in pairs if not names_region(pair[0].parameters, pair[0].name)]
-    sent = iter(_sent(message, [tensor for tensor, _ in others], [each for _, each in others]))
-    arrays = []
-    for tensor, description in pairs:
-        if not names_region(tensor.parameters, tensor.name):
-            arrays.append(next(sent))
-            continue
-        if tensor.HasField("contents"):
-            raise invalid_argument(
-                f"unexpected 'contents' of input '{tensor.name}' for model '{message.model_name}', which lies in "
-                "shared memory"
-            )
-        arrays.append(shared_input(regions, values(tensor.parameters), *description, message.model_name))
+    """The tensors: in shared memory, or in raw contents, which are those of all others in their order, or typed."""
+    arrays, model = [], message.model_name
+    raw = iter(message.raw_input_contents) if message.raw_input_contents else None
+    for tensor, description in zip(message.inputs, form, strict=True):
+        name, data_type, shape = description
+        has_contents = tensor.HasField("contents")
+        if tensor.parameters and names_region(tensor.parameters, name):
+            if has_contents:
+                raise invalid_argument(
+                    f"unexpected 'contents' of input '{name}' for model '{model}', which lies in shared memory"
+                )
+            arrays.append(shared_input(regions, values(tensor.parameters), name, data_type, shape, model))
+        elif raw is None:
+            if not has_contents:
+                raise _no_data(name, model)
+            arrays.append(_elements(tensor.contents, description, model))
+        else:
+            if has_contents:
+                raise invalid_argument(
+                    f"contents field must not be specified when using raw_input_contents for '{name}' for model "
+                    f"'{model}'"
+                )
+            data = next(raw, None)  # Triton ignores those without an input
+            if data is None:
+                raise _no_data(name, model)
+            check_size(len(data), name, data_type, shape)
+            arrays.append(view(data, 0, len(data), name, data_type, shape, model))
     return arrays
 
 
-def _requested(
-    message: ModelInferRequest, regions: Regions
-) -> tuple[tuple[str, ...], dict[str, int], dict[str, Place]]:
-    """The requested outputs; of them, those that want classes, and those that lie in shared memory."""
-    names: list[str] = []
-    classes: dict[str, int] = {}
-    places: dict[str, Place] = {}
-    check_number(message.outputs, "outputs")
-    for output in message.outputs:
-        name = output_name(output.name)
-        names.append(name)
-        if not output.parameters:
-            continue
-        parameters = values(output.parameters)
-        if names_region(parameters, name):
-            places[name] = shared_output(regions, parameters, name)
-        count = parameters.get("classification", 0)
-        if type(count) is not int:
-            raise invalid_argument("invalid value type for 'classification' parameter, expected int64_param.")
-        classes |= wanted_classes(count, name)
-    return tuple(names), classes, places
+def _parameters_of(output: ModelInferRequest.InferRequestedOutputTensor) -> dict[str, Any]:
+    parameters = values(output.parameters) if output.parameters else {}
+    if type(parameters.get("classification", 0)) is not int:
+        raise invalid_argument("invalid value type for 'classification' parameter, expected int64_param.")
+    return parameters
 
 
-def _sent(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Description]) -> list[Array]:
-    return _raw(message, inputs, form) if message.raw_input_contents else _typed(message, inputs, form)
+def _fields(message: ModelInferRequest) -> RequestFields | None:
+    """What the message says beside; None for nothing but whether there is an empty final response."""
+    if not message.parameters or len(message.parameters) <= (_EMPTY_FINAL in message.parameters):
+        return None
+    check_number(message.parameters, "parameters")
+    parameters = values(message.parameters)
+    parameters.pop(_EMPTY_FINAL, None)
+    for key in parameters.keys() & _TYPES.keys():  # those with a meaning of their own, in Triton's words
+        kinds, expected = _TYPES[key]
+        if type(parameters[key]) not in kinds:
+            raise invalid_argument(f"invalid value type for '{key}' parameter, expected {expected}.")
+    for key in _UNSIGNED:
+        value = parameters.get(key)
+        if isinstance(value, int):
+            parameters[key] = value % 2**64
+    return RequestFields(parameters)
 
 
-def _raw(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Description]) -> list[Array]:
-    raw, model = message.raw_input_contents, message.model_name
-    for tensor in inputs:
-        if tensor.HasField("contents"):
-            raise invalid_argument(
-                "contents field must not be specified when using raw_input_contents for "
-                f"'{tensor.name}' for model '{model}'"
-            )
-    if len(raw) < len(form):
-        raise _no_data(form[len(raw)][0], model)
-    arrays = []
-    for data, (name, data_type, shape) in zip(raw, form, strict=False):  # Triton ignores those without an input
-        check_size(len(data), name, data_type, shape)
-        arrays.append(view(data, 0, len(data), name, data_type, shape, model))
-    return arrays
-
-
-def _typed(message: ModelInferRequest, inputs: Sequence[Input], form: Sequence[Description]) -> list[Array]:
-    arrays = []
-    for tensor, description in zip(inputs, form, strict=True):
-        if not tensor.HasField("contents"):
-            raise _no_data(tensor.name, message.model_name)
-        arrays.append(_elements(tensor.contents, description, message.model_name))
-    return arrays
+def _empty_final(message: ModelInferRequest) -> bool:
+    """The one reserved parameter that a client may set."""
+    if not message.parameters or _EMPTY_FINAL not in message.parameters:
+        return False
+    parameter = message.parameters[_EMPTY_FINAL]
+    if parameter.WhichOneof("parameter_choice") != "bool_param":
+        raise invalid_argument(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
+    return parameter.bool_param
 
 
 def _no_data(name: str, model: str) -> MmeError:
@@ -428,29 +394,6 @@ def _array(elements: Sequence[Any], data_type: DataType, name: str) -> Array:
         raise invalid_argument(f"input '{name}' holds elements that are not in the range of {data_type.name}") from None
 
 
-def _check_types(parameters: dict[str, Any]) -> None:
-    """Check the parameters that have a meaning of their own, in Triton's words."""
-    for key in parameters.keys() & _TYPES.keys():
-        kinds, expected = _TYPES[key]
-        if type(parameters[key]) not in kinds:
-            raise invalid_argument(f"invalid value type for '{key}' parameter, expected {expected}.")
-
-
-def _read_unsigned(parameters: dict[str, Any]) -> None:
-    for key in _UNSIGNED:
-        value = parameters.get(key)
-        if isinstance(value, int):
-            parameters[key] = value % 2**64
-
-
-def _empty_final(parameters: dict[str, Any]) -> bool:
-    """Take the one reserved parameter that a client may set out of the others."""
-    wanted = parameters.pop(_EMPTY_FINAL, False)
-    if not isinstance(wanted, bool):
-        raise invalid_argument(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
-    return wanted
-
-
 _MAX_HEADS = 1024  # remembered; then all are forgotten, which costs each one message
 _MAX_INT64 = 2**63 - 1
 
@@ -471,15 +414,21 @@ class Encoder:
     def __init__(self) -> None:
         self._heads: dict[Any, bytes] = {}
 
-    def encode(self, response: InferenceResponse, final: bool | None = None) -> bytes:  # noqa: FBT001 - None says nothing
+    def encode(
+        self,
+        response: InferenceResponse,
+        final: bool | None = None,  # noqa: FBT001 - None says nothing
+        options: OutputOptions = PLAIN,
+    ) -> bytes:
         """The bytes of a ModelInferResponse.
 
         Args:
             response: the engine's.
             final: whether it says that it is the last, or that it is not; None for neither.
+            options: has outputs that are written into shared memory: of their bytes there are none.
 
         Raises:
-            MmeError: UNSUPPORTED for a parameter that can't be told.
+            MmeError: UNSUPPORTED for a parameter that can't be told; see also `write_output`.
         """
         key = (
             response.model_name,
@@ -499,34 +448,13 @@ class Encoder:
             parts.append(_parameters(parameters_to_json(response.parameters, response.model_name)))
         if final is not None:
             parts.append(_FINAL[final])
-        for _, data_type, array in response.outputs:
+        for name, data_type, array in response.outputs:
             data = encode_bytes_elements(array) if data_type is BYTES else raw(array, data_type)
+            if name in options.places:
+                write_output(options.places[name], name, data)
+                data = b""
             parts += (_RAW_OUTPUT, _varint(len(data)), data)
         return b"".join(parts)
-
-
-def placed(
-    response: InferenceResponse,
-    places: Mapping[str, Place],
-    final: bool | None = None,  # noqa: FBT001 - as in Encoder.encode
-) -> bytes:
-    """As `Encoder.encode`, of outputs some of which are written into shared memory: of their bytes there are none.
-
-    Raises:
-        MmeError: as `Encoder.encode`, and see `shared.write_output`.
-    """
-    model, version = response.model_name, response.model_version
-    message = pb.ModelInferResponse(model_name=model, model_version=version, id=response.id)
-    for name, data_type, array in response.outputs:
-        data = tensor_bytes(array, data_type)
-        if name in places:
-            write_output(places[name], name, data)
-            data = b""
-        message.outputs.add(name=name, datatype=data_type.name, shape=array.shape)
-        message.raw_output_contents.append(bytes(data))
-    said = response.parameters
-    beside = _parameters(parameters_to_json(said, model)) if said else b""
-    return message.SerializeToString() + beside + (b"" if final is None else _FINAL[final])
 
 
 def in_stream(response: bytes) -> bytes:

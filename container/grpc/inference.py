@@ -34,7 +34,6 @@ from container.grpc.codec import (
     holds_many_strings,
     in_stream,
     parsed,
-    placed,
 )
 from container.grpc.rpc import refuse
 from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
@@ -179,7 +178,7 @@ class GrpcReply(Reply):
 
     def is_expensive(self, response: InferenceResponse, event: int) -> bool:  # noqa: ARG002
         """See `Reply`."""
-        return takes_long(response, self.wanted.places, self.wanted.classes)
+        return takes_long(response, self.wanted)
 
     def encode(self, response: InferenceResponse, event: int) -> bytes:
         """See `Reply`."""
@@ -197,9 +196,7 @@ class GrpcReply(Reply):
     def _encode(self, response: InferenceResponse, names: tuple[bool, Labels] | None, final: bool | None) -> bytes:  # noqa: FBT001
         if names is not None:
             response = classified(response, self.wanted.classes, names[1], batches=names[0])
-        if self.wanted.places:
-            return placed(response, self.wanted.places, final)
-        return self._inference.encoder.encode(response, final)
+        return self._inference.encoder.encode(response, final, self.wanted)
 
     def close(self, call: Call) -> None:  # noqa: ARG002
         """See `Reply`."""
@@ -231,8 +228,8 @@ class MessageBody(Body):
         reply = self._reply
         found = self._inference.decoder.remembered(self._data, call.complete)
         if found is not None:
-            head, self._decoded = found
-            reply.wanted, reply.id, reply.said = head.wanted, self._decoded.id, (head.model, head.version)
+            plan, self._decoded = found
+            reply.wanted, reply.id, reply.said = plan.options, self._decoded.id, plan.target
         else:
             self._message = message = parsed(pb.ModelInferRequest, self._data)
             reply.id, reply.said = message.id, (message.model_name, message.model_version)
@@ -256,10 +253,9 @@ class MessageBody(Body):
         if holds_many_strings(message, len(self._data)):
             raise NeedsThread
         try:
-            request, self._reply.wanted = decoder.decode(message, call.complete)
+            request, self._reply.wanted = decoder.decode(message, call.complete, data=self._data)
         except Unread:
             raise NeedsThread from None
-        decoder.remember(self._data, message, request.layout, self._reply.wanted)
         return request
 
     def _opened(self) -> pb.ModelInferRequest:

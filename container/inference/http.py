@@ -25,13 +25,13 @@ from container.codec import bodies
 from container.codec.bodies import ENCODINGS, compress, inflate, inflate_quickly, wanted_encoding
 from container.codec.bodies import event as sse_event
 from container.codec.decode import Decoder
-from container.codec.encode import Reply as Wanted
 from container.codec.encode import classified, encode, encode_line, takes_long
 from container.codec.generate import decode_generate, encode_generate, error_event
 from container.codec.json_numbers import LARGE
 from container.codec.request import (
     BINARY_TYPE,
     NoInputsError,
+    OutputOptions,
     accepts_binary,
     body_of,
     body_request,
@@ -84,7 +84,7 @@ _EVENTS = b"text/event-stream; charset=utf-8"
 _EVENT_STREAM = b"Content-Type: application/vnd.amazon.eventstream\r\n"
 _INNER_TYPE = b"X-Amzn-SageMaker-Content-Type: "
 _ENCODINGS = f"Accept-Encoding: {', '.join(ENCODINGS)}\r\n".encode()
-_AS_JSON = Wanted({}, binary=False, remember=False)
+_AS_JSON = OutputOptions(binary=False)
 
 
 class HttpReply(Reply):
@@ -105,7 +105,7 @@ class HttpReply(Reply):
     def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, kind: InferenceType) -> None:
         self.exchange = exchange
         self.kind = kind
-        self.wanted: Wanted | None = None
+        self.wanted: OutputOptions | None = None
         self.kserve_form = False
         self.session = b""
         self._server = server
@@ -121,8 +121,8 @@ class HttpReply(Reply):
         """Return whether it is long JSON, or long and to be compressed, or lies in shared memory or strings."""
         wanted = self.wanted
         if wanted is None:
-            return self.kind is not InferenceType.INFER and takes_long(response, (), (), _AS_JSON)
-        if takes_long(response, wanted.places, wanted.classes, wanted):
+            return self.kind is not InferenceType.INFER and takes_long(response, _AS_JSON)
+        if takes_long(response, wanted):
             return True
         return self._is_kserve and event == LAST and bool(self._encoding()) and _size(response) > _QUICK_ANSWER
 
@@ -464,7 +464,7 @@ class TensorBody(HttpBody):
         request, self._reply.wanted = self._server.decoder.decode_raw(body, config, call.complete)
         return self._made(call, request, takes_several=not self._is_kserve)
 
-    def _taken(self, call: Call, request: InferenceRequest, wanted: Wanted) -> InferenceRequest:
+    def _taken(self, call: Call, request: InferenceRequest, wanted: OutputOptions) -> InferenceRequest:
         """Return what is submitted of what was decoded."""
         if not self._is_kserve:
             name = _STREAM_ACCEPT if self._route.event_stream else _ACCEPT

@@ -114,15 +114,14 @@ def grpc(data: bytes) -> Hashable:
     decoder = GrpcDecoder()
     try:
         message = parsed(pb.ModelInferRequest, data)
-        request, wanted = decoder.decode(message, _ignore)
+        request, _ = decoder.decode(message, _ignore, data=data)
         outcome = _checked(request)
-        decoder.remember(data, message, request.layout, wanted)
         again = decoder.remembered(data, _ignore)
     except MmeError as error:
         return _refused(error, _OF_CLIENTS)
     if again is not None:
         _alike(request, again[1])
-        if (again[0].model, again[0].version) != (message.model_name, message.model_version):
+        if again[0].target != (message.model_name, message.model_version):
             raise FindingError("another model where it is remembered")
     return outcome, again is None
 

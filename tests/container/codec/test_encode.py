@@ -8,7 +8,8 @@ import orjson
 import pytest
 
 from container.codec import encode as module
-from container.codec.encode import Reply, encode, encode_line
+from container.codec.encode import encode, encode_line
+from container.codec.request import OutputOptions
 from model_handlers.errors import Kind
 from model_handlers.tensor import BY_NAME, encode_bytes_elements
 
@@ -18,7 +19,7 @@ F4 = np.array([[1.5, -2]], dtype="<f4")
 
 def reply(outputs=None, *, binary=None, remember=True):
     """What a decoder makes of a request."""
-    return Reply(outputs or {}, binary=binary, remember=remember)
+    return OutputOptions(outputs, binary=binary, remember=remember)
 
 
 @pytest.mark.parametrize("datatype", BY_NAME)

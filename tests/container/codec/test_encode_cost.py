@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from container.codec.encode import Reply, takes_long
+from container.codec.encode import takes_long
+from container.codec.request import OutputOptions
 
 MANY = np.zeros((1 << 20) + 1, np.uint8)
 NUMBERS = np.zeros((1 << 15) + 1, np.float32)
@@ -32,18 +33,17 @@ FEW_WORDS = np.array(["word"] * 64, dtype=np.object_)
 )
 def test_what_takes_long(datatype, array, how, long, respond):
     """Bytes that are sent from where they lie never do."""
-    reply = Reply({"Y": how == "binary"}, binary=None, remember=False)
-    outputs = {"Y"} if how == "place" else set()
-    classes = {"Y"} if how == "classes" else set()
-    response = respond(("Y", datatype, array))
-    assert takes_long(response, outputs, classes, reply) is long
-    if how != "json" or datatype == "BYTES":
-        assert takes_long(response, outputs, classes) is long
+    options = OutputOptions({"Y": how == "binary"})
+    if how == "place":
+        options.places["Y"] = None
+    if how == "classes":
+        options.classes["Y"] = 1
+    assert takes_long(respond(("Y", datatype, array)), options) is long
 
 
 def test_the_efforts_of_outputs_add_up(respond):
     """Two that are short make one that is long."""
     half = ("FP32", NUMBERS[: len(NUMBERS) // 2 + 1])
-    reply = Reply({}, binary=False, remember=False)
-    assert not takes_long(respond(("Y", *half)), (), (), reply)
-    assert takes_long(respond(("Y", *half), ("Z", *half)), (), (), reply)
+    options = OutputOptions(binary=False)
+    assert not takes_long(respond(("Y", *half)), options)
+    assert takes_long(respond(("Y", *half), ("Z", *half)), options)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from container.codec.decode import Decoder
-from container.codec.encode import Reply, encode
+from container.codec.encode import encode
+from container.codec.request import OutputOptions
 from model_handlers.errors import MmeError
 from model_handlers.tensor import BY_NAME, encode_bytes_elements
 from serve.request import InferenceResponse
@@ -106,7 +107,7 @@ def test_tritonclient_reads_a_responses_parameters(binary):
     array = np.array([1.5], np.float32)
     response = InferenceResponse("m", "1", [("Y", BY_NAME["FP32"], array)], "r7", parameters=parameters)
 
-    parts, length = encode(response, Reply({}, binary=binary, remember=True))
+    parts, length = encode(response, OutputOptions(binary=binary, remember=True))
     result = triton.InferenceServerClient.parse_response_body(b"".join(parts), header_length=length)
 
     assert result.get_response()["parameters"] == parameters

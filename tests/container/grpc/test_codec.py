@@ -6,7 +6,7 @@ from tritonclient.grpc import service_pb2 as published
 
 from container.grpc import codec as decode_module
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.codec import PLAIN, Encoder, GrpcDecoder, error_in_stream, final_response, in_stream, placed
+from container.grpc.codec import PLAIN, Encoder, GrpcDecoder, error_in_stream, final_response, in_stream
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BY_NAME
 from serve.request import InferenceResponse
@@ -198,7 +198,7 @@ def test_outputs_in_a_region_beside_others(regions, shared):
     numbers, texts = np.array([7, 8], np.float32), np.array([b"ab"], object)
     given = response(("Y", "FP32", numbers), ("Z", "BYTES", texts), id="i", parameters={"own": 1})
 
-    read = published.ModelInferResponse.FromString(placed(given, wanted.places, final=True))
+    read = published.ModelInferResponse.FromString(Encoder().encode(given, True, wanted))
 
     assert bytes(shared.buf[16:24]) == numbers.tobytes()
     assert list(read.raw_output_contents) == [b"", b"\x02\x00\x00\x00ab"]

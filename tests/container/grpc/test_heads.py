@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.codec import PLAIN, GrpcDecoder, contents, split
+from container.grpc.codec import GrpcDecoder, contents, split
 from model_handlers.errors import MmeError
 
 _DTYPES = {"FP32": np.float32, "INT8": np.int8, "BYTES": None}
@@ -64,11 +64,14 @@ def _by_protobuf(decoder, data):
     except Exception:  # noqa: BLE001 - protobuf has errors of its own
         return None
     try:
-        request, wanted = decoder.decode(message, _ignore)
+        request, options = decoder.decode(message, _ignore, data=data)
     except MmeError:
         return None
-    decoder.remember(data, message, request.layout, wanted)
-    return message.model_name, message.model_version, wanted, _meaning(request)
+    return (message.model_name, message.model_version), _wish(options), _meaning(request)
+
+
+def _wish(options):
+    return options.outputs, options.binary, options.classes, options.places, options.empty_final
 
 
 @given(st.lists(_messages(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=8))
@@ -83,8 +86,8 @@ def test_what_is_remembered_means_what_protobuf_says(pool, order):
             continue
         meant = _by_protobuf(decoder, data)
         if found is not None:
-            known, request = found
-            assert (known.model, known.version, known.wanted, _meaning(request)) == meant
+            plan, request = found
+            assert (plan.target, _wish(plan.options), _meaning(request)) == meant
 
 
 def test_the_like_of_a_request_needs_no_protobuf():
@@ -102,21 +105,21 @@ def test_the_like_of_a_request_needs_no_protobuf():
         assert (found[1].id, found[1].inputs[0].tolist()) == (request_id, numbers)
 
 
-def _with_region():
+def _with_input_parameters():
     message = _message()
-    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    message.inputs[0].parameters["p"].int64_param = 1
     return message
 
 
 @pytest.mark.parametrize(
     "message",
-    [_message(parameters={"sequence_id": pb.InferParameter(int64_param=1)}), _with_region()],
-    ids=["parameters", "region"],
+    [_message(parameters={"sequence_id": pb.InferParameter(int64_param=1)}), _with_input_parameters()],
+    ids=["parameters", "parameters of an input"],
 )
 def test_what_a_head_does_not_say_is_not_remembered(message):
     """What parameters mean may change from one request to the next."""
     decoder, data = GrpcDecoder(), message.SerializeToString()
-    decoder.remember(data, message, GrpcDecoder().decode(_message(), _ignore)[0].layout, PLAIN)
+    assert _by_protobuf(decoder, data) is not None
     assert decoder.remembered(data, _ignore) is None
 
 

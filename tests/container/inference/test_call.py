@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from container.codec.encode import Reply as Wanted
 from container.codec.encode import encode
+from container.codec.request import OutputOptions
 from container.control.routes import Flavor, InferenceType, Target
 from container.inference import http
 from container.inference.call import Call
@@ -139,7 +139,7 @@ def asked(tracer):
     document = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1], "data": [1]}]}
     call, reply, exchange = begun(tracer, body=json.dumps(document).encode())
     assert call.start() is None
-    assert isinstance(reply.wanted, Wanted)
+    assert isinstance(reply.wanted, OutputOptions)
     return call, call.engine.request, exchange
 
 
