@@ -98,7 +98,7 @@ class Decoder:
             document: what its JSON says, where that was read already.
 
         Raises:
-            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `codec.shared`.
+            MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `shared_input`.
             Unread: a tensor is to be read first; then decode it again.
         """
         if header_length is None:

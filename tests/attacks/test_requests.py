@@ -14,7 +14,7 @@ from container.codec.json_numbers import MOST_VALUES, MOST_WHOLE
 from container.codec.request import header_length
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
-from container.grpc.codec import Decoder as GrpcDecoder
+from container.grpc.codec import GrpcDecoder
 from container.http1 import Limits
 from model_handlers.config.bounds import MAX_ITEMS
 from model_handlers.config.pbtxt import parse_config
