@@ -408,16 +408,22 @@ def port_range(text: str) -> tuple[int, int]:
 # -- restrictions, forwarded headers, keepalive, latencies ------------------------------------------------------------
 
 _RESTRICTIONS = f"CATEGORY[,CATEGORY]:HEADER=VALUE, several of them between commas, of {', '.join(CATEGORIES)}"
-# Names of settings → those of `http2.connection.Keepalive`, and how many of them are a unit there.
-_KEEPALIVE: dict[str, tuple[str, int]] = {
-    "time": ("time", 1000),
-    "timeout": ("timeout", 1000),
-    "permit-without-calls": ("permit_without_calls", 1),
-    "max-pings-without-data": ("max_pings_without_data", 1),
-    "min-recv-ping-interval-without-data": ("min_ping_interval", 1000),
-    "max-ping-strikes": ("max_ping_strikes", 1),
-    "max-connection-age": ("max_age", 1000),
-    "max-connection-age-grace": ("grace", 1000),
+
+
+def _seconds(milliseconds: int) -> float:
+    return milliseconds / 1000
+
+
+# Names of settings → those of `http2.connection.Keepalive`, and what their numbers are there.
+_KEEPALIVE: dict[str, tuple[str, Callable[[int], float]]] = {
+    "time": ("time", _seconds),
+    "timeout": ("timeout", _seconds),
+    "permit-without-calls": ("permit_without_calls", bool),
+    "max-pings-without-data": ("max_pings_without_data", int),
+    "min-recv-ping-interval-without-data": ("min_ping_interval", _seconds),
+    "max-ping-strikes": ("max_ping_strikes", int),
+    "max-connection-age": ("max_age", _seconds),
+    "max-connection-age-grace": ("grace", _seconds),
 }
 _WORDS = {"true": 1, "false": 0}
 _MOST = 2**31 - 1
@@ -479,8 +485,8 @@ def keepalive_rules(settings: tuple[str, ...]) -> dict[str, Any]:
     """The arguments of `http2.connection.Keepalive` that the settings are which `keepalive` has read."""
     rules: dict[str, Any] = {}
     for name, number in (setting.split("=") for setting in settings):
-        argument, unit = _KEEPALIVE[name]
-        rules[argument] = int(number) / unit if unit > 1 else int(number)
+        argument, value_of = _KEEPALIVE[name]
+        rules[argument] = value_of(int(number))
     return rules
 
 

@@ -244,4 +244,6 @@ def test_what_answers_hold_is_said_to_boosters_without_a_script(tmp_path):
 
 def test_keepalive_is_seconds_for_connections():
     """What the setting says in milliseconds; counts are counts."""
-    assert keepalive_rules(keepalive("time=1500,max-ping-strikes=5")) == {"time": 1.5, "max_ping_strikes": 5}
+    rules = keepalive_rules(keepalive("time=1500,max-ping-strikes=5,permit-without-calls=1"))
+    assert rules == {"time": 1.5, "max_ping_strikes": 5, "permit_without_calls": True}
+    assert rules["permit_without_calls"] is True
