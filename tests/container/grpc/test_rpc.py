@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from container.grpc import rpc
 from container.grpc.rpc import Calls, Method, Rpc
 from container.http2 import frames
-from container.http2.connection import Connection, Keepalive
 from container.http2.streams import WINDOW, Http2Stream
 from container.inference.errors import Status
 from container.inference.request_memory import RequestMemory
-from container.inference.turn_budget import Turns
-from container.process.resources import ConnectionCap
+from model_handlers.errors import Kind, MmeError
+from tests.container.http2.conftest import listening
 from tests.waiting import until
 
 LARGEST = 1 << 20
@@ -197,6 +196,10 @@ async def _waits(_data, _context):
     await asyncio.get_running_loop().create_future()
 
 
+async def _refuses(_data, _context):
+    raise MmeError(Kind.UNKNOWN_MODEL, "no such model")
+
+
 async def _floods(context):
     await context.read()
     while True:
@@ -208,27 +211,20 @@ METHODS = {
     b"/s/Echoes": Method(streaming=_echoes),
     b"/s/Waits": Method(unary=_waits),
     b"/s/Floods": Method(streaming=_floods),
+    b"/s/Refuses": Method(unary=_refuses),
 }
 
 
 @contextlib.asynccontextmanager
 async def _served(compression="", options=(("grpc.max_receive_message_length", -1),)):
     """A channel to a server; nothing is left of its calls afterwards."""
-    loop, calls, all_ = asyncio.get_running_loop(), _calls(compression), set()
-    server = await loop.create_server(
-        lambda: Connection(loop, calls.begin, all_, Keepalive(loop), Turns(loop.call_soon), ConnectionCap(100)),
-        "127.0.0.1",
-        0,
-    )
-    port = server.sockets[0].getsockname()[1]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    calls = _calls(compression)
+    async with (
+        listening(calls.begin) as ((_, port), connections),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel,
+    ):
         yield channel
-        await until(lambda: not calls.tasks and not any(each.streams.open for each in all_))
-    server.close()
-    while all_:
-        for each in list(all_):
-            each.abort()
-        await asyncio.sleep(0.001)
+        await until(lambda: not calls.tasks and not any(each.streams.open for each in connections))
     gc.collect()
     assert not [each for each in gc.get_objects() if type(each) in {Rpc, Http2Stream}]
 
@@ -343,3 +339,76 @@ async def test_clients_that_leave(channel):
     for call in (*waits, *echoes, *floods):
         call.cancel()
     await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def test_what_is_refused_is_gone_at_once():
+    """Nothing of a call waits for the collector of garbage, its message least of all."""
+    async with _served() as channel:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert await _code(channel.unary_unary("/s/Refuses")(b"")) is grpc.StatusCode.NOT_FOUND
+            assert not [each for each in gc.get_objects() if type(each) is Rpc]
+        finally:
+            gc.enable()
+
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+HEAD = ((b":method", b"POST"), (b":path", b"/s/None"), (b"content-type", b"application/grpc"))
+
+
+class Ended:
+    """A stream that keeps the headers with which it ends."""
+
+    over = False
+
+    def end(self, block):
+        self.block = block
+
+
+@pytest.fixture
+def calls():
+    """Calls of no method, for who asks host a; and what was asked about."""
+    asked = []
+
+    def unknown_host(host):
+        asked.append(host)
+        return "" if host == "a" else f"not {host}"
+
+    return Calls({}, 0, "", RequestMemory(0), unknown_host), asked
+
+
+def answer(calls, *fields):
+    """The last block of headers."""
+    stream = Ended()
+    calls.begin(stream, (*HEAD, *fields))
+    return stream.block
+
+
+@pytest.mark.parametrize(
+    "fields", [((b":authority", b"b"),), ((b"host", b"b"),), ((b":authority", b"b"), (b"host", b"a"))]
+)
+def test_an_unknown_host_is_refused(calls, fields):
+    """By a status of HTTP's and of gRPC's, with the sentence."""
+    expected = [(b":status", b"403"), (b"content-type", b"application/grpc"), (b"grpc-status", b"7")]
+
+    assert answer(calls[0], *fields) == frames.header_block([*expected, (b"grpc-message", b"not b")])
+
+
+@pytest.mark.parametrize(
+    "fields", [(), ((b":authority", b"a"),), ((b"host", b"a"),), ((b":authority", b"a"), (b"host", b"b"))]
+)
+def test_a_known_host_is_let_in(calls, fields):
+    """And a client that names none, which no browser does."""
+    assert b"Method not found!" in answer(calls[0], *fields)
+
+
+def test_a_known_host_is_asked_about_once(calls):
+    """Whatever the call; one that is refused is asked about again."""
+    made, asked = calls
+    for host in (b"a", b"a", b"b", b"b"):
+        answer(made, (b":authority", host))
+
+    assert asked == ["a", "b", "b"]

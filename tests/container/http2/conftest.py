@@ -6,9 +6,10 @@ import contextlib
 import pytest
 
 from container.http2 import frames
-from container.http2.connection import Connection, Keepalive
+from container.http2.connection import Connection, Keepalive, drain
 from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap
+from tests.waiting import until
 
 OPENING = frames.PREFACE + frames.settings({})
 FIELDS = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/service/Method"))
@@ -137,6 +138,22 @@ async def live(**rules):
     assert not life.connection.streams.open
     assert not life.all
     assert all(each.gone or each.stream.over for each in life.told.values())
+
+
+@contextlib.asynccontextmanager
+async def listening(begin):
+    """A server; gives its address and the connections that there are, of which none is left."""
+    loop, connections = asyncio.get_running_loop(), set()
+    keepalive, turns, cap = Keepalive(loop), Turns(loop.call_soon), ConnectionCap(100)
+    server = await loop.create_server(
+        lambda: Connection(loop, begin, connections, keepalive, turns, cap), "127.0.0.1", 0
+    )
+    try:
+        yield server.sockets[0].getsockname(), connections
+    finally:
+        server.close()
+        await drain(connections, 0)
+        await until(lambda: not connections)
 
 
 @pytest.fixture
