@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.model_calls import Override
-    from serve.cache.entry import Entry, JointLease
+    from serve.cache.entry import JointLease, Residency
     from serve.cache.eviction import Rules
     from serve.engine_options import EngineOptions
     from serve.loading.loader import AnyModel, Target
@@ -198,8 +198,7 @@ class Engine:
 
     def grown(self) -> Footprint:
         """Bytes that executions took beyond what models took when they were loaded, charged to a model or not."""
-        residents = (entry.resident for entry in self.cache.all_entries())
-        return total((each.growth() for each in residents if each is not None), self.cache.room.grown)
+        return total((each.target.growth() for each in self.cache.residencies()), self.cache.room.grown)
 
     def _disk_has_room(self, size: int) -> bool:
         return self.origins.room is None or self.origins.room.has(size)
@@ -213,8 +212,9 @@ class Engine:
         self._meter.larger()
 
     def _has_grown(self, target: Target) -> None:
-        prepared = self.cache.entries[target.name].prepared
-        assert prepared is not None  # noqa: S101 - it was loaded from that
+        residency = self.cache.entries[target.name].residency
+        assert residency is not None  # noqa: S101 - it serves
+        prepared = residency.prepared
         parts = {member.directory.path.name: member for member in prepared.members}
         for each, part in [(prepared, target), *((parts[name], part) for name, part in target.members.items())]:
             grown = target.grown if part is target else Footprint()
@@ -247,7 +247,7 @@ class Engine:
         if lease is None:
             return False
         try:
-            target = lease.leased()
+            target = lease.target
             model = target.latest if version is None else target.version(version)
             try:
                 request = make(model.config)
@@ -267,15 +267,16 @@ class Engine:
     def submit_to_member(self, target: str, member: str, version: int | None, request: InferenceRequest) -> bool:
         """Accept a request for a model of an archive, made by another one of it; False if there is no such model."""
         entry = self.cache.entries.get(target)
-        if entry is None or entry.resident is None or member not in entry.resident.members:
+        residency = None if entry is None else entry.residency
+        if residency is None or member not in residency.target.members:
             return False
-        entry.share()
+        residency.share()
         try:
-            request.lease = entry
-            entry.leased().members[member].version(version).submit(request)
+            request.lease = residency
+            residency.target.members[member].version(version).submit(request)
         except BaseException:
             request.lease = None
-            entry.release()
+            residency.release()
             raise
         return True
 
@@ -295,7 +296,7 @@ class Engine:
         if lease is None:
             lease, report = await self._load_api.acquire(name, version)
         try:
-            request = _made(lease.leased().version(version), make)
+            request = _made(lease.target.version(version), make)
         except BaseException:
             lease.release()
             raise
@@ -304,14 +305,14 @@ class Engine:
 
     def _submit_leased(
         self,
-        lease: Entry | JointLease,
+        lease: Residency | JointLease,
         version: int | None,
         request: InferenceRequest,
         at_once: bool = False,  # noqa: FBT001, FBT002 - on each request's way
     ) -> None:
         try:
             request.lease = lease
-            target = lease.leased()
+            target = lease.target
             if target.steps:
                 request.steps = lease.held
             request.asked = model = target.latest if version is None else target.version(version)
@@ -358,7 +359,7 @@ class Engine:
         """The model, in memory for as long as the context lasts; it is loaded if need be."""
         lease, _ = await self._load_api.acquire(name, version)
         try:
-            yield lease.leased().version(version)
+            yield lease.target.version(version)
         finally:
             lease.release()
 
@@ -389,7 +390,8 @@ class Engine:
         if event.type is not EventType.LOADED:
             return
         self._footprints.changed()
-        target = self.cache.entries[event.name].leased()
+        target = self.cache.resident(event.name)
+        assert target is not None  # noqa: S101 - it was just loaded
         self.registry.versions[event.name] = sorted(target.versions)
         source = origin(self.cache.entries[event.name].source)
         namespace = ""
@@ -403,8 +405,8 @@ class Engine:
 
     # -- room for others ------------------------------------------------------------------------------------------
 
-    async def _relieve(self, entry: Entry) -> tuple[str, ...]:
-        return await self.cache.relieve(entry.name, entry.footprint, "execution")
+    async def _relieve(self, lease: Residency) -> tuple[str, ...]:
+        return await self.cache.relieve(lease.name, lease.footprint, "execution")
 
     def _let_go(self, archive: str) -> bool:
         relief = asyncio.run_coroutine_threadsafe(self.cache.relieve(archive, None, "disk"), self._loop)

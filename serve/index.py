@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from serve.statistics import ModelStats, TargetStats
 
 DOWN = "a process of it died too often; a load begins anew"
+_UNAVAILABLE = State.FAILED.shown
 _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time
 
 
@@ -129,7 +130,7 @@ class ModelIndex:
     def is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether a request would be answered: in memory, or evicted and back with the next request."""
         entry = self._entries.get(name)
-        if entry is None or not entry.registered or entry.state is State.LOADING:
+        if entry is None or not entry.registered or entry.state is State.RETURNING:
             return False
         return version is None or entry.resident is None or version in entry.resident.versions
 
@@ -155,18 +156,18 @@ class ModelIndex:
     def is_resident(self, name: str) -> bool:
         """Whether the model is in memory to take requests: one that leaves takes none any more."""
         entry = self._entries.get(name)
-        return entry is not None and entry.state is State.READY
+        return entry is not None and entry.state.serves
 
 
 def _unavailable(reason: str) -> dict[str, str]:
-    return {"state": State.UNAVAILABLE.value, "reason": reason} if reason else {}
+    return {"state": _UNAVAILABLE, "reason": reason} if reason else {}
 
 
 def _rows_of(entry: Entry, before: Sequence[int]) -> Iterator[dict[str, Any]]:
     cached = _cached(entry)
-    if entry.state is State.READY and entry.resident is not None:
+    if entry.state.serves and entry.resident is not None:
         for version, model in sorted(entry.resident.versions.items()):
-            state = _unavailable(DOWN) if model.readiness.is_down() else {"state": entry.state.value}
+            state = _unavailable(DOWN) if model.readiness.is_down() else {"state": entry.state.shown}
             row = {"name": entry.name, "version": str(version), **state}
             yield {**row, "queued": model.queued, "cache": cached}
         if entry.failure is not None and (failed := entry.failure.version) not in (None, *entry.resident.versions):
@@ -175,9 +176,9 @@ def _rows_of(entry: Entry, before: Sequence[int]) -> Iterator[dict[str, Any]]:
         reason = {"reason": entry.reason} if entry.reason else {}
         failed = entry.failure.version if entry.failure is not None else None
         for number in before if failed is None else [failed]:
-            yield {"name": entry.name, "version": str(number), "state": entry.state.value, **reason, "cache": cached}
+            yield {"name": entry.name, "version": str(number), "state": entry.state.shown, **reason, "cache": cached}
         if failed is None and not before:
-            yield {"name": entry.name, "state": entry.state.value, **reason, "cache": cached}
+            yield {"name": entry.name, "state": entry.state.shown, **reason, "cache": cached}
 
 
 def _cached(entry: Entry) -> dict[str, Any]:
@@ -190,16 +191,15 @@ def _cached(entry: Entry) -> dict[str, Any]:
         "device_bytes": entry.footprint.device,
         "gpu_bytes": list(entry.footprint.devices),
         "leases": entry.leases,
-        "pinned": entry.pinned and entry.resident is not None,
+        "pinned": entry.pinned,
         **_counted(entry.stats),
     }
     if entry.resident is not None and (growth := entry.resident.growth().host):
         cached["grown_bytes"] = growth
     if entry.last_used:
         cached["last_used"] = rfc3339(_CLOCK + entry.last_used)
-    loading = entry.successor or entry
-    if loading.task is not None:
-        cached["loading_since"] = rfc3339(_CLOCK + loading.loading_since)
+    if entry.load is not None:
+        cached["loading_since"] = rfc3339(_CLOCK + entry.load.began)
     return cached
 
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
-from serve.cache.entry import Entry, State
 from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
 from serve.registry import Dependents
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from model_handlers.model_calls import Override
-    from serve.cache.entry import JointLease
+    from serve.cache.entry import Entry, JointLease, Residency
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions
     from serve.registry import Registry
@@ -73,7 +72,7 @@ class LoadApi:
     def __repr__(self) -> str:
         return f"<LoadApi to {self._cache!r}, {len(self._tasks)} ends under way>"
 
-    async def acquire(self, name: str, version: int | None = None) -> tuple[Entry | JointLease, LoadReport]:
+    async def acquire(self, name: str, version: int | None = None) -> tuple[Residency | JointLease, LoadReport]:
         """A lease on the model of a request's name: in memory, loaded first if need be; and what that cost.
 
         Raises:
@@ -81,12 +80,12 @@ class LoadApi:
         """
         entry, report = self._registry.entry(name, version), LoadReport()
         try:
-            if entry.state is not State.READY or not entry.steps:
-                report = await self._acquire(name, entry)
-                if not entry.steps:
-                    return entry, report
-                entry.uncount(missed=bool(report.load))  # it is counted with its lease
-                entry.release()
+            if not entry.state.serves or not entry.steps:
+                lease, report = await self._acquire(name, entry)
+                if not lease.target.steps:
+                    return lease, report
+                lease.uncount(missed=bool(report.load))  # it is counted with its lease
+                lease.release()
             async with self._deadline(name, "its load goes on, try again later"):
                 return await self.steps.acquire(name, version, report)
         except MmeError as error:
@@ -94,13 +93,13 @@ class LoadApi:
                 entry.stats.refused += 1
             raise
 
-    async def _acquire(self, name: str, entry: Entry) -> LoadReport:
+    async def _acquire(self, name: str, entry: Entry) -> tuple[Residency, LoadReport]:
         """Lease an entry, loading it first if need be; what is to be forgotten of one that did not load is."""
         _refuse_too_soon(entry)
         began = time.perf_counter_ns()
         try:
             async with self._deadline(name, "its load goes on, try again later"):
-                report = await self._cache.acquire(entry)
+                lease, report = await self._cache.acquire(entry)
         except MmeError as error:
             if error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
                 self._registry.forget(entry)
@@ -112,7 +111,7 @@ class LoadApi:
             waited = time.perf_counter_ns() - began
             entry.stats.wait.add(waited)
             self._cache.events.tell(CacheEvent(EventType.WAITED, name, waited))
-        return report
+        return lease, report
 
     async def _reload_step(self, whole: str, name: str) -> None:
         """Reload the model of a step if its ensemble is loaded by name, unless a client sent files for it."""
@@ -155,7 +154,7 @@ class LoadApi:
     def _refuse_loaded(self, *names: str) -> None:
         for name in names:
             known = self._cache.entries.get(self._registry.aliases.get(name, name))
-            if known is not None and not known.abandoned and (known.state is State.READY or known.task is not None):
+            if known is not None and not known.unloaded and (known.state.serves or known.load is not None):
                 raise MmeError(
                     Kind.ALREADY_EXISTS, f"model '{known.name}' is already loaded; unload it first to load it anew"
                 )
@@ -246,7 +245,7 @@ class LoadApi:
 
     async def _load_or_give_up(self, entry: Entry, loading: Coroutine[Any, Any, LoadReport]) -> LoadReport:
         """Load a model for its client alone: if it does not load in time, it is unloaded. One that serves goes on."""
-        goes_on = entry.state is State.READY
+        goes_on = entry.state.serves
         then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
         try:
             async with self._deadline(entry.name, then):
@@ -257,7 +256,7 @@ class LoadApi:
                 self._registry.suspend(entry.name, frozenset(error.parts))
             if goes_on and entry.resident is not None:
                 raise
-            if entry.task is not None:
+            if entry.load is not None:
                 self._begin(self._unload(entry))
             else:
                 await self._unregister_failed(entry, error)
@@ -280,7 +279,7 @@ class LoadApi:
     def mark_explicit(self, name: str) -> None:
         """It was loaded by name: it does not go with an ensemble that is made of it."""
         entry = self._cache.entries.get(name)
-        if self._options.control is Control.EXPLICIT and entry is not None and not entry.abandoned:
+        if self._options.control is Control.EXPLICIT and entry is not None and not entry.unloaded:
             self._by_name.add(name)
 
     # -- unloads ---------------------------------------------------------------------------------------------------
@@ -297,7 +296,7 @@ class LoadApi:
         if self._registry.resume(name):
             self._by_name.discard(name)
         entry = self._cache.entries.get(name)
-        if entry is None or entry.abandoned:
+        if entry is None or entry.unloaded:
             raise unknown(name)
         parts = self.dependents.parts_of(name) if dependents else ()
         wholes = self._suspend_wholes(name)
@@ -335,7 +334,7 @@ class LoadApi:
         self._registry.disable(entry.name)  # a request that comes while it leaves must not bring it back
         await self._cache.unload(entry)
         entry = self._cache.entries.get(entry.name, entry)
-        if entry.abandoned:
+        if entry.unloaded:
             await self._remove(entry)
         await self._registry.write(entry)
 
@@ -348,7 +347,8 @@ class LoadApi:
 
     async def _unregister_failed(self, entry: Entry, error: MmeError) -> None:
         """Unregister; but the index goes on saying why of what store or repository has."""
-        entry.evicted, entry.source = False, origin(entry.source)
+        entry.give_up()
+        entry.source = origin(entry.source)
         self._registry.disable(entry.name)
         if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
             await self._remove(entry)
@@ -362,7 +362,7 @@ class LoadApi:
         """
         await self._discard(entry)
         entry.source = origin(entry.source)
-        if entry.abandoned:
+        if entry.unloaded:
             self._registry.disable(entry.name)
             if entry.name not in self._registry.suspended:  # else it comes back as what it was
                 self._by_name.discard(entry.name)
@@ -377,17 +377,17 @@ class LoadApi:
             return
         artifacts, name = source.artifacts, source.name
         remove = functools.partial(artifacts.quarantine, error=error) if error else artifacts.discard
-        entry.closing = asyncio.get_running_loop().run_in_executor(self._unloads, remove, name)
+        entry.removal = asyncio.get_running_loop().run_in_executor(self._unloads, remove, name)
         try:
-            await asyncio.shield(entry.closing)
+            await asyncio.shield(entry.removal)
         finally:
-            entry.closing = None
+            entry.removal = None
 
 
 def _refuse_too_soon(entry: Entry) -> None:
     """Tell what its last loads failed of, if that was a moment ago: see `serve/cache/load.py`."""
     failure = entry.failure
-    if failure is None or entry.state is not State.UNAVAILABLE or entry.task is not None:
+    if failure is None or entry.residency is not None or entry.load is not None:
         return
     left = failure.until - time.monotonic()
     if left > 0:

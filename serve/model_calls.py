@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import FLAGS_TOLD, ModelResponse
+from model_handlers.system.threads import NEVER
 from model_handlers.tensor import BF16
 from serve.model.replies import DecoupledRequest
 from serve.request import Called, DecoupledError, InferenceRequest, InferenceResponse, layout_of
+from serve.threads import Progress
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from model_handlers.model_calls import Done, ModelCall, Override
     from model_handlers.requests import Responder
+    from model_handlers.system.threads import CancelToken
     from serve.engine import Engine
     from serve.load_api import WaitGraph
     from serve.request import LoadReport, Timings
@@ -41,13 +44,22 @@ class ModelCalls:
     Args:
         waits: which models wait for the load of which.
         target: the name of the target, whose members are called before others of that name.
+        token: that of its load, which steps aside while the target's code has another model loaded.
     """
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, waits: WaitGraph, target: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        waits: WaitGraph,
+        target: str,
+        token: CancelToken = NEVER,
+    ) -> None:
         self._engine = engine
         self._loop = loop
         self._waits = waits
         self._target = target
+        self._token = token
         self._loading = True
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -123,7 +135,9 @@ class ModelCalls:
 
     @contextlib.contextmanager
     def _waiting(self, callers: tuple[str, ...], name: str) -> Iterator[None]:
-        with self._engine.cache.lent_turn(self._target), self._waits.waiting((self._target, *callers), name):
+        if isinstance(self._token, Progress):
+            self._token.step_aside()
+        with self._waits.waiting((self._target, *callers), name):
             yield
 
     def _ask(self, work: Callable[[], Coroutine[Any, Any, bool | None]], done: Done) -> None:

@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError, invalid_argument
+from serve.cache.entry import Event
 from serve.cache.events import EventType
 from serve.sources.catalog import ModelCatalog, unavailable, unknown
 from serve.sources.source import Archived, Overridden, S3Model, Source, Unpacked, origin, source_of
@@ -149,7 +150,7 @@ class Registry:
             self.find(name)  # which may know better why it means no model
             raise unknown(name)
         entry = self._cache.entries.get(name)
-        if entry is not None and not (entry.abandoned and isinstance(origin(entry.source), Unpacked)):
+        if entry is not None and not (entry.unloaded and isinstance(origin(entry.source), Unpacked)):
             return entry
         return self.add(name, self.find(name))
 
@@ -169,7 +170,7 @@ class Registry:
     def source(self, name: str) -> Source:
         """Where a name comes from when it is loaded, or loaded again; UNKNOWN_MODEL if that is nowhere."""
         entry = self._cache.entries.get(name)
-        if entry is not None and not entry.abandoned and isinstance(posted := origin(entry.source), Unpacked):
+        if entry is not None and not entry.unloaded and isinstance(posted := origin(entry.source), Unpacked):
             return posted
         return self.find(name)
 
@@ -192,7 +193,7 @@ class Registry:
         self.versions.pop(entry.name, None)
         if entry.name in self._cache.entries:
             return
-        entry.evicted = False
+        entry.give_up()
         self.note(entry)
         self.body_takers.discard(entry.name)
         if not entry.stats.loads:
@@ -253,7 +254,7 @@ class Registry:
             journal.unloaded.discard(name)
         elif name in journal.rows:
             del journal.rows[name]
-            if entry.abandoned and not isinstance(origin(entry.source), Unpacked):
+            if entry.unloaded and not isinstance(origin(entry.source), Unpacked):
                 journal.unloaded.add(name)
         else:
             return
@@ -289,7 +290,8 @@ class Registry:
 
     def _restore_row(self, row: Row) -> None:
         entry = self.add(row.name, self._source_in(row))
-        entry.evicted, entry.reason = True, _REPLACED
+        entry.tell(Event.RESTORE)
+        entry.reason = _REPLACED
         entry.last_used = row.used - clock() if row.used else 0.0
         if row.body:
             self.body_takers.add(row.name)

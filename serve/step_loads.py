@@ -22,7 +22,7 @@ from serve.statistics import TargetStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 
-    from serve.cache.entry import JointLease
+    from serve.cache.entry import JointLease, Residency
     from serve.cache.model_cache import ModelCache
     from serve.load_api import WaitGraph
     from serve.loading.loader import Target
@@ -47,7 +47,7 @@ class StepLoads:
         cache: ModelCache,
         registry: Registry,
         waits: WaitGraph,
-        load: Callable[[str, Entry], Coroutine[Any, Any, LoadReport]],
+        load: Callable[[str, Entry], Coroutine[Any, Any, tuple[Residency, LoadReport]]],
         reload: Callable[[str, str], Coroutine[Any, Any, None]],
     ) -> None:
         self._cache = cache
@@ -62,7 +62,7 @@ class StepLoads:
 
     async def acquire(
         self, name: str, version: int | None, report: LoadReport
-    ) -> tuple[Entry | JointLease, LoadReport]:
+    ) -> tuple[Residency | JointLease, LoadReport]:
         """Lease an ensemble and all its models in one turn of the loop; what is missing is loaded without any lease.
 
         A request whose models left again meanwhile begins again, one such request at a time: else two of them would put
@@ -84,16 +84,15 @@ class StepLoads:
 
     async def _try_joint(
         self, name: str, version: int | None, report: LoadReport
-    ) -> tuple[Entry | JointLease | None, LoadReport]:
+    ) -> tuple[Residency | JointLease | None, LoadReport]:
         lease = self._cache.lease(name)
         tried: set[str] = set()
         while lease is None and not tried.issuperset(away := self._cache.away(name)):
             tried.update(away)  # what was loaded may have left again; those of an ensemble in it are known only then
             if name in away:
-                entry = self._registry.entry(name, version)
-                more = await self._load(name, entry)
-                entry.uncount(missed=bool(more.load))
-                entry.release()
+                found, more = await self._load(name, self._registry.entry(name, version))
+                found.uncount(missed=bool(more.load))
+                found.release()
             else:
                 await self._check_together(name, self._cache.entries[name].steps)
                 with self._cache.wanting(name):
@@ -146,7 +145,7 @@ class StepLoads:
         entry = self._cache.entries.get(name)
         if entry is not None and entry.registered:
             return entry
-        return Entry(name, self._registry.source(name), TargetStats(), lambda _: None)
+        return Entry(name, self._registry.source(name), TargetStats())
 
     async def _check_together(self, name: str, steps: Iterable[str]) -> None:
         """Refuse models that can't be in memory at the same time: by what is known of them, then by looking again."""
@@ -184,12 +183,10 @@ class StepLoads:
     async def _load_step(self, whole: str, name: str) -> tuple[Target, LoadReport]:
         self._check_circle(whole, name)
         with self._waits.waiting((whole,), name), blaming(whole, name):
-            entry = self._registry.entry(name)
-            report = await self._load(name, entry)
-        target = entry.leased()
-        entry.uncount(missed=bool(report.load))
-        entry.release()
-        return target, report
+            lease, report = await self._load(name, self._registry.entry(name))
+        lease.uncount(missed=bool(report.load))
+        lease.release()
+        return lease.target, report
 
 
 @contextmanager

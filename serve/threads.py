@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -25,7 +25,7 @@ from model_handlers.errors import MmeError
 from model_handlers.system.threads import CancelToken, start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from _typeshed import WriteableBuffer
 
@@ -323,13 +323,81 @@ async def on_daemon(name: str, function: Callable[[], R]) -> R:
     return await asyncio.wrap_future(ThreadPool(name, idle_seconds=0).submit(function))
 
 
+class Turns:
+    """So many at a time, in the order of asking, on any thread and on the event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[Turn] = deque()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Turns: {self._free} free, {len(self._waiting)} waiting>"
+
+    def ask(self) -> Turn:
+        """A turn, which has come if there is one; to be ended in any case."""
+        turn = Turn(self)
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                turn.came.set_result(None)
+            else:
+                self._waiting.append(turn)
+        return turn
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[Turn]:
+        """Have a turn, once there is one, on the event loop."""
+        turn = self.ask()
+        try:
+            if not turn.came.done():
+                await asyncio.wrap_future(turn.came)
+            yield turn
+        finally:
+            turn.end()
+
+    def end(self, turn: Turn) -> None:
+        with self._lock:
+            if turn.ended:
+                return
+            turn.ended = True
+            if not turn.came.done():
+                self._waiting.remove(turn)
+            elif self._waiting:
+                self._waiting.popleft().came.set_result(None)
+            else:
+                self._free += 1
+
+
+class Turn:
+    """One of `Turns`. It may be ended before its holder is done, which then goes on beside the next."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.came: Future[None] = Future()
+        self.came.set_running_or_notify_cancel()  # so that no waiting task can cancel it
+        self.ended = False
+        self._turns = turns
+
+    def end(self) -> None:
+        """Once more does nothing."""
+        self._turns.end(self)
+
+
+def _no_turns() -> None: ...
+
+
 class Progress(CancelToken):
-    """The token of a load, which its threads also tell whenever bytes come."""
+    """The token of a load, which its threads also tell whenever bytes come. `step_aside` ends its turns."""
 
     def __init__(
-        self, subject: str, cancelled: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self,
+        subject: str,
+        cancelled: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+        step_aside: Callable[[], None] = _no_turns,
     ) -> None:
         super().__init__(subject, cancelled)
+        self.step_aside = step_aside  # for a load that it waits for; on the event loop
         self._clock = clock
         self._moved = clock()
         self._stopped = False

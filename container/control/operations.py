@@ -107,7 +107,7 @@ class Operations:
     async def index(self, *, ready: bool) -> list[dict[str, Any]]:
         """The rows of the repository index: of what is ready, or of everything that store or repository offers."""
         if ready:
-            return [row for row in self._engine.index.rows() if row.get("state") == State.READY.value]
+            return [row for row in self._engine.index.rows() if row.get("state") == State.READY.shown]
         return self._engine.index.rows(await self._find_all())
 
     async def load(self, name: str, override: Override | None) -> None:

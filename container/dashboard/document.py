@@ -9,10 +9,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from container.settings import Mode
-from serve.cache.entry import State
 from serve.index import DOWN
 from serve.model.batch_proof import Batching
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from container.settings import Settings
     from model_handlers.base import Footprint
     from serve.cache.entry import Entry
+    from serve.cache.load import Load
     from serve.engine import Engine
 
 BARS = 60  # models with a bar of their own in a budget
@@ -56,7 +57,7 @@ class Documents:
         shown = _shown(matching)
         failed = self._failed_requests()
         budgets = _sizes(self._engine.cache.room.budget)
-        loads = sorted((entry for entry in entries if entry.task is not None), key=lambda entry: entry.loading_since)
+        loads = sorted((entry.load for entry in entries if entry.load is not None), key=attrgetter("began"))
         return {
             "at": time.time(),
             "source": self._source,
@@ -72,7 +73,7 @@ class Documents:
             },
             "models": [{**_row(entry, now), "failed": failed[entry.name]} for entry in shown],
             "rest": _rest(matching, shown),
-            "loading": [_load(entry, now) for entry in loads[:_LOADS]],
+            "loading": [_load(load, now) for load in loads[:_LOADS]],
             "events": [_told(happening) for happening in self._watcher.happenings],
             "history": self._watcher.history.columns(),
         }
@@ -140,7 +141,7 @@ def _has_failed(entry: Entry) -> bool:
     """Whether requests for it are refused until it is mended: it did not load, or its process keeps dying."""
     if entry.resident is not None:
         return entry.resident.is_down()
-    return entry.failure is not None and entry.state is State.UNAVAILABLE
+    return entry.failure is not None and entry.load is None
 
 
 def _shown(matching: list[Entry]) -> list[Entry]:
@@ -155,7 +156,7 @@ def _shown(matching: list[Entry]) -> list[Entry]:
 def _rank(entry: Entry) -> tuple[bool, int, bool, float, str]:
     """In memory before the rest, there by size, which does not jump about; of the rest those used last."""
     size = entry.footprint.host + entry.footprint.device
-    return entry.resident is not None, size, entry.task is not None, entry.last_used, entry.name
+    return entry.resident is not None, size, entry.load is not None, entry.last_used, entry.name
 
 
 def _idle(entry: Entry, now: float) -> float | None:
@@ -166,7 +167,7 @@ def _idle(entry: Entry, now: float) -> float | None:
 
 
 def _bar(entry: Entry, now: float) -> dict[str, Any]:
-    state = "FAILED" if _has_failed(entry) else entry.state.value
+    state = "FAILED" if _has_failed(entry) else entry.state.shown
     return {"name": entry.name, "state": state, "idle": _idle(entry, now)}
 
 
@@ -177,12 +178,12 @@ def _row(entry: Entry, now: float) -> dict[str, Any]:
         **_bar(entry, now),
         "reason": _reason(entry)[:_LONGEST_REASON],
         "versions": sorted(resident.versions) if resident is not None else [],
-        "pinned": entry.pinned and resident is not None,
+        "pinned": entry.pinned,
         "held": _sizes(entry.footprint),
         "hits": entry.stats.hits,
         "misses": entry.stats.misses,
         "leases": entry.leases,
-        "waiting": queued + len(entry.waiters),
+        "waiting": queued + entry.waiting,
     }
 
 
@@ -209,12 +210,8 @@ def _rest(matching: list[Entry], shown: list[Entry]) -> dict[str, int]:
     }
 
 
-def _load(entry: Entry, now: float) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "seconds": now - entry.loading_since,
-        "waiting": len(entry.waiters),
-    }
+def _load(load: Load, now: float) -> dict[str, Any]:
+    return {"name": load.name, "seconds": now - load.began, "waiting": len(load.waiters)}
 
 
 def _told(happening: Happening) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Watcher:
         cache, targets = engine.cache, engine.registry.stats
         counted = targets.values()
         refused = sum([each.refused for each in counted])  # those whose model could not be loaded
-        busy = [entry for entry in cache.entries.values() if entry.leases or entry.waiters]
+        busy = [entry for entry in cache.entries.values() if entry.leases or entry.waiting]
         # loads add to it, on their threads; of an archive's members it has requests that are steps of its own
         stats = [each for (name, _), each in engine.stats.copy().items() if name in targets]
         used = cache.room.used()
@@ -144,7 +144,7 @@ class Watcher:
             evictions=self._evictions,
             loads=self._loads,
             queued=sum([each.queued for entry in busy if entry.resident for each in entry.resident.models()]),
-            cold=sum([len(entry.waiters) for entry in busy]),
+            cold=sum([entry.waiting for entry in busy]),
             resident=cache.resident_count,
             host=used.host,
             device=used.device,

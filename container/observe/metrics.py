@@ -129,7 +129,7 @@ class _Scrape:
         engine, cache, room = service.engine, service.engine.cache, service.engine.cache.room
         # copied as a whole: lists of pairs would take the loop ten times as long
         self._stats, self._targets = engine.stats.copy(), engine.registry.stats.copy()
-        self._entries, self._retiring = list(cache.entries.values()), list(cache.retiring())
+        self._entries = list(cache.entries.values())
         self.budget, self.used, self.reserved, self.grown = room.budget, room.used(), room.reserved, room.grown
         self.responses, self.times, self.disk = engine.responses, engine.times, engine.origins.room
         self.in_flight, self.dropped, self.pinned = engine.on_the_way(), service.logs.dropped, 0
@@ -142,10 +142,11 @@ class _Scrape:
         self._uuids = {number: labels_of({"gpu_uuid": uuid}) for number, uuid in gpu_uuids().items()}
         self.gpus, self.processors = readings(), memory.processor_share()
         self.machine_total, self.machine_used = memory.machine_memory()
-        growth = [entry.resident.growth() for entry in self._retiring if entry.resident is not None]
+        growth = []
         self.loaded = 0
         for entry in self._entries:
             turns.take(_LOOK)
+            growth += [each.target.growth() for each in tuple(entry.retiring)]
             target = entry.resident
             if target is None:
                 continue

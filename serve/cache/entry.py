@@ -1,7 +1,7 @@
-"""One model that the cache knows: its states, and the lease that requests hold on it. On the event loop only.
+"""One name that the cache knows, the table of its states, and its stays in memory, which requests lease.
 
-The states carry Triton's names, since the repository index shows them. *Registered* is no state: a registered model
-that was evicted is UNAVAILABLE and comes back with its next request.
+An `Entry` outlives what is loaded under its name; a `Residency` is one stay of it in memory; what brings one there is a
+`Load`. On the event loop only.
 """
 
 from __future__ import annotations
@@ -17,37 +17,96 @@ from model_handlers.errors import Kind, MmeError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from serve.cache.load import Load
     from serve.loading.loader import Target
     from serve.loading.prepare import PreparedTarget
-    from serve.request import LoadReport
     from serve.statistics import TargetStats
 
 
 class State(Enum):
-    """Where a target model stands."""
+    """Where a name stands."""
 
-    UNAVAILABLE = "UNAVAILABLE"
-    LOADING = "LOADING"
-    READY = "READY"
-    UNLOADING = "UNLOADING"
+    ABSENT = "absent"  # not loaded so far
+    LOADING = "loading"
+    READY = "ready"
+    RELOADING = "reloading"  # it serves, and what is to take its place is being loaded
+    EVICTING = "evicting"  # it is on its way out of memory, for another
+    EVICTED = "evicted"  # its next request loads it again
+    RETURNING = "returning"  # that load is under way
+    UNLOADING = "unloading"  # it is on its way out for good; or its load is, which was under way
+    UNLOADED = "unloaded"
+    FAILED = "failed"  # its load failed
+
+    @property
+    def shown(self) -> str:
+        """What the repository index calls it, in Triton's words."""
+        return _SHOWN.get(self, "UNAVAILABLE")
+
+    @property
+    def serves(self) -> bool:
+        return self is State.READY or self is State.RELOADING
+
+
+_SHOWN = {
+    State.LOADING: "LOADING",
+    State.RETURNING: "LOADING",
+    State.READY: "READY",
+    State.RELOADING: "READY",
+    State.EVICTING: "UNLOADING",
+    State.UNLOADING: "UNLOADING",
+}
+_REGISTERED = {State.READY, State.RELOADING, State.EVICTING, State.EVICTED, State.RETURNING}
 
 
 class Event(Enum):
-    """What can happen to a target model."""
+    """What can happen to a name."""
 
-    LOAD = "load"
-    LOADED = "loaded"
-    FAILED = "failed"
+    LOAD = "load"  # a load begins
+    COMMIT = "commit"  # it is there, and answers requests
+    FAIL = "fail"
+    KEEP = "keep"  # what was to take its place is the same
+    GIVE_WAY = "give way"  # there is no room for both: it leaves before its successor comes
+    EVICT = "evict"
     UNLOAD = "unload"
-    UNLOADED = "unloaded"
+    CLOSE = "close"  # nothing of it is in memory any more
+    RESTORE = "restore"  # the worker before had it registered
+    GIVE_UP = "give up"  # its next request does not load it again
 
 
+# The drawing in docs/cache.md is this table.
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.UNAVAILABLE, Event.LOAD): State.LOADING,
-    (State.LOADING, Event.LOADED): State.READY,
-    (State.LOADING, Event.FAILED): State.UNAVAILABLE,
-    (State.READY, Event.UNLOAD): State.UNLOADING,
-    (State.UNLOADING, Event.UNLOADED): State.UNAVAILABLE,
+    (State.ABSENT, Event.LOAD): State.LOADING,
+    (State.FAILED, Event.LOAD): State.LOADING,
+    (State.UNLOADED, Event.LOAD): State.LOADING,
+    (State.UNLOADING, Event.LOAD): State.LOADING,
+    (State.LOADING, Event.COMMIT): State.READY,
+    (State.LOADING, Event.FAIL): State.FAILED,
+    (State.READY, Event.LOAD): State.RELOADING,
+    (State.RELOADING, Event.COMMIT): State.READY,
+    (State.RELOADING, Event.KEEP): State.READY,
+    (State.RELOADING, Event.FAIL): State.READY,
+    (State.RELOADING, Event.GIVE_WAY): State.RETURNING,
+    (State.READY, Event.EVICT): State.EVICTING,
+    (State.EVICTING, Event.CLOSE): State.EVICTED,
+    (State.EVICTING, Event.LOAD): State.RETURNING,
+    (State.EVICTED, Event.LOAD): State.RETURNING,
+    (State.RETURNING, Event.COMMIT): State.READY,
+    (State.RETURNING, Event.FAIL): State.EVICTED,
+    (State.EVICTED, Event.GIVE_UP): State.FAILED,
+    (State.ABSENT, Event.RESTORE): State.EVICTED,
+    (State.UNLOADING, Event.CLOSE): State.UNLOADED,
+    **{(state, Event.UNLOAD): State.UNLOADED for state in (State.ABSENT, State.EVICTED, State.FAILED, State.UNLOADED)},
+    **{
+        (state, Event.UNLOAD): State.UNLOADING
+        for state in (
+            State.LOADING,
+            State.READY,
+            State.RELOADING,
+            State.EVICTING,
+            State.RETURNING,
+            State.UNLOADING,
+        )
+    },
 }
 
 
@@ -72,95 +131,132 @@ class Failure(NamedTuple):
 
 
 class Entry:
-    """A model the cache knows, in memory or not. An entry is the lease that requests hold."""
+    """A name that the cache knows, in memory or not."""
 
-    def __init__(self, name: str, source: Any, stats: TargetStats, lease_ended: Callable[[Entry], None]) -> None:
-        self._lease_ended = lease_ended
-        self._drained: asyncio.Future[None] | None = None
+    def __init__(self, name: str, source: Any, stats: TargetStats) -> None:
         self.name = name
         self.source = source
-        self.state = State.UNAVAILABLE
+        self.stats = stats
+        self.state = State.ABSENT
         self.reason = ""
-        # why its last load failed, or that of its successor; None if that did not fail
+        # why its last load failed, also that of a successor; None if that did not fail
         self.failure: Failure | None = None
         self.failures = 0  # loads that failed since one succeeded
-        self.resident: Target | None = None  # None unless READY or UNLOADING; so is its footprint
-        self.prepared: PreparedTarget | None = None
-        self.footprint = Footprint()
-        self.measured: Footprint | None = None  # what it took by itself when it was in memory last
-        self.leases = 0
-        self.loaded_at = 0.0  # on the monotonic clock, as the next one and `loading_since`
-        self.last_used = 0.0
-        self.reload_ns = 0  # that its last load took without waiting; download_ns: its last download
-        self.download_ns = 0
-        self.pinned = False
-        self.age = 0.0  # see `serve/cache/residents.py`
-        self.stats = stats
-        self._used_before = stats.hits + stats.misses
-        self.abandoned = False  # it is being unloaded for good; cut_short: because the server shuts down
-        self.cut_short = False
-        self.evicted = False  # whether it left memory for another, and comes back with its next request
-        self.force = False  # whether a successor takes that place even if it is loaded from the very same content
-        # the entry that is being loaded to take its place, and the one whose place it is to take
-        self.successor: Entry | None = None
-        self.predecessor: Entry | None = None
-        # the load under way, and the requests that get a lease when it is done
-        self.task: asyncio.Task[LoadReport] | None = None
-        self.waiters: list[asyncio.Future[LoadReport]] = []
+        self.load: Load | None = None  # the one under way
+        self.residency: Residency | None = None  # what answers its requests, or leaves and none has taken its place
+        self.retiring: set[Residency] = set()  # those that leave and whose place was taken
         # a load that was given up and has not ended; no other begins meanwhile
         self.orphan: asyncio.Task[None] | None = None
-        self.loading_since = 0.0
-        # the unload under way, or the removal of what was unpacked; a load waits for it
-        self.closing: asyncio.Future[None] | None = None
+        self.removal: asyncio.Future[None] | None = None  # of what was unpacked for it; a load waits for it
+        self.measured: Footprint | None = None  # what it took by itself when it was in memory last
+        self.last_used = 0.0  # on the monotonic clock
+        self.reload_ns = 0  # that its last load took without waiting; download_ns: its last download
+        self.download_ns = 0
 
     def __repr__(self) -> str:
         megabytes = (self.footprint.host + self.footprint.device) / 1e6
         return f"<Entry {self.name}: {self.state.value}, {megabytes:.1f} MB, {self.leases} leases>"
 
+    def tell(self, event: Event) -> None:
+        self.state = transition(self.state, event)
+
     @property
     def registered(self) -> bool:
         """Whether its next request is answered: it is in memory, or was and comes back."""
-        return not self.abandoned and (self.resident is not None or self.evicted)
+        return self.state in _REGISTERED
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether it was unloaded for good, or is being."""
+        return self.state is State.UNLOADED or self.state is State.UNLOADING
 
     @property
     def busy(self) -> bool:
         """Whether it is in memory, or on its way there or out of it."""
-        return self.task is not None or self.closing is not None or self.state is not State.UNAVAILABLE
+        return self.load is not None or self.residency is not None or self.removal is not None
+
+    @property
+    def closing(self) -> asyncio.Future[None] | None:
+        """The end of its stay in memory, or of what was unpacked for it, if it is under way."""
+        return self.removal if self.residency is None else self.residency.closing
 
     @property
     def goes_with_process(self) -> bool:
         """Whether it can be left as it is where the process ends: no request uses it, and it holds memory alone."""
-        if self.leases or self.task is not None or self.closing is not None or self.successor is not None:
+        if self.leases or self.load is not None or self.closing is not None:
             return False
-        return self.resident is None or self.resident.is_memory_only()
+        return self.residency is None or self.residency.target.is_memory_only()
 
-    def is_same_content(self, prepared: PreparedTarget) -> bool:
-        """Whether its predecessor serves, was loaded from just that, and is not to be replaced all the same."""
-        before = self.predecessor
-        if self.force or before is None or before.state is not State.READY or before.prepared is None:
-            return False
-        return before.prepared.content == prepared.content and not before.leased().is_down()
+    @property
+    def resident(self) -> Target | None:
+        return None if self.residency is None else self.residency.target
+
+    @property
+    def footprint(self) -> Footprint:
+        """What it is charged for."""
+        return Footprint() if self.residency is None else self.residency.footprint
+
+    @property
+    def leases(self) -> int:
+        return 0 if self.residency is None else self.residency.leases
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is in memory and never evicted."""
+        return self.residency is not None and self.residency.pinned
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for its load."""
+        return 0 if self.load is None else len(self.load.waiters)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Names of the served models that it consists of; () if it is no ensemble of those, or not in memory."""
+        return () if self.residency is None else self.residency.target.steps
+
+    def give_up(self) -> None:
+        """If it was evicted, its next request does not load it again."""
+        if self.state is State.EVICTED:
+            self.tell(Event.GIVE_UP)
+
+
+class Residency:
+    """One stay of a model in memory. It is the lease that requests hold."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        target: Target,
+        prepared: PreparedTarget,
+        lease_ended: Callable[[Residency], None],
+        *,
+        pinned: bool = False,
+        waiting: int = 0,  # requests that wait for it
+    ) -> None:
+        self.entry = entry
+        self.name = entry.name
+        self.stats = entry.stats
+        self.target = target
+        self.prepared = prepared
+        self.footprint = Footprint()  # what it is charged for
+        self.pinned = pinned
+        self.leases = 0
+        self.loaded_at = time.monotonic()
+        self.age = 0.0  # see `serve/cache/residents.py`
+        self.leaving = False
+        self.closing: asyncio.Future[None] | None = None  # its end, once it is leaving
+        self._used_before = entry.stats.hits + entry.stats.misses - waiting
+        self._lease_ended = lease_ended
+        self._drained: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Residency of {self.entry!r}>"
 
     @property
     def uses(self) -> int:
-        """Requests since it was last out of memory; those that waited for its load are among them."""
+        """Requests since it came; those that waited for its load are among them."""
         return self.stats.hits + self.stats.misses - self._used_before
-
-    def reset(self, reason: str) -> None:
-        """It is out of memory."""
-        if self.prepared is not None:
-            self.prepared.release()
-        self.closing = None
-        self.resident, self.prepared = None, None
-        self.state, self.reason, self.failure = transition(self.state, Event.UNLOADED), reason, None
-        self.measured = self.measured if self.evicted else None
-        self._used_before = self.stats.hits + self.stats.misses - len(self.waiters)
-
-    def leased(self) -> Target:
-        """What the holder of a lease may use."""
-        if self.resident is None:
-            raise MmeError(Kind.INTERNAL, f"model '{self.name}' is used without a lease")
-        return self.resident
 
     @property
     def held(self) -> dict[str, Target] | None:
@@ -176,22 +272,17 @@ class Entry:
 
     def share(self) -> None:
         """One more lease, for the holder of one, or of one on the model whose place it took; else UNAVAILABLE."""
-        if not self.leases and self.state is not State.READY:
+        if not self.leases and self.leaving:
             raise MmeError(Kind.UNAVAILABLE, f"model '{self.name}' is being unloaded; try again")
         self.leases += 1
 
     def release(self) -> None:
         self.leases -= 1
-        self.last_used = time.monotonic()
+        self.entry.last_used = time.monotonic()
         if self.leases == 0:
             if self._drained is not None and not self._drained.done():
                 self._drained.set_result(None)
             self._lease_ended(self)
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """Names of the served models that it consists of; () if it is no ensemble of those, or not in memory."""
-        return () if self.resident is None else self.resident.steps
 
     def drained(self) -> asyncio.Future[None]:
         """Done when no lease is left."""
@@ -208,28 +299,26 @@ class JointLease:
     One for all requests, as long as the models are the same: those that were in memory at that `reading` of the cache.
     """
 
-    def __init__(self, entries: dict[str, Entry], reading: int) -> None:
+    def __init__(self, residencies: dict[str, Residency], reading: int) -> None:
         self.reading = reading
-        self._entries = list(entries.values())  # the ensemble first
-        self.held: dict[str, Target] | None = {entry.name: entry.leased() for entry in self._entries}
+        self._residencies = list(residencies.values())  # the ensemble first
+        self.target = self._residencies[0].target
+        self.held: dict[str, Target] | None = {each.name: each.target for each in self._residencies}
 
     def __repr__(self) -> str:
-        return f"<JointLease of {', '.join(entry.name for entry in self._entries)}>"
-
-    def leased(self) -> Target:
-        return self._entries[0].leased()
+        return f"<JointLease of {', '.join(each.name for each in self._residencies)}>"
 
     def take(self) -> JointLease:
         """Lease them all once more."""
-        for entry in self._entries:
-            entry.leases += 1
-            entry.stats.hits += 1
+        for residency in self._residencies:
+            residency.leases += 1
+            residency.stats.hits += 1
         return self
 
     def uncount(self) -> None:
-        for entry in self._entries:
-            entry.uncount()
+        for residency in self._residencies:
+            residency.uncount()
 
     def release(self) -> None:
-        for entry in self._entries:
-            entry.release()
+        for residency in self._residencies:
+            residency.release()

@@ -1,7 +1,7 @@
 """One load: fetch, equip, reserve, load, measure; whatever goes wrong, all is given back. On the event loop only.
 
 It waits for memory with no turn in hand and nothing of its own in memory, so that no two loads wait for each other; one
-that has another model loaded lends its turn meanwhile and keeps its reservation. The deadline does not run during waits
+that has another model loaded ends its turns first, and keeps its reservation. The deadline does not run during waits
 for a turn or memory. A thread inside a framework can't be stopped: it stays as an *orphan*, its requests answered and
 its turns free, and only its reservation and files stay taken until it comes back.
 """
@@ -13,29 +13,29 @@ import contextlib
 import functools
 import logging
 import time
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system.threads import CancelToken
 from model_handlers.worker.load_watch import ReservationExceededError
+from serve.cache.entry import Residency, State
 from serve.request import LoadReport
-from serve.threads import Progress
+from serve.threads import Progress, Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
+    from model_handlers.system.threads import CancelToken
     from serve.cache.entry import Entry
     from serve.cache.eviction import Rules
     from serve.cache.residents import Residents
     from serve.cache.room import Room
     from serve.loading.loader import ModelLoader, Target
     from serve.loading.prepare import PreparedTarget
+    from serve.threads import Turn
 
-    GiveWay = Callable[[Entry], None]
     # has the models of an ensemble's steps loaded, and returns them: by name, of which some may have left again
     Bring = Callable[[str, tuple[str, ...]], Coroutine[Any, Any, Mapping[str, Target]]]
     Loaded = tuple[Target, Footprint]
@@ -72,75 +72,73 @@ async def no_steps(_name: str, _steps: tuple[str, ...]) -> Mapping[str, Target]:
     return {}
 
 
-class Turns:
-    """A semaphore in the order of asking, whose turns can be lent and whose waits can be refused."""
+class Load:
+    """One load under way, of a name that is not in memory or is to be loaded again."""
 
-    def __init__(self, count: int) -> None:
-        self._free = count  # below 0 while more are had than there are, see `lent`
-        self._waiting: dict[object, asyncio.Future[None]] = {}  # by name, the first of them first
-        self._having: set[object] = set()
-        self._lent: Counter[object] = Counter()  # for how many others, by name
+    def __init__(
+        self, entry: Entry, source: Any, run: Callable[[Load], Coroutine[Any, Any, LoadReport]], *, force: bool = False
+    ) -> None:
+        self.entry = entry
+        self.name = entry.name
+        self.source = source
+        self.force = force  # whether it takes the place of one that was loaded from the very same content
+        self.began = time.monotonic()
+        self.waiters: list[asyncio.Future[tuple[Residency, LoadReport]]] = []  # requests that get a lease at its end
+        self.cancelled: str | None = None  # why it is not wanted any more
+        self.evicted: list[str] = []
+        self.token = Progress(f"model '{self.name}'", lambda: self.cancelled is not None, step_aside=self._end_turns)
+        self._turns: set[Turn] = set()
+        self._waits = False
+        self.task = asyncio.get_running_loop().create_task(run(self), name=f"load {self.name}")
 
     def __repr__(self) -> str:
-        return f"<Turns: {self._free} free, {len(self._waiting)} waiting>"
+        return f"<Load of {self.name}: {self.cancelled or f'{len(self.waiters)} requests wait'}>"
 
-    @contextlib.asynccontextmanager
-    async def acquire(self, name: object) -> AsyncIterator[None]:
-        """Have a turn, once there is one, under a name that has or waits for no other; or raise what `refuse` says."""
-        if self._free > 0:
-            self._free -= 1
-        else:
-            await self._wait(name)
-        self._having.add(name)
+    def cancel(self, why: str) -> None:
+        """End its wait, if it waits for a turn, memory or other loads; else it ends at its next step."""
+        self.cancelled = self.cancelled or why
+        if self._waits:
+            self.task.cancel()
+
+    def check(self) -> None:
+        if self.cancelled is not None:
+            raise self.refusal()
+
+    def refusal(self) -> MmeError:
+        """What requests are told that wait for it once it is cancelled."""
+        return MmeError(Kind.UNAVAILABLE, self.cancelled or "")
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While it waits with nothing under way on a thread."""
+        self.check()
+        self._waits = True
         try:
             yield
         finally:
-            self._having.discard(name)
-            self._pass_on()
+            self._waits = False
 
-    @contextlib.contextmanager
-    def lent(self, name: object) -> Iterator[bool]:
-        """If `name` has a turn, which this tells, it waits for others: meanwhile there is one more, for all of them."""
-        if name not in self._having:
-            yield False
-            return
-        self._lent[name] += 1
-        if self._lent[name] == 1:
-            self._pass_on()
-        try:
-            yield True
-        finally:
-            self._lent[name] -= 1
-            if not self._lent[name]:
-                del self._lent[name]
-                self._free -= 1  # the next that ends is the one that was lent
+    @contextlib.asynccontextmanager
+    async def turn(self, turns: Turns) -> AsyncIterator[Turn]:
+        async with contextlib.AsyncExitStack() as stack:
+            with self.waiting():
+                turn = await stack.enter_async_context(turns.taken())
+            self._turns.add(turn)
+            try:
+                yield turn
+            finally:
+                self._turns.discard(turn)
 
-    def refuse(self, name: object, error: Exception) -> None:
-        """End the wait under that name, if there is one, with an error."""
-        turn = self._waiting.get(name)
-        if turn is not None and not turn.done():
-            turn.set_exception(error)
+    def changes_nothing(self, prepared: PreparedTarget) -> bool:
+        """Whether what serves was loaded from just that, and is not to be replaced all the same."""
+        serving = self.entry.residency
+        if self.force or serving is None or self.entry.state is not State.RELOADING:
+            return False
+        return serving.prepared.content == prepared.content and not serving.target.is_down()
 
-    async def _wait(self, name: object) -> None:
-        turn = self._waiting[name] = asyncio.get_running_loop().create_future()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._pass_on()  # it came in the very moment the wait was cancelled
-            raise
-        finally:
-            del self._waiting[name]
-
-    def _pass_on(self) -> None:
-        if self._free < 0:
-            self._free += 1
-            return
-        for turn in self._waiting.values():
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+    def _end_turns(self) -> None:
+        for turn in self._turns:
+            turn.end()
 
 
 class _DeviceFullError(MmeError):
@@ -200,10 +198,20 @@ class Reservation:
         self._room.give_back(self.size)
 
 
+def _ignore(work: asyncio.Future[Any]) -> None:
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())  # which counts as seen
+
+
+def _release(fetching: asyncio.Future[Any]) -> None:
+    """A fetch that no load waited for came back."""
+    if not fetching.cancelled() and fetching.exception() is None:
+        fetching.result().release()
+
+
 class Loading:
     """Loads models into a room, within `patience` seconds each; for `relieve` see `ModelCache`.
 
-    `give_way` has the model begin to leave whose place the one it is given is to take.
+    `give_way` has the model begin to leave whose place the load is to take; `lease_ended` is told of residencies.
     """
 
     def __init__(
@@ -217,9 +225,10 @@ class Loading:
         closers: Executor,
         turns: int,
         patience: float,
-        give_way: GiveWay,
+        give_way: Callable[[Load], None],
         relieve: Relieve,
         bring: Bring,
+        lease_ended: Callable[[Residency], None],
     ) -> None:
         self._loader = loader
         self._room = room
@@ -227,268 +236,194 @@ class Loading:
         self._rules = rules
         self._pool = pool
         self._closers = closers
-        self._fetch_turns = Turns(_FETCHES)  # they wait for the network, not for cores
-        self._stalled = 0
-        self._equip_turns = Turns(turns)
-        self._load_turns = Turns(turns)
-        self._trial_turns = asyncio.Semaphore(turns)
-        self._alone = Turns(1)
-        self._overruled: set[Entry] = set()  # whose measurement no load waits for, though it goes on
+        self._transfers = Turns(_FETCHES)  # they wait for the network, not for cores
+        self._stalled = 0  # transfers whose turn was ended
+        self._beside = Turns(turns)  # environments made and files tried, in the way of no load
+        self._loads = Turns(turns)
         self._patience = patience
         self._give_way = give_way
         self._relieve = relieve
         self._bring = bring
-        self._awaiting: dict[str, asyncio.Task[Mapping[str, Target]]] = {}  # ensembles whose steps are being loaded
+        self._lease_ended = lease_ended
 
-    async def run(self, entry: Entry) -> LoadReport | None:
-        """Load a model; it is in its entry when this returns. None: it would change nothing, and was not loaded."""
+    async def run(self, load: Load) -> tuple[Residency, LoadReport] | None:
+        """Bring a model into memory. None: it would change nothing, and was not loaded."""
+        entry = load.entry
         if entry.orphan is not None:
-            if not entry.orphan.done():
-                raise MmeError(
-                    Kind.UNAVAILABLE, f"a load of model '{entry.name}' that was given up has not ended; try again later"
-                )
-            entry.orphan = None  # it was another load's
-        evicted: list[str] = []
-        async with self._fetch_turns.acquire(entry):
+            raise MmeError(
+                Kind.UNAVAILABLE, f"a load of model '{load.name}' that was given up has not ended; try again later"
+            )
+        async with load.turn(self._transfers) as turn:
             began = _now()
-            _check_wanted(entry)
-            prepared = await self._in_time(entry, self._patience, self._fetch(entry))
+            prepared = await self._in_time(load.name, self._patience, self._fetch(entry, load.source, load.token, turn))
             left = self._patience - (_now() - began) / 1e9
         try:
-            steps = await self._steps(entry, prepared)
-            if steps:
-                prepared = replace(
-                    prepared, content=(prepared.content, *[steps[name].content for name in prepared.steps])
-                )
-            if not entry.abandoned and entry.is_same_content(prepared):
+            steps: Mapping[str, Target] = {}
+            if prepared.steps:
+                with load.waiting():
+                    steps = await self._bring(load.name, prepared.steps)
+                content = (prepared.content, *[steps[name].content for name in prepared.steps])
+                prepared = replace(prepared, content=content)
+            load.check()
+            if load.changes_nothing(prepared):
                 prepared.release()
                 return None
-            if steps:
-                self._assemble(entry, prepared, steps)
+            if steps:  # it takes no memory itself, so that it is there in this turn of the loop
+                target = self._loader.assemble(prepared, steps)
+                target.start()
+                residency = self._commit(load, prepared, target, Footprint(), entry.reload_ns)
             else:
-                if not prepared.equipped:
-                    prepared = await self._equip(entry, prepared)
-                await self._load_attempts(entry, prepared, left, evicted)
+                if not prepared.equipped:  # which has a deadline of its own, and is there for the next load in any case
+                    async with load.turn(self._beside):
+                        prepared = await self._on_thread(load.token, functools.partial(self._loader.equip, prepared))
+                residency = await self._load(load, prepared, left)
         except BaseException:
             if entry.orphan is None:
                 prepared.release()
             raise
-        entry.prepared = prepared
+        return residency, LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(load.evicted))
+
+    async def _load(self, load: Load, prepared: PreparedTarget, left: float) -> Residency:
+        """Reserve, load, measure, commit; begin again, if the model takes more than was reserved and the rest is taken.
+
+        Executions take memory that no budget counts: where a device has no room after all, others leave it, once.
+        """
+        need, full = prepared.estimate, None
+        for _ in range(_ATTEMPTS):
+            loaded: Residency | Footprint | None = None
+            try:
+                loaded = await self._attempt(load, prepared, need, left)
+            except ReservationExceededError as error:
+                if error.final:
+                    raise
+                loaded = replace(need, host=min(error.taken, self._room.budget.host))
+            except _DeviceFullError as error:
+                if full is not None:
+                    raise
+                full = error.bare()  # what was loaded until then hangs on its frames
+            if isinstance(loaded, Residency):
+                return loaded
+            if loaded is None:
+                victims = await self._relieve(load.name, Footprint(0, need.devices), "load")
+                if not victims and full is not None:
+                    raise full
+                load.evicted += victims
+            need = loaded or need
+        raise MmeError(
+            Kind.UNAVAILABLE,
+            f"model '{load.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
+        )
+
+    async def _attempt(
+        self, load: Load, prepared: PreparedTarget, need: Footprint, left: float
+    ) -> Residency | Footprint:
+        """Load within a reservation; commit, or give all back. What it takes, where too little was reserved."""
+        loader, residents, room = self._loader, self._residents, self._room
+        own, files = Footprint(need.host, need.devices), residents.unpaid(need.shared)
+        give_way = functools.partial(self._give_way, load) if load.entry.state is State.RELOADING else None
+        with load.waiting():
+            load.evicted += await room.reserve(load.name, own + Footprint(sum(files.values())), give_way)
+        reservation = Reservation(room, residents, own, files)
+
+        def given_up(loading: asyncio.Future[Loaded]) -> None:
+            reservation.orphaned = True
+            orphan = self._await_orphan(load.entry, prepared, loading, reservation)
+            load.entry.orphan = asyncio.get_running_loop().create_task(orphan, name=f"orphan {load.name}")
+
+        try:
+            if prepared.tried_first:  # within the reservation, since it takes that memory
+                trial = functools.partial(loader.try_files, prepared)
+                async with load.turn(self._beside):
+                    await self._in_time(load.name, left, self._on_thread(load.token, trial))
+            async with contextlib.AsyncExitStack() as turns:
+                for each in (loader.scales.turns, self._loads) if prepared.alone else (self._loads,):
+                    await turns.enter_async_context(load.turn(each))
+                began = _now()
+                read = functools.partial(loader.load, prepared, more=self._asking(load, reservation))
+                with _of_devices(reservation.size):
+                    loaded: Loaded = await self._in_time(load.name, left, self._on_thread(load.token, read, given_up))
+                took = _now() - began
+            target, taken = loaded
+            try:
+                load.check()
+                reservation.loaded()
+                whole = residents.counted(taken)
+                with load.waiting():
+                    more = await room.extend(load.name, reservation.size, whole)
+                if more is not None:
+                    reservation.grow(whole.beyond(reservation.size))
+                    target.start()
+            except BaseException:
+                await self.close(load.name, target)
+                raise
+            if more is None:
+                await self.close(load.name, target)
+                return taken
+            load.evicted += more
+            return self._commit(load, prepared, target, taken, took)
+        finally:
+            if not reservation.orphaned:
+                reservation.end()
+
+    def _commit(self, load: Load, prepared: PreparedTarget, target: Target, taken: Footprint, took: int) -> Residency:
+        entry = load.entry
+        pinned = prepared.pinned or self._rules.pins_name(load.name)
+        waiting = sum(not each.done() for each in load.waiters)
+        residency = Residency(entry, target, prepared, self._lease_ended, pinned=pinned, waiting=waiting)
+        entry.measured, entry.reload_ns = taken, took
         entry.download_ns = prepared.download_ns or entry.download_ns
-        return LoadReport(prepared.download_ns, _now() - began - prepared.download_ns, tuple(evicted))
-
-    @contextlib.contextmanager
-    def lent_turn(self, entry: Entry) -> Iterator[None]:
-        """While a load that has its turn waits for another one, which then may have one, too."""
-        with self._load_turns.lent(entry), self._alone.lent(entry) as is_measured:
-            if is_measured and entry not in self._overruled:
-                self._overruled.add(entry)
-                self._loader.overrule()
-            yield
-
-    def refuse(self, name: str, error: MmeError) -> None:
-        """End the wait of model `name` for its turn to be equipped or for its steps, if it waits, with an error."""
-        self._equip_turns.refuse(name, error)
-        if name in self._awaiting:
-            self._awaiting[name].cancel()
+        self._residents.charge(residency, taken)
+        return residency
 
     async def estimate(self, entry: Entry) -> tuple[Footprint, tuple[str, ...]]:
         """What a model that was never in memory takes at least, and the served models that it consists of."""
-        async with self._fetch_turns.acquire(object()):
-            prepared = await self._in_time(
-                entry, self._patience, self._fetch(entry, Progress(f"model '{entry.name}'", bool))
-            )
+        token = Progress(f"model '{entry.name}'", bool)
+        async with self._transfers.taken() as turn:
+            fetch = self._fetch(entry, entry.source, token, turn)
+            prepared = await self._in_time(entry.name, self._patience, fetch)
         try:
             return prepared.least or prepared.estimate, prepared.steps
         finally:
             prepared.release()
 
-    async def close(self, entry: Entry, resident: Target) -> None:
+    async def close(self, name: str, target: Target) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._closers, resident.close)
+            await asyncio.get_running_loop().run_in_executor(self._closers, target.close)
         except Exception:  # noqa: BLE001 - whatever a framework has against it, loads that wait for its room go on
-            _log.exception("closing failed; it may still hold memory", extra={"target_model": entry.name})
+            _log.exception("closing failed; it may still hold memory", extra={"target_model": name})
 
-    # -- an ensemble of served models ------------------------------------------------------------------------------
+    # -- transfers -------------------------------------------------------------------------------------------------
 
-    async def _steps(self, entry: Entry, prepared: PreparedTarget) -> Mapping[str, Target]:
-        """Have its steps loaded, with nothing in hand meanwhile; {} for any other model."""
-        if not prepared.steps:
-            return {}
-        _check_wanted(entry)
-        bringing = asyncio.get_running_loop().create_task(self._bring(entry.name, prepared.steps))
-        self._awaiting[entry.name] = bringing
+    async def _fetch(self, entry: Entry, source: Any, token: Progress, turn: Turn) -> PreparedTarget:
+        token.moved()
+        watch = asyncio.get_running_loop().create_task(self._end_stalled(token, turn))
         try:
-            return await bringing
-        except asyncio.CancelledError:
-            _check_wanted(entry)
-            raise
-        finally:
-            bringing.cancel()
-            del self._awaiting[entry.name]
-
-    def _assemble(self, entry: Entry, prepared: PreparedTarget, steps: Mapping[str, Target]) -> None:
-        """It takes no memory itself, so that it is there in this turn of the loop."""
-        _check_wanted(entry)
-        resident = self._loader.assemble(prepared, steps)
-        resident.start()
-        self._commit(entry, prepared, resident, Footprint())
-
-    def _commit(self, entry: Entry, prepared: PreparedTarget, resident: Target, footprint: Footprint) -> None:
-        entry.resident, entry.measured = resident, footprint
-        entry.pinned = prepared.pinned or self._rules.pins_name(entry.name)
-        self._residents.charge(entry, footprint)
-
-    # -- before memory is taken ------------------------------------------------------------------------------------
-
-    async def _fetch(self, entry: Entry, progress: Progress | None = None) -> PreparedTarget:
-        prepare = functools.partial(self._loader.prepare, entry.name, entry.source)
-        progress = progress or _token(entry)
-        watch = asyncio.get_running_loop().create_task(self._lend_stalled(entry, progress))
-        try:
+            prepare = functools.partial(self._loader.prepare, entry.name, source)
             prepared: PreparedTarget = await self._on_thread(
-                entry, lambda fetching: fetching.add_done_callback(_release), prepare, progress
+                token, prepare, lambda fetching: fetching.add_done_callback(_release)
             )
         finally:
             watch.cancel()
         return prepared
 
-    async def _lend_stalled(self, entry: Entry, progress: Progress) -> None:
-        while True:
+    async def _end_stalled(self, token: Progress, turn: Turn) -> None:
+        while token.idle < _STALL_SECONDS or self._stalled >= _MOST_STALLED:  # noqa: ASYNC110 - told by a thread, looked at now and then
             await asyncio.sleep(_LOOK_SECONDS)
-            if progress.idle < _STALL_SECONDS or self._stalled >= _MOST_STALLED:
-                continue
-            self._stalled += 1
-            try:
-                with self._fetch_turns.lent(entry):
-                    while progress.idle >= _STALL_SECONDS:  # noqa: ASYNC110 - told by a thread, looked at now and then
-                        await asyncio.sleep(_LOOK_SECONDS)
-            finally:
-                self._stalled -= 1
-
-    async def _equip(self, entry: Entry, prepared: PreparedTarget) -> PreparedTarget:
-        """What the model brings has a deadline of its own, and is there for the next load if this one is given up."""
-        equip = functools.partial(self._loader.equip, prepared)
-        async with self._equip_turns.acquire(entry.name):
-            _check_wanted(entry)
-            equipped: PreparedTarget = await self._on_thread(entry, _ignore, equip)
-        return equipped
-
-    # -- within a reservation --------------------------------------------------------------------------------------
-
-    async def _load_attempts(self, entry: Entry, prepared: PreparedTarget, left: float, evicted: list[str]) -> None:
-        """Reserve, load, measure. A model that takes more than was reserved, and finds the rest taken, begins again."""
-        need = prepared.estimate
-        for _ in range(_ATTEMPTS):
-            try:
-                taken = await self._load_relieved(entry, prepared, need, left, evicted)
-            except ReservationExceededError as error:
-                if error.final:
-                    raise
-                taken = replace(need, host=min(error.taken, self._room.budget.host))
-            if taken is None:
-                return
-            need = taken
-        raise MmeError(
-            Kind.UNAVAILABLE,
-            f"model '{entry.name}' takes more memory each time it is loaded, and other models hold the rest; try again",
-        )
-
-    async def _load_relieved(
-        self, entry: Entry, prepared: PreparedTarget, need: Footprint, left: float, evicted: list[str]
-    ) -> Footprint | None:
-        """Reserve and load; where a device has no room after all, once more when others have left it.
-
-        Executions take memory that no budget counts.
-        """
+        turn.end()
+        self._stalled += 1
         try:
-            return await self._load_reserved(entry, prepared, need, left, evicted)
-        except _DeviceFullError as error:
-            full = error.bare()  # what was loaded until then hangs on its frames
-        victims = await self._relieve(entry.name, Footprint(0, need.devices), "load")
-        if not victims:
-            raise full
-        evicted += victims
-        return await self._load_reserved(entry, prepared, need, left, evicted)
-
-    async def _load_reserved(
-        self, entry: Entry, prepared: PreparedTarget, need: Footprint, left: float, evicted: list[str]
-    ) -> Footprint | None:
-        """Reserve, and load within that; commit, or give all back. What it takes, where too little was reserved."""
-        own, files = Footprint(need.host, need.devices), self._residents.unpaid(need.shared)
-        give_way = None if entry.predecessor is None else functools.partial(self._give_way, entry)
-        evicted += await self._room.reserve(entry.name, own + Footprint(sum(files.values())), give_way)
-        reservation = Reservation(self._room, self._residents, own, files)
-        try:
-            if prepared.tried_first:
-                await self._try_files(entry, prepared, left)
-            resident, footprint = await self._load(entry, prepared, reservation, left, evicted)
-            try:
-                _check_wanted(entry)
-                reservation.loaded()
-                whole = self._residents.counted(footprint)
-                more = await self._room.extend(entry.name, reservation.size, whole)
-                if more is not None:
-                    reservation.grow(whole.beyond(reservation.size))
-                    resident.start()
-            except BaseException:
-                await self.close(entry, resident)
-                raise
-            if more is None:
-                await self.close(entry, resident)
-                return footprint
-            evicted += more
-            self._commit(entry, prepared, resident, footprint)
-            return None
+            await asyncio.get_running_loop().create_future()
         finally:
-            if not reservation.orphaned:
-                reservation.end()
+            self._stalled -= 1
 
-    async def _load(
-        self, entry: Entry, prepared: PreparedTarget, reservation: Reservation, left: float, evicted: list[str]
-    ) -> Loaded:
-        def given_up(loading: asyncio.Future[Loaded]) -> None:
-            reservation.orphaned = True
-            orphan = self._await_orphan(entry, prepared, loading, reservation)
-            entry.orphan = asyncio.get_running_loop().create_task(orphan, name=f"orphan {entry.name}")
-            self._loader.overrule()
+    # -- memory, while a load goes on --------------------------------------------------------------------------------
 
-        async with self._turn(entry, prepared):
-            _check_wanted(entry)
-            began = _now()
-            load = functools.partial(self._loader.load, prepared, more=self._asking(entry, reservation, evicted))
-            with _of_devices(reservation.size):
-                loaded: Loaded = await self._in_time(entry, left, self._on_thread(entry, given_up, load))
-            entry.reload_ns = _now() - began
-        return loaded
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, entry: Entry, prepared: PreparedTarget) -> AsyncIterator[None]:
-        if not prepared.alone:
-            async with self._load_turns.acquire(entry):
-                yield
-            return
-        async with self._alone.acquire(entry), self._load_turns.acquire(entry):
-            try:
-                yield
-            finally:
-                self._overruled.discard(entry)
-
-    async def _try_files(self, entry: Entry, prepared: PreparedTarget, left: float) -> None:
-        """Within the reservation, since it takes the memory that is reserved, but in the way of no load."""
-        trial = functools.partial(self._loader.try_files, prepared)
-        async with self._trial_turns:
-            _check_wanted(entry)
-            await self._in_time(entry, left, self._on_thread(entry, _ignore, trial))
-
-    def _asking(
-        self, entry: Entry, reservation: Reservation, evicted: list[str]
-    ) -> Callable[[int, Callable[[], None]], int]:
+    def _asking(self, load: Load, reservation: Reservation) -> Callable[[int, Callable[[], None]], int]:
         """What a load asks on its thread for as many bytes of the host as it has to have: see `LoadQuota`."""
         loop = asyncio.get_running_loop()
 
         def more(host: int, look: Callable[[], None]) -> int:
-            asked = asyncio.run_coroutine_threadsafe(self._grow(entry, reservation, host, evicted), loop)
+            asked = asyncio.run_coroutine_threadsafe(self._grow(load, reservation, host), loop)
 
             def answer(seconds: float) -> int | None:
                 try:
@@ -498,14 +433,14 @@ class Loading:
                     return None
 
             try:
-                return CancelToken(f"model '{entry.name}'", lambda: reservation.orphaned).wait(answer)
+                return load.token.wait(answer)
             except MmeError:
                 asked.cancel()
                 raise
 
         return more
 
-    async def _grow(self, entry: Entry, reservation: Reservation, host: int, evicted: list[str]) -> int:
+    async def _grow(self, load: Load, reservation: Reservation, host: int) -> int:
         """Reserve so many bytes for a load that goes on; where they are free, some more. How many that are."""
         whole = Footprint(host + reservation.apart)
         headroom = max(_HEADROOM, host // _HEADROOM_PART)
@@ -515,21 +450,21 @@ class Loading:
             return reservation.size.host - reservation.apart
         more = whole.beyond(reservation.size)
         try:
-            victims = await self._room.extend(entry.name, reservation.size, whole)
+            victims = await self._room.extend(load.name, reservation.size, whole)
         except MmeError as error:
             if error.kind is not Kind.OUT_OF_MEMORY:
                 raise
             raise ReservationExceededError(error.message, host, final=True) from None
         if victims is None:
-            sentence = f"model '{entry.name}' needs {whole.host / 1e6:.1f} MB, which are not free"
+            sentence = f"model '{load.name}' needs {whole.host / 1e6:.1f} MB, which are not free"
             raise ReservationExceededError(sentence, host, final=False)
-        evicted += victims
+        load.evicted += victims
         reservation.grow(more)
         return reservation.size.host - reservation.apart
 
     # -- on a thread -----------------------------------------------------------------------------------------------
 
-    async def _in_time(self, entry: Entry, seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _in_time(self, name: str, seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
         try:
             async with asyncio.timeout(seconds) as timer:
                 return await work
@@ -538,24 +473,22 @@ class Loading:
                 raise
             raise MmeError(
                 Kind.UNAVAILABLE,
-                f"model '{entry.name}' did not load within {self._patience:.0f} s: make it smaller, or raise "
+                f"model '{name}' did not load within {self._patience:.0f} s: make it smaller, or raise "
                 "MME_LOAD_TIMEOUT",
             ) from None
 
     async def _on_thread(
         self,
-        entry: Entry,
-        given_up: Callable[[asyncio.Future[Any]], None],
+        token: Progress,
         function: Callable[[CancelToken], Any],
-        progress: Progress | None = None,
+        given_up: Callable[[asyncio.Future[Any]], None] = _ignore,
     ) -> Any:
         """Have a load thread do it. Cancelled, this tells the thread, and hands what it still does to `given_up`."""
-        progress = progress or _token(entry)
-        work = asyncio.get_running_loop().run_in_executor(self._pool, function, progress)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, function, token)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            progress.cancel()
+            token.cancel()
             given_up(work)
             raise
         finally:
@@ -571,8 +504,8 @@ class Loading:
         """What a load that was given up took is given back when it ends."""
         _log.warning("a load was given up and has not ended", extra={"target_model": entry.name})
         try:
-            resident, _ = await loading
-            await self.close(entry, resident)
+            target, _ = await loading
+            await self.close(entry.name, target)
         except MmeError as error:
             _log.info("a load that was given up ended: %s", error, extra={"target_model": entry.name})
         except Exception:  # noqa: BLE001 - this task is not awaited, and what follows must be done
@@ -582,31 +515,3 @@ class Loading:
             reservation.end()
             entry.orphan = None
             self._room.settle()
-
-
-def _token(entry: Entry) -> Progress:
-    return Progress(f"model '{entry.name}'", lambda: entry.abandoned)
-
-
-def _check_wanted(entry: Entry) -> None:
-    if entry.abandoned:
-        raise unloaded(entry)
-
-
-def unloaded(entry: Entry) -> MmeError:
-    """What requests are told that wait for a model which is unloaded, or goes with the server."""
-    if entry.cut_short:
-        reason = f"the load of model '{entry.name}' was cut short: this server is shutting down"
-    else:
-        reason = f"model '{entry.name}' was unloaded while it was loading; load it again"
-    return MmeError(Kind.UNAVAILABLE, reason)
-
-
-def _ignore(work: asyncio.Future[Any]) -> None:
-    work.add_done_callback(lambda done: done.cancelled() or done.exception())  # which counts as seen
-
-
-def _release(fetching: asyncio.Future[Any]) -> None:
-    """A fetch that no load waited for came back."""
-    if not fetching.cancelled() and fetching.exception() is None:
-        fetching.result().release()

@@ -9,9 +9,7 @@ platform chooses victims: what does not fit is out of memory at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import itertools
 import logging
 import time
 from dataclasses import replace
@@ -20,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.base import Footprint
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
 from serve.cache import eviction
-from serve.cache.entry import Entry, Event, Failure, JointLease, State, transition
+from serve.cache.entry import Entry, Event, Failure, JointLease, Residency, State
 from serve.cache.events import CacheEvent, CacheEvents, EventType
-from serve.cache.load import Loading, no_steps, retry_pause, unloaded
+from serve.cache.load import Load, Loading, no_steps, retry_pause
 from serve.cache.residents import Residents
 from serve.cache.room import Room, megabytes
 from serve.request import LoadReport
@@ -48,10 +46,10 @@ _BROKEN = {Kind.INVALID_MODEL, Kind.EXECUTION_FAILED, Kind.INTERNAL}
 # prepare (thread) ─► reserve ─► load (thread) ─► commit: the measured footprint replaces the estimate
 # equip   (thread)    (room.py)   (load.py)    └─► abort:  the bytes are given back, all of them get the error
 #
-# A model that is *reloaded* has a successor: an entry of its own, loaded beside the one that serves. When it is ready
-# it takes the name, in one step of the loop, and the other is *retiring*: it is leased no more, and closes after the
-# last lease. A successor that fails leaves everything as it was. Only where memory has no room for both, the old one
-# goes first, and requests wait for the new one as for any load.
+# A model that is *reloaded* serves while the next is loaded beside it. When that is ready it takes the name, in one
+# step of the loop, and the one before is *retiring*: it is leased no more, and closes after the last lease. A reload
+# that fails leaves everything as it was. Only where memory has no room for both, the old one goes first, and requests
+# wait for the new one as for any load.
 class ModelCache:
     """Models in memory, within a budget of bytes for all together."""
 
@@ -74,7 +72,6 @@ class ModelCache:
         self.entries: dict[str, Entry] = {}
         self.events = CacheEvents()
         self._rules = rules
-        self._retiring: dict[str, set[Entry]] = {}  # by their names, which mean others
         self.residents = Residents(self.entries, rules, budget)
         self.room = Room(
             budget,
@@ -84,7 +81,7 @@ class ModelCache:
             evicts=evicts,
             patience=memory_patience,
         )
-        self._ready: dict[str, Entry] = {}  # the READY ones, for one look-up a request
+        self._ready: dict[str, Residency] = {}  # those that serve, for one look-up a request
         self._reading = 0  # which grows with each change of those
         self._loading = Loading(
             loader,
@@ -95,9 +92,10 @@ class ModelCache:
             closers=closers or pool,
             turns=turns,
             patience=load_patience,
-            give_way=self._take_place,
+            give_way=self._give_way,
             relieve=self.relieve,
             bring=bring,
+            lease_ended=self._lease_ended,
         )
         self._evicts = evicts
         self._closed = False
@@ -111,40 +109,35 @@ class ModelCache:
         return len(self._ready)
 
     def add(self, name: str, source: Any, stats: TargetStats) -> Entry:
-        entry = self.entries[name] = Entry(name, source, stats, self._lease_ended)
+        entry = self.entries[name] = Entry(name, source, stats)
         return entry
 
-    def all_entries(self) -> Iterator[Entry]:
-        """Every entry that may be in memory: those that names mean, and those whose names mean others by now."""
-        yield from self.entries.values()
-        yield from self.retiring()
+    def residencies(self) -> Iterable[Residency]:
+        """Everything in memory: what names mean, and what leaves, whose names may mean others by now."""
+        return self.residents.own
 
-    def retiring(self) -> Iterator[Entry]:
-        """Those that names do not mean any more, and that requests still use."""
-        return itertools.chain.from_iterable(self._retiring.values())
-
-    def _lease_ended(self, entry: Entry) -> None:
+    def _lease_ended(self, residency: Residency) -> None:
         if self.room.is_waited_for:
-            self.room.lease_ended(self.residents.evictable(entry))
+            self.room.lease_ended(self.residents.evictable(residency))
 
-    def lease(self, name: str) -> Entry | JointLease | None:
+    def lease(self, name: str) -> Residency | JointLease | None:
         """The model if it is in memory, leased; else None. The one look-up of a request for a resident model.
 
         An ensemble is there if the models of all its steps are; they are leased with it, or none is.
         """
-        entry = self._ready.get(name)
-        if entry is None:
+        residency = self._ready.get(name)
+        if residency is None:
             return None
-        if entry.resident is not None and entry.resident.steps:
-            return self._lease_joint(name, entry.resident)
-        entry.leases += 1
-        entry.stats.hits += 1
-        return entry
+        if residency.target.steps:
+            return self._lease_joint(name, residency.target)
+        residency.leases += 1
+        residency.stats.hits += 1
+        return residency
 
     def _lease_joint(self, name: str, whole: Target) -> JointLease | None:
         joint = whole.joint
         if joint is None or joint.reading != self._reading:
-            held: dict[str, Entry] = {}
+            held: dict[str, Residency] = {}
             if any(self._away((name,), held)):
                 return None
             joint = whole.joint = JointLease(held, self._reading)
@@ -156,27 +149,27 @@ class ModelCache:
 
     def wanting(self, name: str) -> AbstractContextManager[None]:
         """While what is `away` of a model is loaded, others leave for it rather than the rest of that model."""
-        held: dict[str, Entry] = {}
+        held: dict[str, Residency] = {}
         away = list(self._away((name,), held))
         return self.residents.wanting([*held, *away])
 
-    def _away(self, names: Iterable[str], held: dict[str, Entry]) -> Iterator[str]:
+    def _away(self, names: Iterable[str], held: dict[str, Residency]) -> Iterator[str]:
         for name in names:
-            entry = self._ready.get(name)
-            if entry is None:
+            residency = self._ready.get(name)
+            if residency is None:
                 yield name
             elif name not in held:
-                held[name] = entry
-                yield from self._away(entry.steps, held)
+                held[name] = residency
+                yield from self._away(residency.target.steps, held)
 
     async def need(self, entry: Entry, *, exact: bool) -> tuple[Footprint, tuple[str, ...]]:
         """What a model takes by itself, and the served models that it consists of.
 
         If that need not be `exact`, one that was evicted is what it was.
         """
-        if entry.resident is not None:
-            own = self.residents.own.get(entry, Footprint())
-            return replace(own, shared=self.residents.shared.files(entry)), entry.resident.steps
+        if entry.residency is not None:
+            own = self.residents.own.get(entry.residency, Footprint())
+            return replace(own, shared=self.residents.shared.files(entry.residency)), entry.steps
         if entry.measured is not None and entry.measured != Footprint() and not exact:
             return entry.measured, ()
         return await self._loading.estimate(entry)
@@ -187,46 +180,51 @@ class ModelCache:
 
     def resident(self, name: str) -> Target | None:
         """What requests for that name are answered by, if it is in memory."""
-        entry = self._ready.get(name)
-        return None if entry is None else entry.resident
+        residency = self._ready.get(name)
+        return None if residency is None else residency.target
 
     def keep(self, entry: Entry, *, pinned: bool) -> None:
         """Have a model in memory stay there for good, or leave as any other; what asks for itself to stay does."""
-        pinned = pinned or self._rules.pins_name(entry.name) or (entry.prepared is not None and entry.prepared.pinned)
-        if entry.pinned is not pinned:
-            self.residents.pin(entry, pinned=pinned)
+        residency = entry.residency
+        if residency is None:
+            return
+        pinned = pinned or self._rules.pins_name(entry.name) or residency.prepared.pinned
+        if residency.pinned is not pinned:
+            self.residents.pin(residency, pinned=pinned)
             self.room.settle()
 
-    def serves(self, name: str, resident: Target) -> bool:
+    def serves(self, name: str, target: Target) -> bool:
         """Whether this is what requests for that name are answered by, and is to stay."""
-        entry = self._ready.get(name)
-        return entry is not None and entry.resident is resident
+        return self.resident(name) is target
 
-    async def acquire(self, entry: Entry) -> LoadReport:
+    async def acquire(self, entry: Entry) -> tuple[Residency, LoadReport]:
         """Lease a model, loading it first if need be; what the load cost. The caller must release the lease.
 
         All callers that come while it loads wait for the same load, and get the same error.
         """
-        if entry.state is State.READY:
-            entry.stats.hits += 1
-            entry.leases += 1
-            return LoadReport()
+        residency = self._ready.get(entry.name)
+        if residency is not None and residency.entry is entry:
+            residency.stats.hits += 1
+            residency.leases += 1
+            return residency, LoadReport()
         entry.stats.misses += 1
-        self._start_load(entry)
-        waiter: asyncio.Future[LoadReport] = asyncio.get_running_loop().create_future()
-        entry.waiters.append(waiter)
+        load = self._start_load(entry, entry.source)
+        waiter: asyncio.Future[tuple[Residency, LoadReport]] = asyncio.get_running_loop().create_future()
+        load.waiters.append(waiter)
         try:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                entry.release()  # the lease came in the very moment the caller left
+                waiter.result()[0].release()  # the lease came in the very moment the caller left
             raise
         finally:
             del waiter  # whose error knows this frame
 
     async def load(self, entry: Entry) -> LoadReport:
         """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
-        return await asyncio.shield(self._start_load(entry))
+        if entry.state is State.READY:
+            return LoadReport()
+        return await asyncio.shield(self._start_load(entry, entry.source).task)
 
     async def reload(self, entry: Entry, source: Any, *, force: bool = False) -> LoadReport:
         """Load a model from a source, also if it is in memory; it serves until it is replaced. See `load`.
@@ -235,63 +233,45 @@ class ModelCache:
         from the same content stays, but for `force`; so does one whose successor can't be loaded, if there was room for
         both.
         """
-        while (loading := entry.successor or entry).task is not None and loading.source != source:
-            await asyncio.wait([loading.task])
+        while entry.load is not None and entry.load.source != source:
+            await asyncio.wait([entry.load.task])
             entry = self.entries.setdefault(entry.name, entry)
-        if loading.task is None:
-            if entry.state is State.READY:
-                loading = self._successor(entry, source, force=force)
-            entry.source = source if loading is entry else entry.source
-        return await self.load(loading)
+        return await asyncio.shield(self._start_load(entry, source, force=force).task)
 
-    def _successor(self, entry: Entry, source: Any, *, force: bool) -> Entry:
-        successor = Entry(entry.name, source, entry.stats, self._lease_ended)
-        successor.force = force
-        successor.predecessor, entry.successor = entry, successor
-        successor.orphan = entry.orphan
-        return successor
-
-    def _start_load(self, entry: Entry) -> asyncio.Task[LoadReport]:
+    def _start_load(self, entry: Entry, source: Any, *, force: bool = False) -> Load:
         if self._closed:
             raise MmeError(Kind.UNAVAILABLE, f"model '{entry.name}' can't be loaded: this server is shutting down")
-        if entry.task is None:
-            entry.abandoned = False
-            entry.loading_since = time.monotonic()
-            entry.task = asyncio.get_running_loop().create_task(self._load(entry), name=f"load {entry.name}")
-            entry.task.add_done_callback(functools.partial(self._load_ended, entry))
-        return entry.task
+        load = entry.load
+        if load is None:
+            entry.tell(Event.LOAD)
+            if entry.state is not State.RELOADING:
+                entry.source, entry.reason, entry.failure = source, "", None
+            load = entry.load = Load(entry, source, self._load, force=force)
+            load.task.add_done_callback(functools.partial(self._load_ended, load))
+        return load
 
-    def _load_ended(self, entry: Entry, task: asyncio.Task[LoadReport]) -> None:
-        if entry.task is task:  # it was cancelled before it began, so that nothing of it ever ran
-            self._failed(entry, _as_ours(entry, asyncio.CancelledError()))
+    def _load_ended(self, load: Load, task: asyncio.Task[LoadReport]) -> None:
+        if load.entry.load is load:  # it was cancelled before it began, so that nothing of it ever ran
+            self._failed(load, _as_ours(load, asyncio.CancelledError()))
         _observe(task)
-
-    def lent_turn(self, name: str) -> AbstractContextManager[None]:
-        """While a model that is being loaded, if it is, waits for another one to be loaded."""
-        entry = self.entries.get(name)
-        loading = None if entry is None else entry.successor or entry
-        if loading is None or loading.task is None:
-            return contextlib.nullcontext()
-        return self._loading.lent_turn(loading)
 
     async def unload(self, entry: Entry) -> None:
         """Take a model out of memory after the requests that use it; return when its memory was given back.
 
         A load under way is abandoned, and requests that wait for it are told.
         """
-        loading = entry.successor or entry
-        entry.abandoned, entry.evicted, loading.abandoned = True, False, True
-        if loading.task is not None:
-            self.room.refuse(entry.name, unloaded(loading))
-            self._loading.refuse(entry.name, unloaded(loading))
-            await asyncio.wait([loading.task])
-        retiring = list(self._retiring.get(entry.name, ()))
-        for one in {entry, loading}:
-            if one.state is State.READY:
-                self._start_closing(one, "unloaded")
-        await asyncio.gather(*(self._refuse_in_time(one) for one in retiring))
-        for closing in [one.closing for one in {entry, loading, *retiring} if one.closing is not None]:
-            await asyncio.shield(closing)
+        entry.tell(Event.UNLOAD)
+        load, residency, retiring = entry.load, entry.residency, list(entry.retiring)
+        if residency is not None and not residency.leaving:
+            self._start_closing(residency, "unloaded")
+        if load is not None:
+            load.cancel(f"model '{entry.name}' was unloaded while it was loading; load it again")
+            await asyncio.wait([load.task])
+        await asyncio.gather(*(self._refuse_in_time(each) for each in retiring))
+        leaving = retiring if residency is None else [residency, *retiring]
+        for closing in [entry.removal, *(each.closing for each in leaving)]:
+            if closing is not None:
+                await asyncio.shield(closing)
 
     async def relieve(self, name: str, need: Footprint | None, reason: str) -> tuple[str, ...]:
         """Evict others that hold about so much memory, for a model that is short of what no budget here counts.
@@ -312,10 +292,9 @@ class ModelCache:
         """Load nothing from now on, and tell requests that wait for a load that this server is shutting down."""
         self._closed = True
         for entry in self.entries.values():
-            loading = entry.successor or entry
-            loading.cut_short = True
-            if loading.task is not None:
-                loading.task.cancel()
+            if entry.load is not None:
+                entry.load.cancel(_cut_short(entry))
+                entry.load.task.cancel()
 
     async def close(self, *, ends: bool = False) -> None:
         """Unload everything; from now on nothing is loaded.
@@ -325,123 +304,123 @@ class ModelCache:
         self.cut_short()
         leaving = [entry for entry in self.entries.values() if not (ends and entry.goes_with_process)]
         await asyncio.gather(*(self.unload(entry) for entry in leaving))
-        await asyncio.gather(*(self._refuse_in_time(entry) for entry in self.retiring()))
-        await asyncio.gather(*(entry.closing for entry in self.retiring() if entry.closing is not None))
+        left = [each for each in self.residencies() if each.leaving]
+        await asyncio.gather(*(self._refuse_in_time(each) for each in left))
+        await asyncio.gather(*(each.closing for each in left if each.closing is not None))
         orphans = [entry.orphan for entry in self.entries.values() if entry.orphan is not None]
         if orphans:
             await asyncio.wait(orphans)
 
     # -- one load ------------------------------------------------------------------------------------------------
 
-    async def _load(self, entry: Entry) -> LoadReport:
+    async def _load(self, load: Load) -> LoadReport:
         try:
-            if entry.closing is not None:
-                await asyncio.wait([entry.closing])  # however that ends
-            entry.state, entry.reason, entry.failure = transition(entry.state, Event.LOAD), "", None
-            report = await self._loading.run(entry)
+            if load.entry.closing is not None:
+                await asyncio.wait([load.entry.closing])  # however that ends
+            loaded = await self._loading.run(load)
         except BaseException as error:
-            is_told = entry.cut_short or not isinstance(error, asyncio.CancelledError)
-            failure = _as_ours(entry, error).bare()  # the frames hold what was made
-            self._failed(entry, failure)
+            is_told = load.cancelled is not None or not isinstance(error, asyncio.CancelledError)
+            failure = _as_ours(load, error).bare()  # the frames hold what was made
+            self._failed(load, failure)
             if not is_told:
                 raise
         else:
-            if report is None:
-                return self._stays(entry)
-            self._loaded(entry, report)
-            return report
+            if loaded is None:
+                return self._stays(load.entry)
+            self._loaded(load, *loaded)
+            return loaded[1]
         try:
             raise failure
         finally:
             del failure  # which knows this frame now, and those of all that wait for it
 
     def _stays(self, entry: Entry) -> LoadReport:
-        """Nothing changed since the one was loaded whose place this entry was to take: that one goes on."""
-        before = entry.predecessor
-        assert before is not None  # noqa: S101 - see `Entry.is_same_content`
-        before.successor, before.failure = None, None
-        entry.task, entry.predecessor = None, None
+        """Nothing changed since the one was loaded whose place the load was to take: that one goes on."""
+        entry.tell(Event.KEEP)
+        entry.load, entry.failure = None, None
         _log.info("it stays as it is, nothing changed since it was loaded", extra={"target_model": entry.name})
         self.room.settle()
         return LoadReport()
 
-    def _loaded(self, entry: Entry, report: LoadReport) -> None:
+    def _loaded(self, load: Load, residency: Residency, report: LoadReport) -> None:
         """All that wait have a lease before the model can be evicted again."""
-        self._take_place(entry)
-        entry.task = None
-        entry.evicted, entry.failures = False, 0
-        entry.state = transition(entry.state, Event.LOADED)
-        entry.loaded_at = entry.last_used = time.monotonic()
-        self._ready[entry.name] = entry
+        entry, before = load.entry, load.entry.residency
+        entry.tell(Event.COMMIT)
+        if before is not None:
+            self._retire(before, hurries=False)
+        entry.load, entry.residency, entry.source = None, residency, load.source
+        entry.reason, entry.failure, entry.failures = "", None, 0
+        entry.last_used = residency.loaded_at = time.monotonic()
+        self._ready[entry.name] = residency
         self._reading += 1
-        self.residents.arrived(entry)
-        waiters, entry.waiters = entry.waiters, []
-        for waiter in waiters:
+        self.residents.arrived(residency)
+        for waiter in load.waiters:
             if not waiter.done():
-                entry.leases += 1
-                waiter.set_result(report)
-        self._report(entry, report)
+                residency.leases += 1
+                waiter.set_result((residency, report))
+        self._report(residency, report)
         self.room.settle()
 
-    def _take_place(self, entry: Entry) -> None:
-        """From here on the name means this entry; the one that it meant closes, if it is in memory."""
-        before = entry.predecessor
-        if before is None:
-            return
-        entry.predecessor, before.successor = None, None
-        entry.evicted = True  # registered all the time
-        self.entries[entry.name] = entry
-        if before.state is State.READY:
-            self._start_closing(before, "loaded anew", hurries=entry.resident is None)
-        if before.closing is not None:
-            self._retiring.setdefault(before.name, set()).add(before)
+    def _give_way(self, load: Load) -> None:
+        """There is no room for both: what serves leaves first, and from here on the name means what is being loaded."""
+        entry, before = load.entry, load.entry.residency
+        if before is not None and entry.state is State.RELOADING:
+            entry.tell(Event.GIVE_WAY)
+            entry.residency, entry.source, entry.failure = None, load.source, None
+            self._retire(before, hurries=True)
+
+    def _retire(self, residency: Residency, *, hurries: bool) -> None:
+        residency.entry.retiring.add(residency)
+        self._start_closing(residency, "loaded anew", hurries=hurries)
 
     def remeasured(self, entry: Entry, footprint: Footprint) -> None:
-        self.residents.remeasured(entry, footprint)
-        self.room.settle()
+        if entry.residency is not None:
+            self.residents.remeasured(entry.residency, footprint)
+            self.room.settle()
 
-    def _failed(self, entry: Entry, error: MmeError) -> None:
-        entry.task = None
-        failure = self._failure(entry, error)
-        if entry.predecessor is not None:
-            entry.predecessor.successor, entry.predecessor.orphan = None, entry.orphan
-            entry.predecessor.failure = failure
-        if entry.state is State.LOADING:  # else it was cancelled before it began
-            entry.state, entry.reason, entry.failure = transition(entry.state, Event.FAILED), failure.message, failure
+    def _failed(self, load: Load, error: MmeError) -> None:
+        entry = load.entry
+        entry.load, entry.failure = None, self._failure(load, error)
+        if entry.state is not State.RELOADING:
+            entry.reason = error.message
+        if not entry.unloaded:
+            entry.tell(Event.FAIL)
+        elif entry.residency is None:
+            entry.tell(Event.CLOSE)
         entry.stats.load_failures += 1
-        self.events.tell(CacheEvent(EventType.FAILED, entry.name, why=failure.message, kind=error.kind))
+        self.events.tell(CacheEvent(EventType.FAILED, entry.name, why=error.message, kind=error.kind))
         level = logging.ERROR if error.kind in _BROKEN else logging.WARNING
-        if error.kind is Kind.UNKNOWN_MODEL and entry.waiters:  # its client's mistake, which is told
+        if error.kind is Kind.UNKNOWN_MODEL and load.waiters:  # its client's mistake, which is told
             level = logging.DEBUG
-        _log.log(level, "load failed: %s", failure.message, extra={"target_model": entry.name})
+        _log.log(level, "load failed: %s", error.message, extra={"target_model": entry.name})
         error.logged = True
-        waiters, entry.waiters = entry.waiters, []
-        for waiter in waiters:
+        for waiter in load.waiters:
             if not waiter.done():
                 waiter.set_exception(error)
         self.room.settle()
 
-    def _failure(self, entry: Entry, error: MmeError) -> Failure:
+    def _failure(self, load: Load, error: MmeError) -> Failure:
         """What is remembered of it. After what may be otherwise the next time, through others' doing, is no pause."""
-        pause = 0.0
+        entry, pause = load.entry, 0.0
         passes = error.kind in _PASSING or isinstance(error, ElsewhereError)
         if not passes and (self._evicts or error.kind is not Kind.OUT_OF_MEMORY):
             entry.failures += 1
-            pause = retry_pause(entry.failures, time.monotonic() - entry.loading_since)
+            pause = retry_pause(entry.failures, time.monotonic() - load.began)
         return Failure(error.message, error.version, error.kind, time.monotonic() + pause if pause else 0.0)
 
-    def _report(self, entry: Entry, report: LoadReport) -> None:
-        entry.stats.loads += 1
-        entry.stats.load.add(report.load)
+    def _report(self, residency: Residency, report: LoadReport) -> None:
+        name, stats, footprint = residency.name, residency.stats, residency.footprint
+        stats.loads += 1
+        stats.load.add(report.load)
         if report.download:
-            entry.stats.download.add(report.download)
-        self.events.tell(CacheEvent(EventType.LOADED, entry.name, report.load, report.download, entry.footprint))
+            stats.download.add(report.download)
+        self.events.tell(CacheEvent(EventType.LOADED, name, report.load, report.download, footprint))
         _log.info(
             "loaded in %.0f ms (download %.0f ms), %s",
             report.load / 1e6,
             report.download / 1e6,
-            megabytes(entry.footprint),
-            extra={"target_model": entry.name, "evicted": list(report.evicted)},
+            megabytes(footprint),
+            extra={"target_model": name, "evicted": list(report.evicted)},
         )
 
     # -- leaving -------------------------------------------------------------------------------------------------
@@ -450,7 +429,7 @@ class ModelCache:
         self.residents.advance(plan.age)
         for name in plan.victims:
             entry = self.entries[name]
-            entry.evicted = True
+            entry.tell(Event.EVICT)
             entry.stats.evictions[reason] += 1
             entry.stats.evicted += entry.footprint
             self.events.tell(CacheEvent(EventType.EVICTED, name, footprint=entry.footprint, why=beneficiary))
@@ -469,58 +448,68 @@ class ModelCache:
                     "gpu_bytes": list(entry.footprint.devices),
                 },
             )
-            self._start_closing(entry, f"evicted for '{beneficiary}'")
+            if entry.residency is not None:
+                self._start_closing(entry.residency, f"evicted for '{beneficiary}'")
 
-    def _start_closing(self, entry: Entry, reason: str, *, hurries: bool = True) -> None:
+    def _start_closing(self, residency: Residency, reason: str, *, hurries: bool = True) -> None:
         """From here on it is leased no more. Without hurry it waits for all requests that it has, however long."""
-        self.residents.leaves(entry)
-        if self._ready.get(entry.name) is entry:
-            del self._ready[entry.name]
+        self.residents.leaves(residency)
+        if self._ready.get(residency.name) is residency:
+            del self._ready[residency.name]
             self._reading += 1
-        entry.closing = asyncio.get_running_loop().create_task(
-            self._close(entry, reason, hurries=hurries), name=f"close {entry.name}"
+        residency.closing = asyncio.get_running_loop().create_task(
+            self._close(residency, reason, hurries=hurries), name=f"close {residency.name}"
         )
 
-    async def _refuse_in_time(self, entry: Entry) -> None:
+    async def _refuse_in_time(self, residency: Residency) -> None:
         """Tell requests that are still queued after a while that the model goes."""
-        done, _ = await asyncio.wait([entry.drained()], timeout=self._drain_patience)
-        if not done and entry.resident is not None:
-            entry.resident.refuse_waiting()
+        done, _ = await asyncio.wait([residency.drained()], timeout=self._drain_patience)
+        if not done:
+            residency.target.refuse_waiting()
 
-    async def _close(self, entry: Entry, reason: str, *, hurries: bool) -> None:
+    async def _close(self, residency: Residency, reason: str, *, hurries: bool) -> None:
         began = _now()
-        resident = entry.resident
-        if resident is None:
-            return
+        entry = residency.entry
         if hurries:
-            await self._refuse_in_time(entry)
-        await entry.drained()
-        await self._loading.close(entry, resident)
-        footprint = entry.footprint
-        self.residents.left(entry)
-        entry.reset(reason)
-        if entry in (retiring := self._retiring.get(entry.name, set())):
-            retiring.remove(entry)
-            if not retiring:
-                del self._retiring[entry.name]
+            await self._refuse_in_time(residency)
+        await residency.drained()
+        await self._loading.close(entry.name, residency.target)
+        footprint = residency.footprint
+        self.residents.left(residency)
+        residency.prepared.release()
+        entry.retiring.discard(residency)
+        if entry.residency is residency:
+            self._closed_last(entry, reason)
         took = _now() - began
         entry.stats.unload.add(took)
         self.events.tell(CacheEvent(EventType.UNLOADED, entry.name, took, footprint=footprint, why=reason))
         self.room.settle()
 
+    def _closed_last(self, entry: Entry, reason: str) -> None:
+        entry.residency = None
+        if entry.load is None:  # else it waits for this, and tells itself how that ends
+            entry.reason, entry.failure = reason, None
+            if entry.state is State.EVICTING or entry.state is State.UNLOADING:
+                entry.tell(Event.CLOSE)
+        if not entry.registered:
+            entry.measured = None
 
-def _as_ours(entry: Entry, error: BaseException) -> MmeError:
-    if entry.abandoned:
-        return unloaded(entry)
+
+def _as_ours(load: Load, error: BaseException) -> MmeError:
+    if load.cancelled is not None:
+        return load.refusal()
     if isinstance(error, MmeError):
         return error
     if isinstance(error, asyncio.CancelledError):
-        entry.cut_short = True
-        return unloaded(entry)
+        return MmeError(Kind.UNAVAILABLE, _cut_short(load.entry))
     if isinstance(error, MemoryError):
-        return out_of_memory(f"model '{entry.name}' ran out of memory while it was loaded: {error}")
-    _log.error("load failed in a way we do not know", exc_info=error, extra={"target_model": entry.name})
-    return MmeError(Kind.INTERNAL, f"model '{entry.name}' failed to load: {type(error).__name__}: {error}")
+        return out_of_memory(f"model '{load.name}' ran out of memory while it was loaded: {error}")
+    _log.error("load failed in a way we do not know", exc_info=error, extra={"target_model": load.name})
+    return MmeError(Kind.INTERNAL, f"model '{load.name}' failed to load: {type(error).__name__}: {error}")
+
+
+def _cut_short(entry: Entry) -> str:
+    return f"the load of model '{entry.name}' was cut short: this server is shutting down"
 
 
 def _observe(task: asyncio.Task[LoadReport]) -> None:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from model_handlers.base import Footprint
 from serve.cache import eviction
-from serve.cache.entry import Event, State, transition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from serve.cache.entry import Entry
+    from serve.cache.entry import Entry, Residency
     from serve.cache.load import Reservation
 
 K = TypeVar("K")
@@ -148,12 +147,12 @@ class Residents:
 
     def __init__(self, entries: Mapping[str, Entry], rules: eviction.Rules, budget: Footprint) -> None:
         # the models in memory, and what each takes without files that others may map
-        self.own: dict[Entry, Footprint] = {}
+        self.own: dict[Residency, Footprint] = {}
         self.taken = Footprint()  # bytes that they are charged for together
         self.staying = eviction.Tally()  # those that are not on their way out
         self.pinned = eviction.Tally()  # those of them that are never evicted
-        self.shared: SharedBytes[Entry] = SharedBytes()
-        self.order: Order[Entry] = Order(self._place)
+        self.shared: SharedBytes[Residency] = SharedBytes()
+        self.order: Order[Residency] = Order(self._place)
         self._wanted: Counter[str] = Counter()  # names of models that are about to be leased together
         self._payers: dict[str, Reservation] = {}  # of files that no model maps yet
         self._entries = entries
@@ -165,47 +164,46 @@ class Residents:
     # -- what a plan asks ------------------------------------------------------------------------------------------
 
     def candidates(self, now: float, *, and_from_disk: bool = False) -> Iterator[eviction.Candidate]:
-        free = (entry for entry in self.order.walk() if self._may_go(entry, now))
-        residents = (self.candidate(entry, and_from_disk=and_from_disk) for entry in free)
+        free = (residency for residency in self.order.walk() if self._may_go(residency, now))
+        residents = (self.candidate(residency, and_from_disk=and_from_disk) for residency in free)
         if and_from_disk and self._rules.policy is eviction.Policy.GDSF:
             return iter(sorted(residents, key=lambda each: eviction.worth(each, self._budget)))
         return residents
 
     def again_at(self, now: float) -> float:
-        staying = (entry for entry in self.own if entry.state is not State.UNLOADING)
-        until = [kept for entry in staying if now < (kept := self._keep_until(entry)) < eviction.FOR_EVER]
+        staying = (residency for residency in self.own if not residency.leaving)
+        until = [kept for residency in staying if now < (kept := self._keep_until(residency)) < eviction.FOR_EVER]
         return min(until, default=0.0)
 
     def named(self, name: str) -> eviction.Candidate | None:
         entry = self._entries.get(name)
-        if entry is None or entry not in self.own or entry.state is State.UNLOADING:
-            return None
-        return self.candidate(entry)
+        residency = None if entry is None else entry.residency
+        return None if residency is None or residency.leaving else self.candidate(residency)
 
-    def candidate(self, entry: Entry, *, and_from_disk: bool = False) -> eviction.Candidate:
+    def candidate(self, residency: Residency, *, and_from_disk: bool = False) -> eviction.Candidate:
         """What a plan has to know of a model in memory."""
-        files = self.shared.files(entry)
+        files = self.shared.files(residency)
         return eviction.Candidate(
-            entry.name,
-            entry.footprint,
-            entry.last_used,
-            entry.uses,
-            (entry.reload_ns + (entry.download_ns if and_from_disk else 0)) / 1e9,
-            self._age_at_last_use(entry),
-            self._keep_until(entry),
-            entry.leases > 0,
-            entry.state is State.UNLOADING,
+            residency.name,
+            residency.footprint,
+            residency.entry.last_used,
+            residency.uses,
+            (residency.entry.reload_ns + (residency.entry.download_ns if and_from_disk else 0)) / 1e9,
+            self._age_at_last_use(residency),
+            self._keep_until(residency),
+            residency.leases > 0,
+            residency.leaving,
             files,
-            self.shared.charge(entry) if files else 0,
-            self.shared.part(entry) if files else 0,
+            self.shared.charge(residency) if files else 0,
+            self.shared.part(residency) if files else 0,
         )
 
-    def evictable(self, entry: Entry) -> Footprint:
+    def evictable(self, residency: Residency) -> Footprint:
         """What comes back at most if it leaves now; nothing if it may not."""
-        own = self.own.get(entry)
-        if own is None or entry.state is State.UNLOADING or not self._may_go(entry, time.monotonic()):
+        own = self.own.get(residency)
+        if own is None or residency.leaving or not self._may_go(residency, time.monotonic()):
             return Footprint()
-        return own + Footprint(sum(self.shared.files(entry).values()))
+        return own + Footprint(sum(self.shared.files(residency).values()))
 
     # -- loads under way -------------------------------------------------------------------------------------------
 
@@ -232,20 +230,20 @@ class Residents:
 
     # -- models come and go ----------------------------------------------------------------------------------------
 
-    def charge(self, entry: Entry, footprint: Footprint) -> None:
+    def charge(self, residency: Residency, footprint: Footprint) -> None:
         for file in footprint.shared.keys() & self._payers.keys():
             self._payers.pop(file).relieve([file])
-        self._own(entry, footprint, self.shared.map(entry, footprint.shared))
+        self._own(residency, footprint, self.shared.map(residency, footprint.shared))
 
-    def pin(self, entry: Entry, *, pinned: bool) -> None:
+    def pin(self, residency: Residency, *, pinned: bool) -> None:
         """Whether it is never evicted from now on."""
-        own = self.own.get(entry)
-        if own is None or entry.pinned is pinned:
-            entry.pinned = pinned
+        own = self.own.get(residency)
+        if own is None or residency.pinned is pinned:
+            residency.pinned = pinned
             return
-        self._disown(entry)
-        entry.pinned = pinned
-        self._own(entry, own, self.shared.charge(entry))
+        self._disown(residency)
+        residency.pinned = pinned
+        self._own(residency, own, self.shared.charge(residency))
 
     @contextmanager
     def wanting(self, names: Sequence[str]) -> Iterator[None]:
@@ -259,34 +257,34 @@ class Residents:
             self._reorder_named(names)
 
     def _reorder_named(self, names: Sequence[str]) -> None:
-        self._reorder({self._entries[name] for name in names if name in self._entries})
+        entries = [self._entries[name] for name in names if name in self._entries]
+        self._reorder({entry.residency for entry in entries if entry.residency is not None})
 
-    def arrived(self, entry: Entry) -> None:
-        self.order.put(entry)
+    def arrived(self, residency: Residency) -> None:
+        self.order.put(residency)
 
-    def remeasured(self, entry: Entry, footprint: Footprint) -> None:
+    def remeasured(self, residency: Residency, footprint: Footprint) -> None:
         """It takes this instead. Charges for files stay as they are, where those are the same."""
-        beside = self._beside(entry)
-        if self.shared.maps(entry, footprint.shared):
-            self._disown(entry)
-            self._own(entry, footprint, self.shared.charge(entry))
+        beside = self._beside(residency)
+        if self.shared.maps(residency, footprint.shared):
+            self._disown(residency)
+            self._own(residency, footprint, self.shared.charge(residency))
         else:
-            self._discharge(entry)
-            self.charge(entry, footprint)
-        self._reorder({entry, *beside})
+            self._discharge(residency)
+            self.charge(residency, footprint)
+        self._reorder({residency, *beside})
 
-    def leaves(self, entry: Entry) -> None:
+    def leaves(self, residency: Residency) -> None:
         """It is on its way out: what it takes comes back without an eviction."""
-        unloading = transition(entry.state, Event.UNLOAD)
-        self.order.remove(entry)
-        self._disown(entry)  # while it is none that leaves
-        entry.state = unloading
+        self.order.remove(residency)
+        self._disown(residency)  # while it is none that leaves
+        residency.leaving = True
 
-    def left(self, entry: Entry) -> None:
+    def left(self, residency: Residency) -> None:
         """It is out of memory; for files that it was charged for and others map still, these are charged."""
-        beside = self._beside(entry)
-        self._discharge(entry)
-        self._reorder(beside - {entry})
+        beside = self._beside(residency)
+        self._discharge(residency)
+        self._reorder(beside - {residency})
 
     @property
     def age(self) -> float:
@@ -298,67 +296,67 @@ class Residents:
         if age <= self.age:
             return
         if len(self._ages) > max(_FEW, len(self.own)):
-            for entry in self.own:
-                entry.age = self._age_at_last_use(entry)
+            for residency in self.own:
+                residency.age = self._age_at_last_use(residency)
             del self._ages[:-1], self._aged_at[:-1]
         self._ages.append(age)
         self._aged_at.append(time.monotonic())
 
-    def _discharge(self, entry: Entry) -> None:
-        self._disown(entry)
-        self._set(entry, Footprint())
-        del self.own[entry]
-        for heir, size in self.shared.unmap(entry).items():
+    def _discharge(self, residency: Residency) -> None:
+        self._disown(residency)
+        self._set(residency, Footprint())
+        del self.own[residency]
+        for heir, size in self.shared.unmap(residency).items():
             self._set(heir, heir.footprint + Footprint(size))
 
-    def _own(self, entry: Entry, footprint: Footprint, charge: int) -> None:
-        own = self.own[entry] = Footprint(footprint.host, footprint.devices)
-        for tally in self._tallies(entry):
-            tally.add(own, self.shared.files(entry))
-        self._set(entry, Footprint(own.host + charge, own.devices))
+    def _own(self, residency: Residency, footprint: Footprint, charge: int) -> None:
+        own = self.own[residency] = Footprint(footprint.host, footprint.devices)
+        for tally in self._tallies(residency):
+            tally.add(own, self.shared.files(residency))
+        self._set(residency, Footprint(own.host + charge, own.devices))
 
-    def _disown(self, entry: Entry) -> None:
-        for tally in self._tallies(entry):
-            tally.remove(self.own[entry], self.shared.files(entry))
+    def _disown(self, residency: Residency) -> None:
+        for tally in self._tallies(residency):
+            tally.remove(self.own[residency], self.shared.files(residency))
 
-    def _tallies(self, entry: Entry) -> tuple[eviction.Tally, ...]:
-        if entry.state is State.UNLOADING:
+    def _tallies(self, residency: Residency) -> tuple[eviction.Tally, ...]:
+        if residency.leaving:
             return ()
-        return (self.staying, self.pinned) if entry.pinned else (self.staying,)
+        return (self.staying, self.pinned) if residency.pinned else (self.staying,)
 
-    def _set(self, entry: Entry, charge: Footprint) -> None:
-        self.taken += charge - entry.footprint
-        entry.footprint = charge
+    def _set(self, residency: Residency, charge: Footprint) -> None:
+        self.taken += charge - residency.footprint
+        residency.footprint = charge
 
     # -- their order -----------------------------------------------------------------------------------------------
 
-    def _beside(self, entry: Entry) -> set[Entry]:
+    def _beside(self, residency: Residency) -> set[Residency]:
         """The models that map files that it maps, where a larger part of these makes them worth less."""
-        return self.shared.beside(entry) if self._rules.policy is eviction.Policy.GDSF else set()
+        return self.shared.beside(residency) if self._rules.policy is eviction.Policy.GDSF else set()
 
-    def _reorder(self, entries: set[Entry]) -> None:
-        for entry in entries:
-            if entry.state is State.READY:
-                self.order.put(entry)
+    def _reorder(self, residencies: set[Residency]) -> None:
+        for residency in residencies:
+            if not residency.leaving:
+                self.order.put(residency)
 
-    def _place(self, entry: Entry) -> tuple[float, float]:
+    def _place(self, residency: Residency) -> tuple[float, float]:
         policy = self._rules.policy
-        if entry.name in self._wanted:
-            return math.inf, entry.last_used
+        if residency.name in self._wanted:
+            return math.inf, residency.entry.last_used
         if policy is eviction.Policy.GDSF:
-            return eviction.worth(self.candidate(entry), self._budget), entry.last_used
-        return (entry.uses if policy is eviction.Policy.LFU else 0), entry.last_used
+            return eviction.worth(self.candidate(residency), self._budget), residency.entry.last_used
+        return (residency.uses if policy is eviction.Policy.LFU else 0), residency.entry.last_used
 
-    def _age_at_last_use(self, entry: Entry) -> float:
-        reached = bisect_left(self._aged_at, entry.last_used) - 1
-        return self._ages[reached] if reached >= 0 else entry.age
+    def _age_at_last_use(self, residency: Residency) -> float:
+        reached = bisect_left(self._aged_at, residency.entry.last_used) - 1
+        return self._ages[reached] if reached >= 0 else residency.age
 
-    def _may_go(self, entry: Entry, now: float) -> bool:
-        return entry.leases == 0 and self._keep_until(entry) <= now
+    def _may_go(self, residency: Residency, now: float) -> bool:
+        return residency.leases == 0 and self._keep_until(residency) <= now
 
-    def _keep_until(self, entry: Entry) -> float:
-        if entry.pinned:
+    def _keep_until(self, residency: Residency) -> float:
+        if residency.pinned:
             return eviction.FOR_EVER
-        if entry.successor is not None:  # it serves until that one does
+        if residency.entry.load is not None:  # it serves until its successor does
             return time.monotonic() + _REPLACED_SECONDS
-        return entry.loaded_at + self._rules.min_residency
+        return residency.loaded_at + self._rules.min_residency

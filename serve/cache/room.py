@@ -207,13 +207,6 @@ class Room:
             seconds = max(at - time.monotonic(), 0.0)
             self._look_again = asyncio.get_running_loop().call_later(seconds, self.settle)
 
-    def refuse(self, name: str, error: MmeError) -> None:
-        """End the wait of model `name`, if it waits, with an error."""
-        for claim in self._claims:
-            if claim.name == name and not claim.granted.done():
-                claim.granted.set_exception(error)
-        self.settle()
-
     def _attempt(self, claim: _Claim, set_aside: Footprint, ahead: Footprint) -> float:
         """Grant a claim, evict for it or refuse it; else when to try again, 0 if time alone changes nothing.
 

@@ -214,7 +214,7 @@ class ModelLoader:
         proofs: Proofs | None = None,
         verdicts: BatchVerdicts | None = None,
         inline_ns: int = 0,
-        outside: Callable[[str], ModelCalls] | None = None,
+        outside: Callable[[str, CancelToken], ModelCalls] | None = None,
         retry: RetryRequest | None = None,
         responses: ResponseCache | None = None,
         latencies: Latencies = DEFAULT_LATENCIES,
@@ -252,10 +252,6 @@ class ModelLoader:
         self._left = left
         self._resident = resident
         self._under_way = under_way or UnderWay()
-
-    def overrule(self) -> None:
-        """A load that may never end, or waits for another, keeps no other from being measured. On the event loop."""
-        self.scales.overrule()
 
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
         for each in (*prepared.members, prepared):
@@ -356,19 +352,17 @@ class ModelLoader:
                     taken = replace(all_of_it, devices=all_of_it.beyond(others.take).devices)
                     here = Footprint(0, taken.devices)
                 else:
-                    taken = here = self._weighed(prepared, load, token, others)
+                    taken = here = self._weighed(prepared, load, others)
         except BaseException:
             _close_all(models)
             raise
         self.scales.note(here)
         return models, taken
 
-    def _weighed(
-        self, prepared: PreparedTarget, load: Callable[[], None], token: CancelToken, others: Others
-    ) -> Footprint:
+    def _weighed(self, prepared: PreparedTarget, load: Callable[[], None], others: Others) -> Footprint:
         """What a load into this process takes; see `alone`. A model in a process of its own tells that itself."""
         size = prepared.directory.size() if prepared.forms is None else 0  # its files may be replaced meanwhile
-        _, taken = self.scales.weigh(load, token)
+        _, taken = self.scales.measured(load)
         taken -= others.take
         if prepared.forms is not None:
             return prepared.forms.weighed(taken)
@@ -439,7 +433,7 @@ class ModelLoader:
         handlers: list[LoadedModel] = []
         lanes: list[tuple[str, LoadedModel]] = []
         shared: dict[Device, LoadedModel] = {}
-        outside = self._outside(prepared.target) if self._outside is not None else None
+        outside = self._outside(prepared.target, token) if self._outside is not None else None
         try:
             for lane, device in prepared.lanes:
                 handler = shared.get(device)

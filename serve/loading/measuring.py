@@ -1,7 +1,7 @@
 """What loading something into this process takes, and freed pages of the heap handed back when models have left.
 
-Of one load at a time: two at once could not be told apart. But for a model whose code has another one loaded: what that
-takes is known by then, and left out. On any thread.
+Of one load at a time: two at once could not be told apart. A model whose code has another one loaded ends its turn:
+what that one takes is known by then, and left out. On any thread.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from concurrent import futures
 from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
 from model_handlers.system.priority import threads, usual_priority
 from model_handlers.system.threads import NEVER
+from serve.threads import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from model_handlers.system.threads import CancelToken
-    from serve.threads import ThreadPool
+    from serve.threads import ThreadPool, Turn
 
 
 R = TypeVar("R")
@@ -28,15 +30,15 @@ _TRIM_SECONDS = 1.0
 
 
 class Scales:
-    """One a process: whatever loads into it takes turns here. Frameworks, which models share, take `common` bytes.
+    """One a process: whatever loads into it has its turn first. Frameworks, which models share, take `common` bytes.
 
-    The cache keeps loads apart from one another already; but frameworks are imported while models are prepared, and
-    weights change over while models serve.
+    A load has its turn before it is given a thread; frameworks, which are imported while models are prepared, and
+    weights, which change over while models serve, have theirs on their threads.
     """
 
     def __init__(self) -> None:
         self.common = 0
-        self._lock = threading.Lock()
+        self.turns = Turns(1)
         self._under_way: list[Others] = []
 
     @contextlib.contextmanager
@@ -55,36 +57,29 @@ class Scales:
             others.take += taken
 
     def weigh(self, load: Callable[[], R], token: CancelToken = NEVER) -> tuple[R, Footprint]:
-        """Call `load`; return what it does, and the bytes that it took: private ones on the host, all on GPUs.
+        """`measured`, in a turn of its own.
 
         Raises:
             MmeError: CANCELLED while it waited for its turn.
         """
-        with self._turn(token):
-            others = threads()
-            before = _trimmed()
-            loaded = load()
-            _restore_priority(others)
-            return loaded, _trimmed() - before
-
-    @contextlib.contextmanager
-    def _turn(self, token: CancelToken) -> Iterator[None]:
-        def taken(seconds: float) -> threading.Lock | None:
-            lock = self._lock  # another one, if the load with the first was overruled
-            return lock if lock.acquire(timeout=seconds) else None
-
-        lock = token.wait(taken)
+        turn = self.turns.ask()
         try:
-            yield
+            token.wait(lambda seconds: _has_come(turn, seconds) or None)
+            return self.measured(load)
         finally:
-            lock.release()
+            turn.end()
 
-    def overrule(self) -> None:
-        """The load that has its turn may never end it, or waits for another: others need not wait for it.
+    def measured(self, load: Callable[[], R]) -> tuple[R, Footprint]:
+        """Call `load`, which has its turn; return what it does, and the bytes that it took: see `taken`."""
+        others = threads()
+        before = _trimmed()
+        loaded = load()
+        _restore_priority(others)
+        return loaded, _trimmed() - before
 
-        What it takes meanwhile is counted as theirs.
-        """
-        self._lock = threading.Lock()
+
+def _has_come(turn: Turn, seconds: float) -> bool:
+    return turn.came in futures.wait([turn.came], seconds).done
 
 
 class Others:

@@ -1,22 +1,20 @@
 """What must hold of a cache whenever its event loop is at rest."""
 
-from model_handlers.base import Footprint
-from serve.cache.entry import State
 from tests.serve.cache.listed import Listed
 from tests.serve.inside import books_of, residents_of
 
 
 def check_integrity(cache):
     """The bookkeeping adds up."""
-    for entry in cache.all_entries():
-        held = entry.state in {State.READY, State.UNLOADING}
-        assert (entry.resident is not None) == held, entry
-        assert held or entry.footprint == Footprint(), entry
-        assert entry.leases >= 0, entry
-        assert entry.footprint.host >= cache.residents.shared.charge(entry), entry
-        if held:
-            assert cache.serves(entry.name, entry.resident) == (entry.state is State.READY), entry
-    assert cache.resident_count == sum(entry.state is State.READY for entry in cache.all_entries())
+    for residency in cache.residencies():
+        entry = residency.entry
+        assert residency.leases >= 0, entry
+        assert residency.footprint.host >= cache.residents.shared.charge(residency), entry
+        assert cache.serves(entry.name, residency.target) != residency.leaving, entry
+        assert residency is entry.residency or residency in entry.retiring, entry
+    for entry in cache.entries.values():
+        assert entry.state.serves == (entry.resident is not None and cache.serves(entry.name, entry.resident)), entry
+    assert cache.resident_count == sum(entry.state.serves for entry in cache.entries.values())
     books = books_of(cache)
     listed = Listed(lambda: residents_of(cache), cache.room.budget)
     assert books.taken == listed.taken

@@ -937,7 +937,7 @@ def test_a_load_that_is_given_up_while_it_waits_for_another_one(server):
     loaded = []
     loading = threading.Thread(target=lambda: loaded.extend(load(server, "waits")))
     loading.start()
-    eventually(lambda: (entry := server.engine.cache.entries.get("slow")) is not None and entry.task is not None)
+    eventually(lambda: (entry := server.engine.cache.entries.get("slow")) is not None and entry.load is not None)
     unloading = threading.Thread(target=lambda: server.on_loop(lambda: server.engine.unload("waits")))
     unloading.start()
     unloading.join(SECONDS)

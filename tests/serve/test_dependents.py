@@ -384,11 +384,11 @@ async def test_an_ensemble_does_not_leave_with_a_part_if_somebody_decided_otherw
         await engine.reload("e")
         part = engine.cache.lease("a")
         unloading = asyncio.ensure_future(engine.unload("a"))
-        while not part.abandoned:  # noqa: ASYNC110 - an unload's doing
+        while not part.entry.unloaded:  # noqa: ASYNC110 - an unload's doing
             await asyncio.sleep(0)
         if meanwhile == "loaded":
             loading = asyncio.ensure_future(engine.reload("e"))
-            await until(lambda: engine.cache.entries["a"].task is not None)
+            await until(lambda: engine.cache.entries["a"].load is not None)
         else:
             shutil.rmtree(tmp_path / "r" / "e")
             await engine.unload("e")

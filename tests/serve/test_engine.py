@@ -15,7 +15,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
 from model_handlers.onnx import OnnxHandler
 from model_handlers.system.threads import NEVER
-from serve.cache.entry import Failure, State
+from serve.cache.entry import Failure
 from serve.cache.eviction import Rules
 from serve.control import Control
 from tests.serve import growing
@@ -78,7 +78,7 @@ def held_loads(engine):
 
 def loading(engine, name="a"):
     """Whether a load of that name is under way."""
-    return name in engine.cache.entries and engine.cache.entries[name].state is State.LOADING
+    return name in engine.cache.entries and engine.cache.entries[name].state.shown == "LOADING"
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

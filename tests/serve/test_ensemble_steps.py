@@ -11,7 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
-from serve.cache.entry import State
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
 from serve.loading.measuring import Scales
@@ -86,7 +85,7 @@ def world(tmp_path, write_onnx):
 
 def ready(engine):
     """The models in memory, by name."""
-    return sorted(entry.name for entry in engine.cache.all_entries() if entry.state is State.READY)
+    return sorted(each.name for each in engine.cache.residencies() if not each.leaving)
 
 
 async def refused(engine, toys, name):
@@ -320,7 +319,7 @@ async def test_a_request_whose_step_left_this_moment_begins_again(toys, world):
         await answered(engine, toys, "e")
         held = engine.cache.lease("b")
         leaving = asyncio.ensure_future(engine.unload("b"))
-        await until(lambda: engine.cache.entries["b"].state is State.UNLOADING)
+        await until(lambda: engine.cache.entries["b"].state.shown == "UNLOADING")
         assert engine.cache.lease("e") is None
         assert [engine.cache.entries[name].leases for name in "ae"] == [0, 0]
         held.release()
@@ -353,7 +352,7 @@ async def test_a_step_that_waits_for_the_ensemble_can_not_call_it(toys, world, n
         except MmeError as refusal:
             error = refusal
         assert (error.kind, chain in error.message) == (Kind.INVALID_ARGUMENT, True), error
-        await until(lambda: all(entry.leases == 0 for entry in engine.cache.all_entries()))
+        await until(lambda: all(each.leases == 0 for each in engine.cache.residencies()))
 
 
 async def test_an_ensemble_s_cached_answers_go_with_a_step_that_changed(toys, world, write_onnx):

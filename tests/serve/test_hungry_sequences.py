@@ -127,8 +127,7 @@ async def until_counted(engine):
 
 def tasks(entry):
     """The loads of a model that are under way."""
-    loading = entry.successor or entry
-    return [task for task in (loading.task, loading.orphan) if task is not None]
+    return [task for task in (entry.load and entry.load.task, entry.orphan) if task is not None]
 
 
 def takes(entry):

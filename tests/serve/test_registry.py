@@ -39,7 +39,7 @@ async def test_what_was_posted_answers_without_another_post(toys, tmp_path, unpa
             assert after.index.is_ready("b")
             assert (after.registry.canonical("a.tar.gz"), after.registry.canonical("other")) == ("hash-a", "other")
             assert after.index.url("hash-a") == unpacked["a"]
-            assert [entry.state for entry in after.cache.entries.values()] == [State.UNAVAILABLE] * 2
+            assert [entry.state for entry in after.cache.entries.values()] == [State.EVICTED] * 2
             assert {row["reason"] for row in after.index.rows()} == {"not loaded since the worker was replaced"}
             assert await answered(after, toys, "hash-a") == 2
             assert await answered(after, toys, "b") == 2

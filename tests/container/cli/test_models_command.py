@@ -134,7 +134,7 @@ def test_a_load_under_way_is_shown_with_its_time(own, capsys, json_inputs):
     """LOADING, and for how long."""
     with ThreadPoolExecutor(1) as pool, own.loads_held_up():
         pool.submit(own.infer, "thrice", {"inputs": json_inputs(X=[1, 2, 3, 4])})
-        while "thrice" not in own.engine.cache.entries or own.engine.cache.entries["thrice"].state.value != "LOADING":
+        while "thrice" not in own.engine.cache.entries or own.engine.cache.entries["thrice"].state.shown != "LOADING":
             pass
         rows = {row[0]: row for row in models(capsys, f"http://127.0.0.1:{own.port}")}
 
@@ -143,12 +143,12 @@ def test_a_load_under_way_is_shown_with_its_time(own, capsys, json_inputs):
 
 def test_a_model_that_is_in_use_was_used_now(own, capsys):
     """A request that has been executing for an hour is no use of an hour ago."""
-    entry = own.on_loop.call(own.engine.cache.lease, "twice")
-    entry.last_used -= 3600
+    lease = own.on_loop.call(own.engine.cache.lease, "twice")
+    lease.entry.last_used -= 3600
     try:
         cells = [row[4] for row in models(capsys, f"http://127.0.0.1:{own.port}") if row[0] == "twice"]
     finally:
-        own.on_loop.call(entry.release)
+        own.on_loop.call(lease.release)
 
     assert cells == ["now"]
 

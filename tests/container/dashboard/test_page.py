@@ -65,11 +65,11 @@ def test_a_load_under_way_is_in_the_data(served, ask, until):
 def test_a_model_in_use_was_used_now(served):
     """However long ago its lease began."""
     running = served({"a": 10}, "a")
-    entry = running.on_loop.call(running.engine.cache.lease, "a")
-    entry.last_used -= 3600
+    lease = running.on_loop.call(running.engine.cache.lease, "a")
+    lease.entry.last_used -= 3600
     running.on_loop.call(running.service.watcher.sample)
     row = data(running)["models"][0]
-    running.on_loop.call(entry.release)
+    running.on_loop.call(lease.release)
     assert (row["idle"], row["leases"]) == (0, 1)
 
 

@@ -23,6 +23,7 @@ from model_handlers.errors import Kind, MmeError
 from serve.cache.entry import State
 from serve.cache.eviction import Policy, Rules
 from serve.cache.model_cache import ModelCache
+from serve.loading.measuring import Scales
 from serve.statistics import TargetStats
 from tests.serve.cache.listed import Listed
 from tests.serve.inside import books_of, give_loads, residents_of
@@ -171,7 +172,7 @@ class Press:
         self.measured = {}  # a loader remembers
         self.bare = set()
         self.delicate = set()
-        self.overruled = 0
+        self.scales = Scales()
         self.prepared = []
         self.deaf = False  # to whoever cancels a fetch
         self.failures = {}
@@ -216,10 +217,6 @@ class Press:
         """See `Loader`."""
         self.fail("try_files", prepared.name)
 
-    def overrule(self):
-        """See `Loader`."""
-        self.overruled += 1
-
     def load(self, prepared, token, more):  # noqa: ARG002 - a framework that loads does not look
         """See `Loader`."""
         self.fail("load", prepared.name)
@@ -251,14 +248,14 @@ class World:
         listed = Listed(lambda: residents_of(cache), cache.room.budget, self.policy)
         in_order = [listed.place(each) for each in listed.candidates(now)]
         assert [listed.place(each) for each in books.candidates(now)] == in_order
-        residents = [entry for entry in cache.all_entries() if entry.resident is not None]
-        assert sum((entry.footprint for entry in residents), cache.room.reserved) == cache.room.used()
-        for entry in residents:
-            assert entry.resident.started == 1
-            assert entry.footprint == entry.resident.footprint + Footprint(cache.residents.shared.charge(entry))
-            assert not (entry.leases and entry.resident.closed)
+        residents = list(cache.residencies())
+        assert sum((each.footprint for each in residents), cache.room.reserved) == cache.room.used()
+        for each in residents:
+            assert each.target.started == 1
+            assert each.footprint == each.target.footprint + Footprint(cache.residents.shared.charge(each))
+            assert not (each.leases and each.target.closed)
         assert all(held.closed <= 1 for held in self.press.made)
-        needed = [entry.prepared for entry in residents]
+        needed = [each.prepared for each in residents]
         assert all(artifact.released == 0 for artifact in needed)
 
     async def turn(self):
@@ -285,18 +282,23 @@ class World:
         await self.turn()
         return task
 
-    def task(self, name, what, source=None):
-        """The coroutine of it; a reload comes from the source that there is, or from another."""
+    async def task(self, name, what, source=None):
+        """Do it; a reload comes from the source that there is, or from another. What the load cost, if it is one."""
         entry = self.entry(name)
-        return (
-            self.cache.reload(entry, source or entry.source) if what == "reload" else getattr(self.cache, what)(entry)
-        )
+        if what == "acquire":
+            return (await self.cache.acquire(entry))[1]
+        if what == "reload":
+            return await self.cache.reload(entry, source or entry.source)
+        return await getattr(self.cache, what)(entry)
+
+    def release(self, name):
+        """End a lease on what serves under a name."""
+        self.entry(name).residency.release()
 
     def cut(self, name):
         """End a load of that name, if one is under way, as its time being over does."""
-        loading = self.entry(name).successor or self.entry(name)
-        if loading.task:
-            loading.task.cancel()
+        if load := self.entry(name).load:
+            load.task.cancel()
 
     async def resident(self, *names):
         """Models in memory, unleased, least recently used first."""
@@ -314,7 +316,7 @@ class World:
         assert self.press.in_memory == Footprint()
         assert all(held.closed == 1 for held in self.press.made)
         assert all(artifact.released == 1 for artifact in self.press.prepared)
-        assert {entry.state for entry in self.cache.entries.values()} <= {State.UNAVAILABLE}
+        assert {entry.state.shown for entry in self.cache.entries.values()} <= {"UNAVAILABLE"}
 
 
 @contextlib.asynccontextmanager
@@ -362,8 +364,8 @@ async def test_a_cold_model_is_loaded_and_leased(world):
     await world.do("load a")
     report = await task
     entry = world.cache.lease("a")
-    assert (entry.leases, entry.state, entry.footprint) == (2, State.READY, mb(60))
-    assert entry.leased() is world.press.made[0]
+    assert (entry.leases, entry.entry.state, entry.footprint) == (2, State.READY, mb(60))
+    assert entry.target is world.press.made[0]
     assert report.evicted == ()
     assert (entry.stats.hits, entry.stats.misses, entry.stats.loads) == (1, 1, 1)
     entry.release()
@@ -380,7 +382,7 @@ async def test_fifty_at_once_load_once(world):
     entry = world.entry("a")
     assert (entry.leases, entry.stats.misses, entry.stats.loads) == (50, 50, 1)
     for _ in tasks:
-        entry.release()
+        world.release("a")
 
 
 @pytest.mark.parametrize("step", ["prepare", "equip", "load", "start"])
@@ -403,7 +405,7 @@ async def test_a_failed_load_reaches_everybody_who_waits_and_the_next_tries_agai
     assert [failure(task) for task in [*tasks, loader]] == [kind] * 4
     assert "no such" in str(tasks[0].exception())
     entry = world.entry("a")
-    assert (entry.state, entry.leases, entry.waiters, entry.task) == (State.UNAVAILABLE, 0, [], None)
+    assert (entry.state, entry.leases, entry.load) == (State.FAILED, 0, None)
     assert "no such" in entry.reason
     assert (entry.stats.load_failures, entry.stats.loads) == (1, 0)
     assert world.cache.room.used() == Footprint()
@@ -412,7 +414,7 @@ async def test_a_failed_load_reaches_everybody_who_waits_and_the_next_tries_agai
     await world.do_all()
     await again
     assert (entry.reason, entry.state) == ("", State.READY)
-    entry.release()
+    world.release("a")
 
 
 @pytest.mark.parametrize("what", ["load", "reload"])
@@ -509,7 +511,7 @@ async def test_a_slow_load_is_in_nobodys_way(world):
         await world.do(piece)
     entry.release()
     await slow
-    world.entry("slow").release()
+    world.release("slow")
 
 
 async def test_a_measured_footprint_is_the_next_estimate(world):
@@ -525,7 +527,7 @@ async def test_a_measured_footprint_is_the_next_estimate(world):
     assert world.cache.room.reserved == mb(20)
     await world.do_all()
     await again
-    world.entry("a").release()
+    world.release("a")
 
 
 async def test_the_first_load_comes_to_its_end_before_others_begin():
@@ -545,7 +547,7 @@ async def test_the_first_load_comes_to_its_end_before_others_begin():
         assert failure(tasks[9]) is Kind.UNAVAILABLE
         assert [held.name for held in world.press.made] == list("abcdefghi")
         for name in "abcdefghi":
-            world.entry(name).release()
+            world.release(name)
 
 
 async def test_models_that_are_measured_together_load_one_after_the_other():
@@ -562,7 +564,7 @@ async def test_models_that_are_measured_together_load_one_after_the_other():
         await world.do_all()
         for task, name in zip(tasks, "abcd", strict=True):
             await task
-            world.entry(name).release()
+            world.release(name)
 
 
 # -- room --------------------------------------------------------------------------------------------------------------
@@ -576,19 +578,19 @@ async def test_the_least_recently_used_goes(world):
     task = await world.begin("c")
     await world.do("prepare c")
     assert world.desk.pending == ["close b"]
-    assert world.entry("b").state is State.UNLOADING
+    assert world.entry("b").state is State.EVICTING
     assert world.cache.lease("b") is None
     await world.do_all()
     assert (await task).evicted == ("b",)
     entry = world.entry("b")
-    assert (entry.evicted, entry.state, entry.reason) == (True, State.UNAVAILABLE, "evicted for 'c'")
+    assert (entry.state, entry.reason) == (State.EVICTED, "evicted for 'c'")
     assert entry.stats.evictions == {"load": 1}
-    world.entry("c").release()
+    world.release("c")
     back = await world.begin("b")
     await world.do_all()
     await back
-    assert not entry.evicted
-    entry.release()
+    assert entry.state is State.READY
+    world.release("b")
 
 
 async def test_each_eviction_is_one_line_and_one_count(world, caplog):
@@ -620,17 +622,17 @@ async def test_the_policy_chooses(policy, victim):
         assert world.desk.pending == [f"close {victim}"]
         await world.do_all()
         await task
-        world.entry("new").release()
+        world.release("new")
 
 
 async def test_uses_count_from_the_last_load(world):
     """A model that was out of memory begins anew, with those who waited for its load."""
     await world.resident("a")
     entry = world.entry("a")
-    assert entry.uses == 0
+    assert entry.residency.uses == 0
     for _ in range(3):
         world.cache.lease("a").release()
-    assert entry.uses == 3
+    assert entry.residency.uses == 3
     lease = world.cache.lease("a")
     unload = await world.begin("a", "unload")
     waiting = [await world.begin("a") for _ in range(2)]
@@ -638,9 +640,9 @@ async def test_uses_count_from_the_last_load(world):
     await world.do_all()
     await unload
     await asyncio.gather(*waiting)
-    assert entry.uses == 2
-    entry.release()
-    entry.release()
+    assert entry.residency.uses == 2
+    world.release("a")
+    world.release("a")
 
 
 async def test_the_age_at_the_last_use_is_that_of_the_textbook():
@@ -651,7 +653,7 @@ async def test_the_age_at_the_last_use_is_that_of_the_textbook():
 
         def ask(name):
             lease = world.cache.lease(name)
-            lease.reload_ns = 10**9 * (ord(name) - ord("a") + 1)
+            lease.entry.reload_ns = 10**9 * (ord(name) - ord("a") + 1)
             lease.release()
             ages[name] = books_of(world.cache).age
 
@@ -662,7 +664,7 @@ async def test_the_age_at_the_last_use_is_that_of_the_textbook():
                     await world.resident(name)
                     ages[name] = books_of(world.cache).age
                 else:
-                    world.entry(name).release()
+                    world.release(name)
                 ask(name)
                 residents = residents_of(world.cache)
                 assert {r.name: r.age for r in residents} == {r.name: ages.get(r.name, 0.0) for r in residents}
@@ -685,7 +687,7 @@ async def test_an_eviction_looks_at_those_in_front(policy):
                 await asyncio.sleep(0)
                 while world.desk.pending:
                     world.desk.do()
-        assert [name for name in names if world.entry(name).evicted] == names[:3]
+        assert [name for name in names if world.entry(name).state is State.EVICTED] == names[:3]
         assert books_of(world.cache).order.looks - looks < 40
 
 
@@ -699,7 +701,7 @@ async def test_a_pinned_model_is_never_evicted(by):
         await world.resident("keep", "b", "c")
         assert [entry.state for entry in map(world.entry, ("keep", "b", "c"))] == [
             State.READY,
-            State.UNAVAILABLE,
+            State.EVICTED,
             State.READY,
         ]
         world.press.sizes["big"] = (mb(61), mb(61))
@@ -722,10 +724,10 @@ async def test_a_model_stays_for_its_minimum(seconds):
         await world.do("prepare b")
         if seconds < 1:
             await until(lambda: world.desk.work)
-            assert time.monotonic() - world.entry("a").loaded_at >= seconds
+            assert time.monotonic() - world.entry("a").residency.loaded_at >= seconds
             await world.do_all()
             await task
-            world.entry("b").release()
+            world.release("b")
         else:
             with contextlib.suppress(MmeError):
                 await task
@@ -738,7 +740,7 @@ async def test_a_model_nobody_used_yet_is_as_recent_as_its_load(world):
     world.press.sizes = {name: (mb(40), mb(40)) for name in "abc"}
     world.entry("a")
     await world.resident("b", "a", "c")
-    assert world.entry("b").state is State.UNAVAILABLE
+    assert world.entry("b").state is State.EVICTED
     assert world.entry("a").state is State.READY
 
 
@@ -756,7 +758,7 @@ async def test_a_model_loaded_anew_serves_until_the_new_one_does(narrow):
     await reload
     new = narrow.cache.lease("a")
     assert new is not old
-    assert (old.state, new.state) == (State.UNLOADING, State.READY)
+    assert (old.leaving, new.leaving, new.entry.state) == (True, False, State.READY)
     assert narrow.cache.room.used() == mb(80)
     old.release()
     await narrow.turn()
@@ -794,17 +796,18 @@ async def test_requests_of_a_model_that_was_replaced_have_all_the_time_they_need
 async def test_a_successor_that_fails_leaves_the_old_one_serving(narrow, step):
     """Whoever asked for it is told; nobody else notices, and the next try may succeed."""
     await narrow.resident("a")
-    old = narrow.entry("a")
+    old = narrow.entry("a").residency
     narrow.press.failures[step, "a"] = [MmeError(Kind.INVALID_MODEL, "bad")]
     reload = await narrow.begin("a", "reload")
     await narrow.do_all()
     assert failure(reload) is Kind.INVALID_MODEL
-    assert narrow.entry("a") is old
-    assert (old.state, old.registered, old.reason) == (State.READY, True, "")
+    entry = narrow.entry("a")
+    assert entry.residency is old
+    assert (entry.state, entry.registered, entry.reason) == (State.READY, True, "")
     again = await narrow.begin("a", "reload")
     await narrow.do_all()
     await again
-    assert narrow.entry("a") is not old
+    assert entry.residency is not old
 
 
 @pytest.mark.parametrize("evicts", [True, False])
@@ -815,7 +818,7 @@ async def test_where_memory_has_no_room_for_both_the_old_one_goes_first(evicts):
         old = world.cache.lease("a")
         reload = await world.begin("a", "reload")
         await world.do("prepare a")
-        assert old.state is State.UNLOADING
+        assert (old.leaving, world.entry("a").state) == (True, State.RETURNING)
         waiting = await world.begin("a")
         assert (waiting.done(), world.entry("a").registered) == (False, True)
         old.release()
@@ -824,7 +827,7 @@ async def test_where_memory_has_no_room_for_both_the_old_one_goes_first(evicts):
         await reload
         await waiting
         assert [held.closed for held in world.press.made] == [1, 0]
-        world.entry("a").release()
+        world.release("a")
 
 
 async def test_the_old_one_goes_after_all_when_what_its_successor_waits_for_is_pinned():
@@ -832,15 +835,15 @@ async def test_the_old_one_goes_after_all_when_what_its_successor_waits_for_is_p
     async with world_of(rules=Rules(pins=("keep",))) as world:
         world.press.sizes = {"b": (mb(45), mb(45)), "keep": (mb(20), mb(20))}
         await world.resident("b")
-        old = world.entry("b")
+        old = world.entry("b").residency
         keep = await world.begin("keep", "load")
         await world.do("prepare keep")
         reload = await world.begin("b", "reload")
         await world.do("prepare b")
-        assert old.state is State.READY
+        assert not old.leaving
         await world.do("load keep")
         await keep
-        assert (old.state, world.desk.pending) == (State.UNLOADING, ["close b"])
+        assert (old.leaving, world.desk.pending) == (True, ["close b"])
         await world.do("close b", "load b")
         await reload
         assert world.cache.room.used() == mb(65)
@@ -870,7 +873,7 @@ async def test_the_old_one_goes_after_all_when_a_platform_loads_what_leaves_no_r
         world.press.measured["a"] = mb(60)
         reload = await world.begin("a", "reload")
         await world.do("prepare a")
-        assert world.entry("a").state is State.READY
+        assert world.entry("a").state is State.RELOADING
         small = await world.begin("c", "load")
         await world.do("prepare c", "load c")
         await small
@@ -935,10 +938,10 @@ async def test_models_loaded_anew_at_once_do_not_wait_for_each_other(names):
     async with world_of(turns=3) as world:
         world.press.sizes = dict.fromkeys(names, (mb(90 // len(names)),) * 2)
         await world.resident(*names)
-        old = {name: world.entry(name) for name in names}
+        old = [world.entry(name).residency for name in names]
         reloads = [await world.begin(name, "reload") for name in names]
         await world.do(*(f"prepare {name}" for name in names))
-        assert [old[name].state for name in names] == [State.UNLOADING] + [State.READY] * (len(names) - 1)
+        assert [each.leaving for each in old] == [True] + [False] * (len(names) - 1)
         await world.do_all()
         await asyncio.gather(*reloads)
 
@@ -947,17 +950,17 @@ async def test_a_model_loaded_anew_waits_for_another_that_will_make_room(world):
     """That one has room beside its old one once a request has ended: no model leaves before its successor is there."""
     world.press.sizes = {"a": (mb(45), mb(45)), "b": (mb(45), mb(45)), "c": (mb(10), mb(10))}
     await world.resident("a", "b", "c")
-    old = [world.entry(name) for name in "ab"]
+    old = [world.entry(name).residency for name in "ab"]
     lease = world.cache.lease("c")
     world.press.sizes["b"] = (mb(10), mb(10))
     world.press.measured["b"] = mb(10)
     reloads = [await world.begin(name, "reload") for name in "ab"]
     await world.do("prepare a", "prepare b")
-    assert [entry.state for entry in old] == [State.READY] * 2
+    assert not any(each.leaving for each in old)
     lease.release()
     await world.turn()
     await world.do("close c", "load b", "close b")
-    assert old[0].state is State.READY
+    assert not old[0].leaving
     await world.do_all()
     await asyncio.gather(*reloads)
 
@@ -968,7 +971,7 @@ async def test_others_leave_for_a_successor_before_the_one_that_it_replaces(narr
     old = narrow.cache.lease("a")
     reload = await narrow.begin("a", "reload")
     await narrow.do("prepare a")
-    assert (old.state, narrow.entry("b").state) == (State.READY, State.UNLOADING)
+    assert (old.leaving, narrow.entry("b").state) == (False, State.EVICTING)
     await narrow.do("close b", "load a")
     await reload
     old.release()
@@ -992,12 +995,12 @@ async def test_a_model_that_is_being_replaced_is_no_victim(narrow):
     await narrow.do("prepare a")
     other = await narrow.begin("b")
     await narrow.do("prepare b")
-    assert narrow.entry("a").state is State.READY
+    assert narrow.entry("a").state is State.RELOADING
     await narrow.do("load a")
     await reload
     await narrow.do("close a", "load b")
     await other
-    narrow.entry("b").release()
+    narrow.release("b")
 
 
 async def test_reloads_of_one_source_share_a_load_and_one_of_another_comes_after_it(narrow):
@@ -1082,13 +1085,13 @@ async def test_a_leased_model_is_no_victim(world):
     await world.do("prepare b")
     entry.release()
     await world.turn()
-    assert (world.desk.pending, entry.state) == ([], State.READY)
+    assert (world.desk.pending, entry.leaving) == ([], False)
     entry.release()
     await world.turn()
-    assert (world.desk.pending, entry.state) == (["close a"], State.UNLOADING)
+    assert (world.desk.pending, entry.leaving) == (["close a"], True)
     await world.do_all()
     assert (await task).evicted == ("a",)
-    world.entry("b").release()
+    world.release("b")
 
 
 async def test_the_platform_chooses_its_victims_itself():
@@ -1106,7 +1109,7 @@ async def test_the_platform_chooses_its_victims_itself():
         await world.do_all()
         await unload
         await retry
-        world.entry("b").release()
+        world.release("b")
 
 
 async def test_an_estimate_too_small_is_corrected_by_evicting(world):
@@ -1120,7 +1123,7 @@ async def test_an_estimate_too_small_is_corrected_by_evicting(world):
     await world.do_all()
     assert (await task).evicted == ("a",)
     assert world.cache.room.used() == mb(80)
-    world.entry("grown").release()
+    world.release("grown")
 
 
 @pytest.mark.parametrize("evicts", [True, False])
@@ -1154,10 +1157,10 @@ async def test_two_loads_that_underestimate_do_not_wait_for_each_other(world):
     assert (world.desk.pending, world.cache.room.reserved) == (["load a"], mb(51))
     await world.do("load a")
     assert (await tasks[0]).evicted == ()
-    world.entry("a").release()
+    world.release("a")
     await world.do_all()
     assert (await tasks[1]).evicted == ("a",)
-    world.entry("b").release()
+    world.release("b")
 
 
 async def test_a_load_that_waits_for_room_holds_up_no_other():
@@ -1172,11 +1175,11 @@ async def test_a_load_that_waits_for_room_holds_up_no_other():
         small = await world.begin("small")
         await world.do_all()
         assert small.done()
-        world.entry("small").release()
+        world.release("small")
         held.release()
         await world.do_all()
         await waiting
-        world.entry("big").release()
+        world.release("big")
 
 
 async def test_a_model_that_is_yet_to_be_equipped_holds_up_no_other():
@@ -1190,12 +1193,12 @@ async def test_a_model_that_is_yet_to_be_equipped_holds_up_no_other():
         quick = await world.begin("quick")
         await world.do("prepare quick", "load quick")
         await quick
-        world.entry("quick").release()
+        world.release("quick")
         await world.do("equip slow")
         assert world.desk.pending == ["equip next", "close quick"]
         await world.do_all()
         for task in (slow, waiting):
-            world.entry("slow" if task is slow else "next").release()
+            world.release("slow" if task is slow else "next")
             await world.do_all()
             await task
 
@@ -1244,7 +1247,7 @@ async def test_two_models_that_fit_one_at_a_time_take_turns(world):
             world.audit()
             await asyncio.sleep(0)
             assert world.entry(name).resident.closed == 0
-            world.entry(name).release()
+            world.release(name)
 
     async def threads():
         while True:
@@ -1267,7 +1270,7 @@ async def test_an_unload_waits_for_requests_and_hands_out_no_more_leases(world):
     await world.resident("a")
     entry = world.cache.lease("a")
     unload = await world.begin("a", "unload")
-    assert (entry.state, world.desk.pending) == (State.UNLOADING, [])
+    assert (entry.entry.state, world.desk.pending) == (State.UNLOADING, [])
     assert world.cache.lease("a") is None
     newcomer = await world.begin("a")
     assert not newcomer.done()
@@ -1278,7 +1281,7 @@ async def test_an_unload_waits_for_requests_and_hands_out_no_more_leases(world):
     await unload
     await newcomer
     assert [(held.started, held.closed) for held in world.press.made] == [(1, 1), (1, 0)]
-    entry.release()
+    world.release("a")
 
 
 async def test_an_unload_that_lost_patience_refuses_those_who_queue():
@@ -1343,10 +1346,10 @@ async def test_unloading_what_waits_to_be_equipped_ends_the_wait():
         assert world.desk.pending == ["load slow", "equip b"]
         await world.do("load slow")
         await slow
-        world.entry("slow").release()
+        world.release("slow")
         await world.do_all()
         await after
-        world.entry("b").release()
+        world.release("b")
 
 
 async def test_unloading_what_waits_for_room_ends_the_wait(world):
@@ -1375,7 +1378,7 @@ async def test_asking_for_what_is_being_given_up_is_answered(world):
     again = await world.begin("a")
     await world.do_all()
     await again
-    world.entry("a").release()
+    world.release("a")
 
 
 async def test_unloading_what_waits_to_be_loaded_anew(world):
@@ -1399,14 +1402,14 @@ async def test_a_resident_that_fails_to_close_is_gone_all_the_same(world, caplog
     again = await world.begin("a")  # waits for a to be gone
     await world.do("close a", "load b")
     await other
-    world.entry("b").release()
+    world.release("b")
     await world.do_all()
     await again
-    world.entry("a").release()
+    world.release("a")
     unload = await world.begin("a", "unload")
     await world.do_all()
     await unload
-    assert world.entry("a").state is State.UNAVAILABLE
+    assert world.entry("a").state is State.UNLOADED
     assert "driver stuck" in caplog.text
 
 
@@ -1437,7 +1440,7 @@ async def test_a_client_that_leaves_while_it_waits_holds_no_lease(world):
     entry = world.entry("a")
     assert [task.cancelled() for task in tasks] == [True] * 3
     assert (entry.leases, entry.state) == (1, State.READY)
-    entry.release()
+    world.release("a")
 
 
 async def test_a_client_that_leaves_as_its_lease_comes_gives_it_back(world):
@@ -1486,10 +1489,10 @@ async def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(world, s
         await world.turn()
         await world.do("close a")
         assert world.desk.pending == ["load b"]
-    world.entry("b").task.cancel()
+    world.cut("b")
     await world.turn()
     assert failure(waiting) is Kind.UNAVAILABLE
-    assert world.entry("b").state is State.UNAVAILABLE
+    assert world.entry("b").state is State.FAILED
     if stage == "load":  # a thread can't be interrupted: what it may have taken stays reserved until it comes back
         assert world.cache.room.reserved == mb(60)
     await world.do_all()
@@ -1500,7 +1503,7 @@ async def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(world, s
     again = await world.begin("b")
     await world.do_all()
     await again
-    world.entry("b").release()
+    world.release("b")
 
 
 # -- what hangs ---------------------------------------------------------------------------------------------------------
@@ -1521,13 +1524,13 @@ async def test_a_load_whose_time_is_over_is_given_up(stage, deaf):
         assert [failure(task) for task in waiting] == [Kind.UNAVAILABLE] * 2
         assert "did not load within" in str(waiting[0].exception())
         assert world.desk.pending == [f"{stage} slow"]
-        assert world.press.overruled == (stage == "load")
+        assert repr(world.press.scales.turns) == "<Turns: 1 free, 0 waiting>"
         give_loads(world.cache, 3600.0)
         world.press.sizes["other"] = (mb(30), mb(30))
         other = await world.begin("other")
         await world.do("prepare other", "load other")
         await other
-        world.entry("other").release()
+        world.release("other")
         if stage == "load":
             assert world.cache.room.used() == mb(90)
             again = await world.begin("slow")
@@ -1542,7 +1545,7 @@ async def test_a_load_whose_time_is_over_is_given_up(stage, deaf):
         again = await world.begin("slow")
         await world.do_all()
         await again
-        world.entry("slow").release()
+        world.release("slow")
 
 
 async def test_a_load_is_told_that_nobody_wants_it_any_more(world):
@@ -1563,12 +1566,12 @@ async def test_a_load_is_told_that_nobody_wants_it_any_more(world):
         task = await world.begin("a")
         await world.do("prepare a")
         if len(unwanted) > 1:
-            world.entry("a").abandoned = True
+            world.entry("a").load.cancel("not wanted")
         await world.do("load a")
         await world.do_all()
         await asyncio.wait([task])
         if not task.exception():
-            world.entry("a").release()
+            world.release("a")
             unload = await world.begin("a", "unload")
             await world.do_all()
             await unload
@@ -1588,7 +1591,7 @@ async def test_a_load_after_an_orphan_is_its_own(world, again):
     assert failure(task) is Kind.UNAVAILABLE
     give_loads(world.cache, 3600.0)
     await world.do_all()
-    assert world.entry("a").orphan.done()
+    assert world.entry("a").orphan is None
     if again == "acquire":
         await world.resident("b")
     world.press.failures["load", "a"] = [OSError("no such file")]
@@ -1629,7 +1632,7 @@ async def test_what_is_in_memory_or_on_its_way_is_not_forgotten(world):
     await asked
     world.cache.forget(entry)
     assert world.cache.entries["a"] is entry
-    entry.release()
+    world.release("a")
     unload = await world.begin("a", "unload")
     world.cache.forget(entry)
     assert world.cache.entries["a"] is entry
@@ -1691,9 +1694,9 @@ async def test_repr_is_fit_for_logs(world):
     await world.resident("a")
     world.cache.lease("a")
     assert repr(world.cache) == ("<ModelCache 1 ready of 1 known, <Room 60.0 MB of 100.0 MB taken, 0 claims waiting>>")
-    assert repr(world.entry("a")) == "<Entry a: READY, 60.0 MB, 1 leases>"
+    assert repr(world.entry("a")) == "<Entry a: ready, 60.0 MB, 1 leases>"
     assert world.cache.resident_count == 1
-    world.entry("a").release()
+    world.release("a")
 
 
 # -- everything at once ------------------------------------------------------------------------------------------------
@@ -1743,10 +1746,9 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         clients, held, ids = {}, [], count()
 
         async def client(number, name):
-            entry = world.entry(name)
-            await world.cache.acquire(entry)
-            assert entry.state is not State.LOADING
-            held.append(entry)
+            lease, _ = await world.cache.acquire(world.entry(name))
+            assert not lease.target.closed
+            held.append(lease)
 
         def check():
             world.audit()
@@ -1756,7 +1758,7 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
                 assert world.press.in_memory.fits(mb(100))
 
         def loading():
-            return any((entry.successor or entry).task for entry in world.cache.all_entries())
+            return any(entry.load for entry in world.cache.entries.values())
 
         for action, argument in actions:
             if action == "acquire":
@@ -1794,10 +1796,9 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         for task in clients.values():
             if not task.cancelled():
                 assert isinstance(task.exception(), MmeError | type(None))
-        left = [entry for entry in world.cache.all_entries() if entry.leases or entry.waiters or entry.task]
+        left = [entry for entry in world.cache.entries.values() if entry.leases or entry.load or entry.retiring]
         assert left == []
-        assert set(world.cache.all_entries()) == set(world.cache.entries.values())
-        assert not any(entry.successor or entry.predecessor for entry in world.cache.entries.values())
+        assert not any(each.leaving for each in world.cache.residencies())
 
 
 async def test_a_load_that_is_cancelled_before_it_begins_is_answered(world):
@@ -1812,7 +1813,7 @@ async def test_a_load_that_is_cancelled_before_it_begins_is_answered(world):
     for task in asked:
         with pytest.raises((MmeError, asyncio.CancelledError)):
             await task
-    assert (world.entry("a").task, world.entry("a").waiters) == (None, [])
+    assert world.entry("a").load is None
     await world.resident("a")
 
 
@@ -1873,11 +1874,11 @@ async def test_nobody_leaves_in_vain_whose_bytes_an_heir_takes_over(world, used)
     await (await world.begin(used))
 
     await world.resident("new")
-    assert world.entry("c").state is State.UNAVAILABLE
+    assert world.entry("c").state is State.EVICTED
     large = await world.begin("large", "load")
     await world.do_all()
     assert {world.entry(name).state for name in ("a", "b", "new")} == {State.READY}
-    world.entry(used).release()
+    world.release(used)
     await world.do_all()
     await large
 
@@ -1891,7 +1892,7 @@ async def test_those_who_share_leave_together_when_their_files_are_in_the_way(wo
     await world.resident("big")
 
     assert world.cache.room.used() == mb(60)
-    assert [world.entry(name).state for name in "abc"] == [State.UNAVAILABLE] * 3
+    assert [world.entry(name).state for name in "abc"] == [State.EVICTED] * 3
 
 
 async def test_files_that_went_meanwhile_are_claimed_after_all(world):

@@ -1,4 +1,4 @@
-"""Loads into one process take turns at being measured, and one that never ends is overruled."""
+"""Loads into one process take turns at being measured."""
 
 import threading
 
@@ -32,28 +32,3 @@ def test_who_waits_for_a_turn_may_give_up():
     assert caught.value.kind is Kind.CANCELLED
     go.set()
     first.join()
-
-
-def test_one_that_never_ends_is_overruled():
-    """Whoever waits behind it, and whoever comes, has a turn; when it ends after all, nobody else's turn ends with it."""
-    scales, begun, go, inside, leave = (
-        Scales(),
-        threading.Event(),
-        threading.Event(),
-        threading.Event(),
-        threading.Event(),
-    )
-    first = threading.Thread(target=scales.weigh, args=(lambda: (begun.set(), go.wait(60)),))
-    second = threading.Thread(target=scales.weigh, args=(lambda: (inside.set(), leave.wait(60)),))
-    first.start()
-    begun.wait(60)
-    second.start()
-    scales.overrule()
-    assert inside.wait(60)
-    go.set()
-    first.join()
-    with pytest.raises(MmeError):
-        scales.weigh(lambda: None, CancelToken(cancelled=lambda: True))
-    leave.set()
-    second.join()
-    assert scales.weigh(lambda: "third")[0] == "third"

@@ -156,7 +156,7 @@ async def test_a_client_that_left_meanwhile_is_not_served(engine, toys, shortage
     assert engine.submit("a", None, call.request)
     while not shortage.failed:  # noqa: ASYNC110 - an instance's doing
         await asyncio.sleep(0)
-    while call.request.lease is engine.cache.entries["a"]:  # noqa: ASYNC110 - until it was taken back
+    while call.request.lease is engine.cache.entries["a"].residency:  # noqa: ASYNC110 - until it was taken back
         await asyncio.sleep(0)
     call.request.cancel()
     await call.answer()

@@ -78,10 +78,10 @@ async def test_models_that_share_weights_are_charged_once(serving, write, settin
         own = {name: charge - settings.backbone * (name == "a") for name, charge in served.charges().items()}
         assert own["b"] < settings.backbone
         assert settings.head <= own["c"] < settings.head + settings.backbone
-        assert served.cache.residents.shared.charge(served.cache.entries["b"]) == 0
+        assert served.cache.residents.shared.charge(served.cache.entries["b"].residency) == 0
 
         await served.evict("a")  # the next that came is charged
-        assert served.cache.residents.shared.charge(served.cache.entries["b"]) == settings.backbone
+        assert served.cache.residents.shared.charge(served.cache.entries["b"].residency) == settings.backbone
         assert served.charges()["b"] >= settings.backbone
         await served.ask("a")
         assert served.cache.residents.shared.charge(served.cache.entries["a"]) == 0
