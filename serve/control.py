@@ -91,6 +91,11 @@ class Tier(Enum):
     PACKED = "packed"
 
 
+# Bytes of weights that are worth a form. Smaller models may be so quick that they execute on the event loop, which must
+# not wait for a disk, and mapped pages may have to come from there.
+LEAST_SHARED_WEIGHTS = 4 << 20
+
+
 def weights_of(config: ModelConfig, default: Weights) -> Weights:
     """What a model's configuration asks for, else what the operator does; INVALID_MODEL for what does not exist."""
     text = config.parameters.get(WEIGHTS)

@@ -31,6 +31,7 @@ from serve.cache.model_cache import ModelCache
 from serve.index import ModelIndex
 from serve.load_api import LoadApi, WaitGraph
 from serve.loading import verify
+from serve.loading.environments import EnvironmentStep
 from serve.loading.loader import ModelLoader
 from serve.loading.measuring import HeapTrim
 from serve.loading.meter import Meter
@@ -50,6 +51,7 @@ from serve.sources.source import InRepository, S3Model, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import Journal, LazyFile, StateFile
 from serve.threads import LOAD_PATIENCE_SECONDS, STARTER, ThreadPool, on_daemon
+from serve.weights.forms import target_forms
 from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
@@ -141,9 +143,8 @@ class Engine:
             known,
             require_gpu=options.require_gpu,
             scripts=self._script.scripts,
-            environments=Environments(options.cache_directory / "environments"),
-            store=self._store,
-            weights=options.weights,
+            environments=EnvironmentStep(Environments(options.cache_directory / "environments")),
+            forms=functools.partial(target_forms, self._store, options.weights),
             host=options.budget.host,
         )
         return ModelLoader(
@@ -204,7 +205,8 @@ class Engine:
         return self.origins.room is None or self.origins.room.has(size)
 
     def _begins_to_serve(self, target: Target) -> None:
-        self._tiering.watch(target)
+        if any(part.forms is not None for part in target.parts()):
+            self._tiering.watch(target)
         self._upkeep.watch(target)
         self._meter.watch(target)
 

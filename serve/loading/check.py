@@ -19,8 +19,7 @@ from model_handlers.environments.wanted import Prebuilt
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.worker.start import verify_file
-from serve.loading.environments import asks
-from serve.loading.prepare import asked_checks, unknown_parameters
+from serve.loading.prepare import asked_checks, asks, unknown_parameters
 from serve.model.ensemble_plan import check_circle, member_problems, not_available
 from serve.model.warmup import Warmup, initial_states
 from serve.sources.layout import CONFIG_NAME, config_file, config_text, ignored_versions, misnamed_config, versions_in

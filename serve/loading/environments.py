@@ -6,7 +6,7 @@ On load threads. What an environment is and how it is made: see `model_handlers.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Placement
@@ -19,8 +19,6 @@ from model_handlers.worker.parameters import PLACEMENT, Deadlines
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from model_handlers.base import Handler
-    from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.cache import Environments
     from model_handlers.environments.environment import Environment
     from model_handlers.environments.wanted import Wanted
@@ -37,9 +35,9 @@ class Brought:
     Of those that are `wanted` the server's own packages are enough for `met`; of the others those `there` were made.
     """
 
-    wanted: dict[Path, Wanted] = field(default_factory=dict)
-    met: frozenset[Path] = frozenset()
-    there: dict[Path, Environment] = field(default_factory=dict)
+    wanted: dict[Path, Wanted]
+    met: frozenset[Path]
+    there: dict[Path, Environment]
 
     @property
     def complete(self) -> bool:
@@ -61,38 +59,40 @@ class Brought:
         return sum(directory_size(path) if path.is_dir() else path.stat().st_size for path in inside)
 
 
-def asks(handler: type[Handler], config: ModelConfig, model_file: Path) -> Wanted | None:
-    """The environment that a model asks for, for a process of its own; None where it is content with ours."""
-    code = handler.traits(config, model_file).code
-    return code.environment() if code is not None else None
+class EnvironmentStep:
+    """What a load does for a model that asks for an environment of its own."""
 
+    def __init__(self, environments: Environments) -> None:
+        self._environments = environments
 
-def look(
-    environments: Environments | None,
-    directory: ModelDirectory,
-    handler: type[Handler],
-    placement: Placement,
-    token: CancelToken,
-) -> Brought:
-    """What a model's versions want, and what of it is there. Nothing is made.
+    def look(
+        self, wanted: dict[Path, Wanted], directory: ModelDirectory, placement: Placement, token: CancelToken
+    ) -> Brought:
+        """What of the environments that the model files of its versions want is there. Nothing is made.
 
-    Raises:
-        MmeError: INVALID_MODEL when the model can't have an environment, or names what is none; CANCELLED.
-    """
-    files = [directory.model_file(version) for version in directory.versions]
-    wanted = {file: asked for file in files if (asked := asks(handler, directory.config, file)) is not None}
-    if not wanted:
-        return Brought()
-    if placement is Placement.INLINE:
-        raise invalid_model(
-            f"model '{directory.name}' asks for an environment of its own, which only a process of its own can have: "
-            f"remove its parameter '{PLACEMENT}'"
-        )
-    assert environments is not None  # noqa: S101 - an engine has them
-    patience = _patience(directory, token)
-    met = frozenset(file for file, asked in wanted.items() if _is_met(asked, directory.name))
-    found = {file: environments.find(asked, patience) for file, asked in wanted.items() if file not in met}
-    return Brought(wanted, met, {file: environment for file, environment in found.items() if environment is not None})
+        Raises:
+            MmeError: INVALID_MODEL when the model can't have an environment, or names what is none; CANCELLED.
+        """
+        if placement is Placement.INLINE:
+            raise invalid_model(
+                f"model '{directory.name}' asks for an environment of its own, which only a process of its own can "
+                f"have: remove its parameter '{PLACEMENT}'"
+            )
+        patience = _patience(directory, token)
+        met = frozenset(file for file, asked in wanted.items() if _is_met(asked, directory.name))
+        found = {file: self._environments.find(asked, patience) for file, asked in wanted.items() if file not in met}
+        return Brought(wanted, met, {file: there for file, there in found.items() if there is not None})
+
+    def make(self, brought: Brought, directory: ModelDirectory, token: CancelToken) -> Brought:
+        """Make those that are not there yet.
+
+        Raises:
+            MmeError: INVALID_MODEL when one can't be made in the time of a load; OUT_OF_MEMORY: the disk; CANCELLED.
+        """
+        patience = _patience(directory, token)
+        missing = {file: asked for file, asked in brought.wanted.items() if file not in brought.met}
+        there = {file: self._environments.provide(asked, patience) for file, asked in missing.items()}
+        return replace(brought, there=there)
 
 
 def _is_met(wanted: Wanted, model: str) -> bool:
@@ -103,17 +103,6 @@ def _is_met(wanted: Wanted, model: str) -> bool:
     if lack:
         _log.info("it gets packages and a Python of its own: %s", lack, extra={"target_model": model})
     return not lack
-
-
-def make(environments: Environments, brought: Brought, directory: ModelDirectory, token: CancelToken) -> Brought:
-    """Make those that are not there yet.
-
-    Raises:
-        MmeError: INVALID_MODEL when one can't be made in the time of a load; OUT_OF_MEMORY: the disk; CANCELLED.
-    """
-    patience = _patience(directory, token)
-    missing = {file: asked for file, asked in brought.wanted.items() if file not in brought.met}
-    return replace(brought, there={file: environments.provide(asked, patience) for file, asked in missing.items()})
 
 
 def _patience(directory: ModelDirectory, token: CancelToken) -> Patience:

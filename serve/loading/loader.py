@@ -21,12 +21,10 @@ from model_handlers.worker.channel import WorkerLoop, at_home
 from model_handlers.worker.load_watch import LoadQuota, ReservationExceededError, allowed, allowing
 from serve.control import DEFAULT_LATENCIES
 from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
-from serve.loading.verify import BatchVerdicts, Proofs
 from serve.model.dispatch import DispatchQueue, LoopPoller
 from serve.model.ensemble import EnsembleModel, ServedSteps, checked_config, step_models
 from serve.model.ensemble_plan import blamed, not_available
 from serve.model.model import Model
-from serve.model.rate_limiter import ResourcePool
 from serve.model.warmup import Warmup, ensemble_labels, initial_states, read_labels
 from serve.statistics import new_stats
 from serve.threads import ThreadPool, UnderWay
@@ -42,7 +40,9 @@ if TYPE_CHECKING:
     from serve.cache.entry import JointLease
     from serve.control import Latencies
     from serve.loading.measuring import Others
+    from serve.loading.verify import BatchVerdicts, Proofs
     from serve.model.batch_proof import BatchProof
+    from serve.model.rate_limiter import LimitedInstances, ResourcePool
     from serve.model.replies import RetryRequest
     from serve.model.response_cache import ResponseCache
     from serve.model.warmup import Labels
@@ -234,14 +234,14 @@ class ModelLoader:
         self._footprints = preparer.footprints
         self._loop = loop
         self._stats = stats
-        self._proofs = proofs or Proofs()
-        self._verdicts = verdicts or BatchVerdicts()
+        self._proofs = proofs
+        self._verdicts = verdicts
         self._inline_ns = inline_ns
         self._outside = outside
         self._retry = retry
         self._responses = responses
         self._latencies = latencies
-        self._limits = limits or ResourcePool(loop, None)
+        self._limits = limits
         self._dispatches = DispatchQueue(loop)
         self._poll = poll or LoopPoller(loop, lambda: False)
         self._started = started
@@ -255,9 +255,10 @@ class ModelLoader:
 
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
         for each in (*prepared.members, prepared):
-            versions = each.directory.versions if each.is_delicate else ()
+            if self._proofs is None or not each.is_delicate:
+                continue
             with _blamed(each, prepared):
-                for version in versions:
+                for version in each.directory.versions:
                     token.check()
                     with _of_version(version):
                         self._proofs.provide(*_to_prove(each, version))
@@ -438,7 +439,7 @@ class ModelLoader:
             for lane, device in prepared.lanes:
                 handler = shared.get(device)
                 if handler is None:
-                    if prepared.is_delicate:  # it was tried, and waited for its turn since
+                    if self._proofs is not None and prepared.is_delicate:  # it was tried, and waited for its turn since
                         self._proofs.check(*_to_prove(prepared, version))
                     with offering(outside), at_home(self._home):
                         handler = prepared.start(version, config, device, lane)
@@ -465,7 +466,7 @@ class ModelLoader:
                 self._retry,
                 self._responses,
                 initial_states(config, directory.path),
-                self._limits.instances(directory.name, config.instance_group, prepared.lanes),
+                self._limited(prepared, config),
                 self._dispatches,
                 self._poll,
                 self._proof_of(prepared, version, config),
@@ -478,8 +479,14 @@ class ModelLoader:
                 handler.close()
             raise
 
+    def _limited(self, prepared: PreparedTarget, config: ModelConfig) -> LimitedInstances | None:
+        groups = config.instance_group
+        if self._limits is None or not any(group.resources for group in groups):
+            return None
+        return self._limits.instances(prepared.directory.name, groups, prepared.lanes)
+
     def _proof_of(self, prepared: PreparedTarget, version: int, config: ModelConfig) -> BatchProof | None:
-        if config.guess is Guess.NONE or prepared.handler is None:
+        if config.guess is Guess.NONE or prepared.handler is None or self._verdicts is None:
             return None
         return self._verdicts.proof(prepared.handler, config, prepared.directory.model_file(version))
 

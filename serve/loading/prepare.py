@@ -20,21 +20,19 @@ from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.mapped import MappedHandler
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.system import devices
+from model_handlers.system.disk import text_digest
 from model_handlers.worker.parameters import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT, Deadlines, placement_of
 from model_handlers.worker.start import start_isolated
 from serve.cache.footprints import Footprints
-from serve.control import WEIGHTS, Weights, weights_of
-from serve.loading.environments import Brought, look, make
+from serve.control import LEAST_SHARED_WEIGHTS, WEIGHTS, Weights, weights_of
 from serve.loading.measuring import Scales
 from serve.model.ensemble_plan import check_circle
 from serve.model.warmup import read_labels, warm_up
 from serve.sources.catalog import print_of
 from serve.sources.layout import ENTRY
-from serve.sources.override import digest_of
 from serve.sources.repository import ModelDirectory, open_model, open_target
 from serve.sources.scripts import Scripts
 from serve.sources.source import Archived, InRepository, Overridden, S3Model, Source, Unpacked
-from serve.weights.forms import TargetForms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,14 +40,17 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device, Runtime
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.cache import Environments
+    from model_handlers.environments.wanted import Wanted
     from model_handlers.system.threads import CancelToken
+    from serve.loading.environments import Brought, EnvironmentStep
     from serve.model.warmup import Labels
     from serve.sources.disk_budget import Hold
     from serve.sources.override import OverrideFolder
-    from serve.weights.store import WeightStore
+    from serve.weights.forms import TargetForms
 
     Check = tuple[str, Callable[[], object]]
+    # the step of models whose weights may lie on disk once for all that hold them
+    Forms = Callable[[ModelDirectory, type[MappedHandler], Traits], TargetForms | None]
 
 PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
 _ALIKE = 0.75  # what they begin with is alike already
@@ -111,12 +112,12 @@ class PreparedTarget:
     handler: type[Handler] | None  # None for an ensemble
     lanes: list[tuple[str, Device]]
     placement: Placement
-    brought: Brought  # the environments of its versions
     identity: str
     on_disk: Footprint
     estimate: Footprint
     pinned: bool
     traits: Traits = field(default_factory=Traits)
+    brought: Brought | None = None  # the environments of its versions, where they ask for any
     forms: TargetForms | None = None  # what it is loaded from; None where that is the model's files
     least: Footprint | None = None  # what it takes where that was measured, else bytes of its files
     labels: Labels | None = None  # of an ensemble of served models, its own
@@ -133,7 +134,8 @@ class PreparedTarget:
     @property
     def equipped(self) -> bool:
         """Whether every environment is there that the target's models bring."""
-        return self.brought.complete and all(member.equipped for member in self.members)
+        complete = self.brought is None or self.brought.complete
+        return complete and all(member.equipped for member in self.members)
 
     @property
     def alone(self) -> bool:
@@ -175,7 +177,8 @@ class PreparedTarget:
         assert self.handler is not None  # noqa: S101 - ensembles have no instances
         model_file = self.file(version, config, device)
         if self.placement is Placement.PROCESS:
-            environment = self.brought.there.get(self.directory.model_file(version))
+            there = {} if self.brought is None else self.brought.there
+            environment = there.get(self.directory.model_file(version))
             return start_isolated(self.handler, config, model_file, device, lane, environment)
         return settled(self.handler.load(config, model_file, device, lane), self.traits, device)
 
@@ -226,9 +229,8 @@ class Preparer:
         *,
         require_gpu: bool = False,  # whether KIND_GPU without a GPU is an error
         scripts: Callable[[], Scripts] = Scripts,
-        environments: Environments | None = None,  # None where no model brings any
-        store: WeightStore | None = None,  # None for no forms at all
-        weights: Weights = Weights.AUTO,
+        environments: EnvironmentStep | None = None,  # None where no model brings any
+        forms: Forms | None = None,  # None for no forms at all
         host: int = 0,  # bytes of the host that all models together may take; 0 for no bound
     ) -> None:
         self.footprints = footprints or Footprints()
@@ -236,8 +238,7 @@ class Preparer:
         self._require_gpu = require_gpu
         self._scripts = scripts
         self._environments = environments
-        self._store = store
-        self._weights = weights
+        self._forms = forms
         self._host = host
         self._shared: set[type[Handler]] = set()  # whose models share by now what they can
 
@@ -263,7 +264,7 @@ class Preparer:
         # First: what is written while the rest is read is a change.
         files = print_of(source.path) if sent is None else sent.contents
         directory = _opened(source, name, self._scripts(), override)
-        prepared = self._prepared(directory, name, directory.fingerprint() + digest_of(override), token)
+        prepared = self._prepared(directory, name, directory.fingerprint() + _digest_of(override), token)
         return replace(prepared, content=(files, override))
 
     def _fetched(self, name: str, source: Archived | S3Model, override: str, token: CancelToken) -> PreparedTarget:
@@ -276,7 +277,7 @@ class Preparer:
             opened = open_target if isinstance(source, Archived) else open_model
             path = artifact.path if isinstance(source, Archived) else artifact.path / source.name
             directory = opened(path, name, self._scripts(), override=override)
-            prepared = self._prepared(directory, name, artifact.identity + digest_of(override), token)
+            prepared = self._prepared(directory, name, artifact.identity + _digest_of(override), token)
         except BaseException:
             artifact.hold.release()
             raise
@@ -289,13 +290,10 @@ class Preparer:
         return replace(prepared, members=members, estimate=estimate)
 
     def equip(self, prepared: PreparedTarget, token: CancelToken) -> PreparedTarget:
-        environments = self._environments
-        assert environments is not None  # noqa: S101 - an engine has them
-        return replace(
-            prepared,
-            brought=make(environments, prepared.brought, prepared.directory, token),
-            members=tuple(self.equip(member, token) for member in prepared.members),
-        )
+        brought, members = prepared.brought, tuple(self.equip(member, token) for member in prepared.members)
+        if brought is not None and self._environments is not None:
+            brought = self._environments.make(brought, prepared.directory, token)
+        return replace(prepared, brought=brought, members=members)
 
     def _understood(self, directory: ModelDirectory, target: str, content: str, token: CancelToken) -> PreparedTarget:
         name = directory.name
@@ -310,7 +308,6 @@ class Preparer:
                 None,
                 [],
                 Placement.INLINE,
-                Brought(),
                 content,
                 none,
                 none,
@@ -326,15 +323,18 @@ class Preparer:
         if placement is Placement.INLINE:
             self._share(handler, traits.runtime, token)
         directory, lanes = self._placed(directory, traits.runtime)
-        brought = look(self._environments, directory, handler, placement, token)
-        size = directory.size() - brought.size_in(directory)
+        size, mark, brought = directory.size(), "", None
+        wanted = _environments_of(directory, handler) if traits.code is not None else None
+        if wanted and self._environments is not None:
+            brought = self._environments.look(wanted, directory, placement, token)
+            size, mark = size - brought.size_in(directory), brought.mark
         on_disk = devices.size_on(directory.config.instance_group, lanes, size)
         where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
-        identity = f"{content} {placement.value} {where}{brought.mark}"
+        identity = f"{content} {placement.value} {where}{mark}"
         watched = placement is Placement.PROCESS
         estimate = self.footprints.expected(identity, handler.backend, on_disk, traits.estimate_factor, watched=watched)
         pinned = is_pinned(directory.config)
-        forms = self._forms(directory, handler, traits, placement, lanes)
+        forms = self._forms_of(directory, handler, traits, placement, lanes) if size >= LEAST_SHARED_WEIGHTS else None
         least = self.footprints.known(identity) or on_disk
         if forms is not None and forms.known:
             estimate = least = forms.expected(forms.tier)
@@ -344,12 +344,12 @@ class Preparer:
             handler,
             lanes,
             placement,
-            brought,
             identity,
             on_disk,
             estimate,
             pinned,
             traits,
+            brought,
             forms,
             least,
         )
@@ -372,7 +372,7 @@ class Preparer:
         groups = devices.settled(groups, name, gpu_capable=gpu_capable)
         return replace(directory, config=replace(directory.config, instance_group=groups)), lanes
 
-    def _forms(
+    def _forms_of(
         self,
         directory: ModelDirectory,
         handler: type[Handler],
@@ -380,13 +380,27 @@ class Preparer:
         placement: Placement,
         lanes: list[tuple[str, Device]],
     ) -> TargetForms | None:
-        weights = weights_of(directory.config, self._weights)
         here = placement is Placement.INLINE and all(device == CPU for _, device in lanes)
         here = here and not directory.config.cpu_accelerators and not directory.config.op_libraries
-        if self._store is None or weights is Weights.PLAIN or not here or not issubclass(handler, MappedHandler):
+        if self._forms is None or not here or not issubclass(handler, MappedHandler):
             return None
-        files = {version: directory.model_file(version) for version in directory.versions}
-        return TargetForms(self._store, handler, traits, weights, directory.config, files)
+        return self._forms(directory, handler, traits)
+
+
+def asks(handler: type[Handler], config: ModelConfig, model_file: Path) -> Wanted | None:
+    """The environment that a model asks for, for a process of its own; None where it is content with ours."""
+    code = handler.traits(config, model_file).code
+    return code.environment() if code is not None else None
+
+
+def _environments_of(directory: ModelDirectory, handler: type[Handler]) -> dict[Path, Wanted]:
+    files = [directory.model_file(version) for version in directory.versions]
+    return {file: asked for file in files if (asked := asks(handler, directory.config, file)) is not None}
+
+
+def _digest_of(config: str) -> str:
+    """What an overridden configuration adds to the name of a model's content."""
+    return f"+{text_digest(config, 16)}" if config else ""
 
 
 def _of_how_many(lanes: list[tuple[str, Device]]) -> str:

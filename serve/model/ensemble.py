@@ -31,7 +31,6 @@ from serve.model.executor import Executors
 from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts
 from serve.model.readiness import JointReadiness
 from serve.model.replies import failure
-from serve.model.response_cache import cached_responses
 from serve.request import DecoupledError, InferenceRequest, InferenceResponse, Step, Timings, layout_of
 
 if TYPE_CHECKING:
@@ -178,7 +177,9 @@ class EnsembleModel:
         return wiring
 
     def _cache(self) -> CachedResponses | None:
-        return cached_responses(self.config, self._responses, self.stats, self._loop, reads_parameters=True)
+        if self._responses is None or not self.config.response_cache:
+            return None
+        return self._responses.of_model(self.config, self.stats, self._loop, reads_parameters=True)
 
     def unwire(self) -> None:
         """A step has left memory, or a step of one, which a wiring must not keep."""

@@ -22,7 +22,6 @@ from serve.model.executor import Surroundings, executors_for
 from serve.model.layout_check import ValidatedLayouts
 from serve.model.readiness import Readiness
 from serve.model.replies import Replies
-from serve.model.response_cache import cached_responses
 from serve.model.sequence_batcher import keeps_order, queue_for
 from serve.model.tensors import tensor_map_for
 from serve.request import DecoupledError
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from serve.model.executor import Executor
     from serve.model.rate_limiter import LimitedInstances
     from serve.model.replies import RetryRequest
-    from serve.model.response_cache import ResponseCache
+    from serve.model.response_cache import CachedResponses, ResponseCache
     from serve.model.sequence_batcher import Queue
     from serve.model.tensors import Batch
     from serve.request import InferenceRequest
@@ -124,7 +123,9 @@ class Model:
         self._checked = ValidatedLayouts(self.config, stats)
         self._timer = WakeTimer(loop, self._wake)
         stats.keep_first_responses(self.config)
-        self._cached = cached_responses(self.config, responses, stats, loop, reads_parameters=unasked)
+        self._cached: CachedResponses | None = None
+        if responses is not None and self.config.response_cache:
+            self._cached = responses.of_model(self.config, stats, loop, reads_parameters=unasked)
         stats.batching = ""
         if signature.proof is not None:
             signature.proof.listen(functools.partial(self._learnt, signature.proof))

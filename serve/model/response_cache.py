@@ -73,6 +73,18 @@ class ResponseCache(LRUCache[Any, Any]):
         for key in list(self._keys.get(owner, ())):
             del self[owner, key]
 
+    def of_model(
+        self, config: ModelConfig, stats: ModelStats, loop: asyncio.AbstractEventLoop, *, reads_parameters: bool
+    ) -> CachedResponses | None:
+        """The part of a model that asks for one; None where the cache is switched off."""
+        if not self.maxsize:
+            _log.warning(
+                "its responses are not cached: the response cache is switched off", extra={"target_model": config.name}
+            )
+            return None
+        in_order = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
+        return CachedResponses(self, stats, loop, reads_parameters=reads_parameters, in_order=in_order)
+
 
 class CachedResponses:
     """One model version's part of the cache.
@@ -149,26 +161,6 @@ class CachedResponses:
             )
         said = _said(request) if self._reads_parameters else ()
         return request.layout.inputs, request.layout.outputs, said, digest.digest()
-
-
-def cached_responses(
-    config: ModelConfig,
-    cache: ResponseCache | None,
-    stats: ModelStats,
-    loop: asyncio.AbstractEventLoop,
-    *,
-    reads_parameters: bool,
-) -> CachedResponses | None:
-    """A model's part of the cache; None where it asks for none, or there is none."""
-    if not config.response_cache:
-        return None
-    if cache is None or not cache.maxsize:
-        _log.warning(
-            "its responses are not cached: the response cache is switched off", extra={"target_model": config.name}
-        )
-        return None
-    in_order = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
-    return CachedResponses(cache, stats, loop, reads_parameters=reads_parameters, in_order=in_order)
 
 
 class _Keeping:

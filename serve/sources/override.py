@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
-from model_handlers.system.disk import directory_size, disk_errors, file_digest, text_digest
+from model_handlers.system.disk import directory_size, disk_errors, file_digest
 from serve.sources.source import InRepository, Overridden, origin
 from serve.state_file import goes_on, life_of
 
@@ -68,11 +68,6 @@ def check_override(override: Override) -> dict[str, bytes]:
         if inside:
             raise invalid_argument(f"file parameters name '{path}' as a file, and as the folder of '{inside[0]}'")
     return files
-
-
-def digest_of(config: str) -> str:
-    """What an overridden configuration adds to the name of a model's content."""
-    return f"+{text_digest(config, 16)}" if config else ""
 
 
 class OverrideFolder:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from model_handlers.base import Footprint, settled
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.disk import directory_size
-from serve.control import Tier, Weights
+from serve.control import LEAST_SHARED_WEIGHTS, Tier, Weights, weights_of
 from serve.model.warmup import warm_up
 from serve.weights.store import Reference, reference_to
 
@@ -25,15 +25,24 @@ if TYPE_CHECKING:
     from model_handlers.base import Handler, Traits
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.mapped import MappedHandler
+    from serve.sources.repository import ModelDirectory
     from serve.weights.refining import Refiner
     from serve.weights.store import Form, WeightStore
 
 _log = logging.getLogger("mme.weights")
-# Bytes of weights that are worth a form. Smaller models may be so quick that they execute on the event loop, which must
-# not wait for a disk, and mapped pages may have to come from there.
-_SMALLEST = 4 << 20
 _FAR_SLOWER = 3.0  # times; kernels that can't do with weights as they are: such a model is packed from the start
 _WORTH_PACKING = 1.05  # times quicker, at least
+
+
+def target_forms(
+    store: WeightStore, usual: Weights, directory: ModelDirectory, handler: type[MappedHandler], traits: Traits
+) -> TargetForms | None:
+    """The forms of a model on the host's processors; None where it is to be loaded plainly."""
+    weights = weights_of(directory.config, usual)
+    if weights is Weights.PLAIN:
+        return None
+    files = {version: directory.model_file(version) for version in directory.versions}
+    return TargetForms(store, handler, traits, weights, directory.config, files)
 
 
 class TargetForms:
@@ -181,12 +190,12 @@ class TargetForms:
         """A new form of a version, to be kept later; None when there can't be one."""
         file = self._files[version]
         size = _size(file)
-        if size < _SMALLEST or not self._store.open() or not self._store.has_room(size):
+        if size < LEAST_SHARED_WEIGHTS or not self._store.open() or not self._store.has_room(size):
             return None
         try:
             with self._store.draft() as draft:
                 graph = self._handler.write_form(self._config, file, draft)
-                if sum(draft.blobs.values()) < _SMALLEST:
+                if sum(draft.blobs.values()) < LEAST_SHARED_WEIGHTS:
                     return None
                 form = self._store.add_written(draft, graph)
                 self._references[version] = reference_to(draft, form.key)
