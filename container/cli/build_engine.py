@@ -92,10 +92,4 @@ class _Line:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-COMMAND = Command(
-    "build-engine",
-    "build an engine of TensorRT from an ONNX model",
-    _EXAMPLES,
-    _add_flags,
-    "container.cli.build_engine:run",
-)
+COMMAND = Command("build-engine", "build an engine of TensorRT from an ONNX model", _EXAMPLES, _add_flags, run)

@@ -25,13 +25,13 @@ Number = TypeVar("Number", int, float)
 
 
 class Command(NamedTuple):
-    """A command: its name, a line of help, examples, its flags, and `module:function` that runs it."""
+    """A command: its name, a line of help, examples, its flags, and what runs it."""
 
     name: str
     summary: str
     examples: str
     add_flags: Callable[[argparse.ArgumentParser], None]
-    run: str
+    run: Callable[[argparse.Namespace], int]
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:

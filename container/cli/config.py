@@ -134,10 +134,4 @@ def _print_table(rows: Sequence[Row], head: str, usual: str, form: str) -> int:
     return 0
 
 
-COMMAND = Command(
-    "config",
-    "check configurations, and list what becomes of their fields",
-    _EXAMPLES,
-    _add_flags,
-    "container.cli.config:run",
-)
+COMMAND = Command("config", "check configurations, and list what becomes of their fields", _EXAMPLES, _add_flags, run)

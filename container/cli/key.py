@@ -67,6 +67,4 @@ def _add(path: Path, line: str, flag: int) -> None:
         os.close(file)
 
 
-COMMAND = Command(
-    "key", "make a key for clients, and its line for the server", _EXAMPLES, _add_flags, "container.cli.key:run"
-)
+COMMAND = Command("key", "make a key for clients, and its line for the server", _EXAMPLES, _add_flags, run)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,7 +21,7 @@ from container.ship import bench, deploy, invoke, pack, push
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from container.cli.command import Command
 
@@ -67,10 +66,8 @@ def serve_command(argv: Sequence[str] | None = None) -> int:
 
 def _guarded(command: Command, arguments: argparse.Namespace) -> int:
     """Run a command; an error becomes a sentence on standard error and an exit code."""
-    module, _, function = command.run.partition(":")
     try:
-        run: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
-        return run(arguments)
+        return command.run(arguments)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `mme models | head -1`

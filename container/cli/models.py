@@ -205,4 +205,4 @@ def _columns(table: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-COMMAND = Command("models", "list a server's models", _EXAMPLES, _add_flags, "container.cli.models:run")
+COMMAND = Command("models", "list a server's models", _EXAMPLES, _add_flags, run)

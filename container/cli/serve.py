@@ -127,4 +127,4 @@ def _become_gunicorn(settings: Settings, words: Sequence[str]) -> None:
     Server(settings, again).run()
 
 
-COMMAND = Command("serve", "start the server", _EXAMPLES, add_flags, "container.cli.serve:run")
+COMMAND = Command("serve", "start the server", _EXAMPLES, add_flags, run)

@@ -35,6 +35,4 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command(
-    "settings", "list every variable the server reads", _EXAMPLES, _add_flags, "container.cli.settings:run"
-)
+COMMAND = Command("settings", "list every variable the server reads", _EXAMPLES, _add_flags, run)

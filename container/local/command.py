@@ -77,10 +77,10 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=number(0, DAY), default=limit, metavar="SECONDS", help=text)
 
 
-COMMAND = Command(
-    "local",
-    "run a SageMaker endpoint on this machine, for boto3",
-    _EXAMPLES,
-    _add_flags,
-    "container.local.running:run",
-)
+def run(arguments: argparse.Namespace) -> int:
+    from container.local import running  # noqa: PLC0415 - boto3, and all of the server
+
+    return running.run(arguments)
+
+
+COMMAND = Command("local", "run a SageMaker endpoint on this machine, for boto3", _EXAMPLES, _add_flags, run)

@@ -56,15 +56,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the figures as JSON")
 
 
-COMMAND = Command(
-    "bench",
-    "measure a server or an endpoint: rates and latencies by concurrency",
-    _EXAMPLES,
-    _add_flags,
-    "container.ship.bench:run",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Level:
     """What so many clients saw. Times are milliseconds of an answer; `loads` is None where the server does not tell."""
@@ -213,3 +204,8 @@ def _ask(send: Sender, request: Request, target: str) -> str:
             time.sleep(0.1)
         return "error"
     return next((what for what in ("hit", "miss") if f"cache;desc={what}" in timing), "answer")
+
+
+COMMAND = Command(
+    "bench", "measure a server or an endpoint: rates and latencies by concurrency", _EXAMPLES, _add_flags, run
+)

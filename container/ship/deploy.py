@@ -132,27 +132,6 @@ def _add_delete_flags(parser: argparse.ArgumentParser) -> None:
     add_region(parser)
 
 
-COMMANDS = (
-    Command(
-        "deploy", "make an endpoint on SageMaker", _DEPLOY_EXAMPLES, _add_deploy_flags, "container.ship.deploy:run"
-    ),
-    Command(
-        "update",
-        "bring something new behind an endpoint, without a gap",
-        _UPDATE_EXAMPLES,
-        _add_update_flags,
-        "container.ship.deploy:run_update",
-    ),
-    Command(
-        "delete",
-        "take down what `mme deploy` made",
-        _DELETE_EXAMPLES,
-        _add_delete_flags,
-        "container.ship.deploy:run_delete",
-    ),
-)
-
-
 def run(arguments: argparse.Namespace) -> int:
     aws = Aws(arguments.region or "")
     check_name(arguments.name)
@@ -399,3 +378,16 @@ def _ask(count: int) -> None:
     print(f"delete these {count}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise invalid_argument("nothing was deleted")
+
+
+COMMANDS = (
+    Command("deploy", "make an endpoint on SageMaker", _DEPLOY_EXAMPLES, _add_deploy_flags, run),
+    Command(
+        "update",
+        "bring something new behind an endpoint, without a gap",
+        _UPDATE_EXAMPLES,
+        _add_update_flags,
+        run_update,
+    ),
+    Command("delete", "take down what `mme deploy` made", _DELETE_EXAMPLES, _add_delete_flags, run_delete),
+)

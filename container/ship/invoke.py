@@ -69,9 +69,6 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept", metavar="TYPE", help="the content type that is wanted back")
 
 
-COMMAND = Command("invoke", "send one request and print the answer", _EXAMPLES, _add_flags, "container.ship.invoke:run")
-
-
 def run(arguments: argparse.Namespace) -> int:
     from container.ship.client import sender_of  # noqa: PLC0415 - heavy
     from container.ship.requests import request_of  # noqa: PLC0415 - numpy
@@ -118,3 +115,6 @@ def _show(answer: HttpResponse, output: Path | None) -> None:
         content_type = answer.headers.get("content-type", "no content type")
         raise invalid_argument(f"the answer is {len(answer.body)} bytes of {content_type}: give --output FILE")
     sys.stdout.buffer.write(answer.body)
+
+
+COMMAND = Command("invoke", "send one request and print the answer", _EXAMPLES, _add_flags, run)

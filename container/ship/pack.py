@@ -53,11 +53,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", type=int, default=1, help="0 (fastest) to 3 (smallest); default 1")
 
 
-COMMAND = Command(
-    "pack", "make a .tar.gz that a multi-model endpoint can load", _EXAMPLES, _add_flags, "container.ship.pack:run"
-)
-
-
 def run(arguments: argparse.Namespace) -> int:
     if arguments.output is None or not arguments.output.is_dir():
         return _pack(arguments)
@@ -175,3 +170,6 @@ def _size(count: float) -> str:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
+
+
+COMMAND = Command("pack", "make a .tar.gz that a multi-model endpoint can load", _EXAMPLES, _add_flags, run)

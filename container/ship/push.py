@@ -45,9 +45,6 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add_region(parser)
 
 
-COMMAND = Command("push", "upload archives to S3", _EXAMPLES, _add_flags, "container.ship.push:run")
-
-
 @dataclass(frozen=True, slots=True)
 class Upload:
     """An archive, its place, its SHA-256, and what is at that place now: nothing (None), the same (True) or another."""
@@ -172,3 +169,6 @@ def _upload(s3: Any, uploads: list[Upload], *, replace: bool) -> None:
 
 def _only_new(params: dict[str, Any], **_: Any) -> None:
     params["IfNoneMatch"] = "*"
+
+
+COMMAND = Command("push", "upload archives to S3", _EXAMPLES, _add_flags, run)

@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from container.cli import main, settings
+from container.cli import main
 from container.observe import logs
 from container.process.gunicorn_app import Server
 from container.settings import Mode
@@ -243,7 +243,7 @@ def test_version_is_printed(capsys):
 
 def test_an_unexpected_error_is_a_sentence_and_a_traceback_only_on_request(monkeypatch, capsys):
     """A bug of ours does not throw its traceback at a person, unless --debug asks for it."""
-    monkeypatch.setattr(settings, "run", lambda _arguments: 1 // 0)
+    monkeypatch.setattr("container.settings.settings_table", lambda: 1 // 0)
 
     assert run("settings") == 1
     assert capsys.readouterr().err.splitlines() == [
