@@ -57,9 +57,7 @@ COMPILED = {
         "http2/frames",
         "http2/streams",
         "inference/http",
-        "inference/request_limit",
-        "inference/request_memory",
-        "inference/turn_budget",
+        "inference/limits",
     ],
 }
 

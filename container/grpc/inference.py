@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from container.grpc.rpc import Rpc
-    from container.inference.request_limit import RequestLimit
+    from container.inference.limits import RequestLimit
     from container.steps.restrictions import Forwarding
     from container.traces.tracing import Tracing
     from model_handlers.config.model_config import ModelConfig

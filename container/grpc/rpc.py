@@ -24,8 +24,8 @@ from container.http2 import frames
 from container.http2.frames import LARGEST, MOST_FIELDS
 from container.inference.errors import STATUSES, Status, known
 from container.inference.headers import text_of
+from container.inference.limits import Inflating, out_of_request_memory
 from container.inference.offload import by_thread
-from container.inference.request_memory import Inflating, out_of_request_memory
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from container.http2.frames import Fields
     from container.http2.streams import Http2Stream
-    from container.inference.request_memory import RequestMemory
+    from container.inference.limits import RequestMemory
 
     Rest = Coroutine[Any, Any, bytes | None]
     Unary = Callable[[bytes, "Rpc"], Rest | None]

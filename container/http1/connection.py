@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from container.http1.request import HEAD_END, HttpRequest, RequestParser
 from container.http1.rules import JSON_TYPE, KIB, Refusal, error_body
-from container.inference.turn_budget import BODY, SMALL, STEP, TurnBudget
+from container.inference.limits import BODY, SMALL, STEP, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

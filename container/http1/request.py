@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from container.http1.connection import BodyStream, HttpProtocol
     from container.http1.rules import Fields, Limits
     from container.http1.server import Http1Server
-    from container.inference.request_memory import RequestMemory
+    from container.inference.limits import RequestMemory
 
 HEAD_END = b"\r\n\r\n"
 # uvloop reads 256 KiB at once, at most: by so much may we overestimate a head that began in the middle of a read.

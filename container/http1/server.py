@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from container.http1.connection import HttpProtocol
 from container.http1.request import KnownHeads
 from container.http1.rules import body_too_large, status_line
-from container.inference.request_memory import RequestMemory
-from container.inference.turn_budget import Turns
+from container.inference.limits import RequestMemory, Turns
 from container.process.resources import ConnectionCap, most_connections
 
 if TYPE_CHECKING:

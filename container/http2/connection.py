@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from container.http2 import frames
 from container.http2.frames import LARGEST, ConnectionFault, ErrorCode
 from container.http2.streams import MAX_STREAMS, WIDE, WINDOW, FloodGuard, Output, StreamTable
-from container.inference.turn_budget import BODY, SMALL, STEP, TurnBudget
+from container.inference.limits import BODY, SMALL, STEP, TurnBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from container.http2.streams import Begin
-    from container.inference.turn_budget import Turns
+    from container.inference.limits import Turns
     from container.process.resources import ConnectionCap
 
 _log = logging.getLogger("mme.http2")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from container.http2.connection import Connection, Watch
     from container.http2.frames import Fields
-    from container.inference.turn_budget import TurnBudget, Turns
+    from container.inference.limits import TurnBudget, Turns
 
     Begin = Callable[["Http2Stream", Fields | None], Receiver | None]
 

@@ -22,7 +22,7 @@ from serve.request import InferenceResponse
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from container.inference.request_limit import RequestLimit
+    from container.inference.limits import RequestLimit
     from container.steps.step import Step
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine

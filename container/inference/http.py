@@ -44,8 +44,8 @@ from container.inference import errors
 from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
 from container.inference.errors import known, log_failure
 from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_VARIANT, name_of
+from container.inference.limits import Inflating, RequestMemory, out_of_request_memory
 from container.inference.offload import by_thread as on_thread
-from container.inference.request_memory import Inflating, RequestMemory, out_of_request_memory
 from container.steps.sessions import SESSION_ID, SessionCalls
 from container.steps.shared_memory import AT_ONCE, Regions, Unread
 from container.traces.tracing import follow
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from container.http1 import HttpRequest
-    from container.inference.request_limit import RequestLimit
+    from container.inference.limits import RequestLimit
     from container.settings import Settings
     from container.steps.restrictions import Forwarding, Restrictions
     from container.steps.sessions import Visit

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from container.dashboard.document import Documents
 from container.dashboard.history import Watcher
 from container.inference.http import InferRoutes
+from container.inference.limits import RequestLimit, RequestMemory
 from container.inference.offload import by_thread
-from container.inference.request_limit import RequestLimit
-from container.inference.request_memory import RequestMemory
 from container.observe.emf import EmfReporter
 from container.observe.logs import LogControl
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model

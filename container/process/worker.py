@@ -21,8 +21,8 @@ from gunicorn.workers.base import Worker
 from container.control.app import ControlPlane
 from container.http1 import Http1Server, Limits
 from container.inference.errors import too_large
+from container.inference.limits import Turns
 from container.inference.offload import by_thread
-from container.inference.turn_budget import Turns
 from container.process.resources import ConnectionCap, OpenFiles, QuietCollector, most_connections, raise_limit
 from container.process.restarts import LostGpus
 from container.process.service import Service

@@ -8,8 +8,16 @@ from container.http1 import Http1Server, Limits
 from container.http2 import frames
 from container.http2.connection import Connection, Keepalive
 from container.http2.frames import MOST_FIELDS, ConnectionFault, ErrorCode, HeaderBlocks, OversizedFault
-from container.inference.request_memory import RequestMemory
-from container.inference.turn_budget import ALL_SECONDS, EACH_SECONDS, HEADS, LEAST_SECONDS, STEP, TurnBudget, Turns
+from container.inference.limits import (
+    ALL_SECONDS,
+    EACH_SECONDS,
+    HEADS,
+    LEAST_SECONDS,
+    STEP,
+    RequestMemory,
+    TurnBudget,
+    Turns,
+)
 from container.process.resources import ConnectionCap
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Told, Wire
 

@@ -11,8 +11,7 @@ from container.grpc.rpc import Calls, Method
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
 from container.http2.connection import Connection, Keepalive
-from container.inference.request_memory import Inflating, RequestMemory
-from container.inference.turn_budget import Turns
+from container.inference.limits import Inflating, RequestMemory, Turns
 from container.process.resources import ConnectionCap, most_connections
 from container.process.service import request_memory
 from container.settings import Settings, SettingsError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
 from container.http2.frames import ConnectionFault, ErrorCode, HeaderBlocks, StreamFault
-from container.inference.turn_budget import Turns
+from container.inference.limits import Turns
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Life, Told, Wire
 from tests.fuzz.hunt import FindingError, Target
 

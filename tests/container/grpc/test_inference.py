@@ -11,7 +11,7 @@ import pytest
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc import inference as module
 from container.grpc.inference import Inference, InferStream
-from container.inference.request_limit import RequestLimit
+from container.inference.limits import RequestLimit
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32
 from serve.request import InferenceResponse

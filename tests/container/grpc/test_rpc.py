@@ -16,7 +16,7 @@ from container.grpc.rpc import Calls, Method, Rpc
 from container.http2 import frames
 from container.http2.streams import WINDOW, Http2Stream
 from container.inference.errors import Status
-from container.inference.request_memory import RequestMemory
+from container.inference.limits import RequestMemory
 from model_handlers.errors import Kind, MmeError
 from tests.container.http2.conftest import listening
 from tests.waiting import until

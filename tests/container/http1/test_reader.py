@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.http1 import Http1Server, Limits
-from container.inference.turn_budget import Turns
+from container.inference.limits import Turns
 from tests.fuzz.wires import Loop, Plain
 
 STREAM = (

@@ -7,7 +7,7 @@ import pytest
 
 from container.http2 import frames
 from container.http2.connection import Connection, Keepalive, drain
-from container.inference.turn_budget import Turns
+from container.inference.limits import Turns
 from container.process.resources import ConnectionCap
 from tests.waiting import until
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from container.inference.request_limit import RequestLimit
+from container.inference.limits import RequestLimit
 from container.settings import Mode
 from model_handlers.errors import Kind
 
