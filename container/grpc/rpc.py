@@ -546,7 +546,6 @@ class Rpc:
         self._over()
         if stream.over:
             return
-        stream.receiver = None  # what comes now is of no use, while what was sent before may have to wait
         stream.end(frames.header_block(fields if self._sent else [*_FIELDS, *fields]))
 
     def _leave(self) -> None:
@@ -576,6 +575,7 @@ class Rpc:
             self._deadline = None
         self._stop_looking()
         self._reader.close()
+        self._stream.receiver = None  # what comes now is of no use, while what was sent may have to wait
 
 
 def refuse(call: Rpc, error: Exception) -> None:

@@ -155,7 +155,11 @@ class Grpc:
     def __init__(self, limit, cap=100):
         loop = asyncio.get_running_loop()
         self.memory, self.cap, self.wire, self.got = RequestMemory(limit), ConnectionCap(cap), Wire(), []
-        methods = {b"/unary": Method(unary=self.unary), b"/stream": Method(streaming=self.streaming)}
+        methods = {
+            b"/unary": Method(unary=self.unary),
+            b"/stream": Method(streaming=self.streaming),
+            b"/once": Method(streaming=self.once),
+        }
         self.calls = Calls(methods, 1 << 20, "", self.memory)
         self.connection = Connection(
             loop, self.calls.begin, set(), Keepalive(loop), Turns(loop.call_soon, lambda: 0.0), self.cap
@@ -174,6 +178,10 @@ class Grpc:
         """Read all of it."""
         while (message := await call.read()) is not None:
             self.got.append((message, call))
+
+    async def once(self, call):
+        """Answer whatever comes."""
+        call.write_now(b"answer")
 
     def call(self, number, path, *more):
         """Begin a call."""
@@ -243,6 +251,21 @@ async def test_messages_count_by_their_inflated_size(size):
     await until(lambda: grpc.got)
     assert grpc.memory.used == size
     grpc.got[0][1].free(size)
+    assert grpc.memory.used == 0
+    await grpc.close()
+
+
+async def test_what_comes_behind_the_answer_counts_nothing():
+    """A client that goes on sending, while its window keeps the answer here, takes no memory from others for good."""
+    grpc = Grpc(1000)
+    grpc.begin()
+    grpc.connection.data_received(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    grpc.call(1, b"/once")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    grpc.data(1, bytes(500))
+    grpc.connection.data_received(frames.window_update(1, 100))
+    assert not grpc.connection.streams.open
     assert grpc.memory.used == 0
     await grpc.close()
 
