@@ -298,7 +298,14 @@ def holds_many_strings(message: ModelInferRequest, size: int) -> bool:
 def _inputs(message: ModelInferRequest, form: tuple[Description, ...], regions: Regions) -> list[Array]:
     """The tensors: in shared memory, or in raw contents, which are those of all others in their order, or typed."""
     arrays, model = [], message.model_name
-    raw = iter(message.raw_input_contents) if message.raw_input_contents else None
+    raw = None
+    if message.raw_input_contents:
+        sent = [
+            each.name for each in message.inputs if not (each.parameters and names_region(each.parameters, each.name))
+        ]
+        if len(message.raw_input_contents) < len(sent):
+            raise _no_data(sent[len(message.raw_input_contents)], model)
+        raw = iter(message.raw_input_contents)  # Triton ignores those without an input
     for tensor, description in zip(message.inputs, form, strict=True):
         name, data_type, shape = description
         has_contents = tensor.HasField("contents")
@@ -318,9 +325,7 @@ def _inputs(message: ModelInferRequest, form: tuple[Description, ...], regions: 
                     f"contents field must not be specified when using raw_input_contents for '{name}' for model "
                     f"'{model}'"
                 )
-            data = next(raw, None)  # Triton ignores those without an input
-            if data is None:
-                raise _no_data(name, model)
+            data = next(raw)
             check_size(len(data), name, data_type, shape)
             arrays.append(view(data, 0, len(data), name, data_type, shape, model))
     return arrays
