@@ -99,34 +99,19 @@ class Reply:
 
 
 class Call:
-    """One request of a client.
-
-    Args:
-        engine: that of the server.
-        limit: of the time that it may take.
-        body: what was sent.
-        reply: where the answer goes.
-
-    Attributes:
-        name, version: the model that it is for. Set before it starts.
-        patience: seconds that its model may take to load, None for any number.
-        steps: what else is done around it, () for nothing.
-        request: what was submitted, None once it is over.
-        report: what its load cost, if it had to wait for one.
-        over: whether no answer is waited for any more.
-    """
+    """One request of a client."""
 
     def __init__(self, engine: Engine, limit: RequestLimit | None, body: Body, reply: Reply) -> None:
         self.engine = engine
         self.body = body
         self.reply = reply
-        self.name = ""
+        self.name = ""  # of the model that it is for; set before it starts
         self.version: int | None = None
-        self.patience: float | None = None
-        self.steps: tuple[Step, ...] = ()
-        self.request: InferenceRequest | None = None
-        self.report: LoadReport | None = None
-        self.over = False
+        self.patience: float | None = None  # seconds that its model may take to load
+        self.steps: tuple[Step, ...] = ()  # what else is done around it
+        self.request: InferenceRequest | None = None  # what was submitted, None once it is over
+        self.report: LoadReport | None = None  # of a load that it had to wait for
+        self.over = False  # no answer is waited for any more
         self._limit = limit
         self._behind: deque[tuple[int, Any]] | None = None  # what waits while a thread encodes
         self._writer: asyncio.Task[None] | None = None  # for as long

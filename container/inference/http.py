@@ -88,26 +88,14 @@ _AS_JSON = OutputOptions(binary=False)
 
 
 class HttpReply(Reply):
-    """The answer to one request over HTTP.
-
-    Args:
-        server: what serves it.
-        exchange: where the answer goes.
-        route: by which it came.
-        kind: how the answer is written; `infer`, whatever the route says, once a model takes the body as it came.
-
-    Attributes:
-        wanted: how the client wants tensors. Set once the request is decoded; None where the answer is a body.
-        kserve_form: whether a binary answer tells the length of its header as KServe has it.
-        session: header lines that tell of the session that the request is of.
-    """
+    """The answer to one request over HTTP."""
 
     def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, kind: InferenceType) -> None:
         self.exchange = exchange
-        self.kind = kind
-        self.wanted: OutputOptions | None = None
-        self.kserve_form = False
-        self.session = b""
+        self.kind = kind  # `infer`, whatever the route says, once a model takes the body as it came
+        self.wanted: OutputOptions | None = None  # for tensors, once the request is decoded
+        self.kserve_form = False  # a binary answer tells the length of its header as KServe has it
+        self.session = b""  # header lines that tell of the session that the request is of
         self._server = server
         self._flavor = route.flavor or Flavor.SAGEMAKER
         self._is_kserve = route.flavor is Flavor.KSERVE
@@ -131,7 +119,6 @@ class HttpReply(Reply):
         return functools.partial(self._encode, response, event, self._names(response))
 
     def encode(self, response: InferenceResponse, event: int) -> tuple[bytes, bytes, Parts]:
-        """As what `encoding` returns."""
         return self._encode(response, event, self._names(response))
 
     def _names(self, response: InferenceResponse) -> Names | None:
@@ -284,11 +271,9 @@ class HttpReply(Reply):
             self.exchange.end()
 
     def patience_is_over(self, call: Call) -> MmeError:
-        """The Runtime API answers so that the client may try again."""
         return StillLoadingError(call.name)
 
     def close(self, call: Call) -> None:  # noqa: ARG002 - it is the same whatever the call
-        """Nothing is left to be told."""
         self.exchange.on_disconnect = None
         self._first = None
         if self.wanted is not None:
@@ -304,14 +289,7 @@ class StillLoadingError(MmeError):
 
 
 class HttpBody(Body):
-    """What one request over HTTP has sent: its body, and what its headers say of it.
-
-    Args:
-        server: what serves it.
-        exchange: where it came from.
-        route: by which.
-        reply: where its answer goes.
-    """
+    """What one request over HTTP has sent: its body, and what its headers say of it."""
 
     def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, reply: HttpReply) -> None:
         self._server = server
@@ -323,7 +301,6 @@ class HttpBody(Body):
         self._decoded: InferenceRequest | MmeError | None = None  # before its model is known
 
     def forget(self) -> None:
-        """See `Body.forget`."""
         self._decoded = None
 
     def _raw(self, call: Call) -> InferenceRequest:
@@ -375,7 +352,6 @@ class HttpBody(Body):
         self._hold(body)
 
     def _hold(self, body: bytes) -> None:
-        """Count what the body is once it is inflated."""
         if not self._exchange.hold(len(body)):
             raise out_of_request_memory(self._server.memory)
         self._body = body
@@ -385,7 +361,6 @@ class TensorBody(HttpBody):
     """A request of `infer`: tensors, in JSON or behind it, or alone."""
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
-        """See `Body.decode`."""
         if not self._is_kserve and takes_raw_body(config):
             return self._raw(call)
         found, self._decoded = self._decoded, None
@@ -412,7 +387,7 @@ class TensorBody(HttpBody):
         return found
 
     async def prepare(self, call: Call, *, by_thread: bool) -> None:
-        """See `Body.prepare`. Of what may be for a script, an error waits for the model."""
+        """Of what may be for a script, an error waits for the model."""
         by_thread = by_thread and self._body is not None  # else it was for inflating it
         await self._inflate()
         body = self._inflated()
@@ -482,7 +457,6 @@ class GenerateBody(HttpBody):
         self._config: ModelConfig | None = None  # for which it was decoded
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
-        """See `Body.decode`."""
         if not self._is_kserve and takes_raw_body(config):
             return self._raw(call)
         found, self._decoded = self._decoded, None
@@ -496,7 +470,7 @@ class GenerateBody(HttpBody):
         return self._made(call, found, takes_several=True)
 
     async def prepare(self, call: Call, *, by_thread: bool) -> None:  # noqa: ARG002 - its size says enough
-        """See `Body.prepare`. Nothing else is read before the model is known."""
+        """Nothing else is read before the model is known."""
         await self._inflate()
         body, layouts = self._inflated(), self._server.decoder.layouts
         self._config = config = self._server.engine.index.config(call.name, call.version)

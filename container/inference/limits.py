@@ -63,7 +63,6 @@ class RequestLimit:
             self._under_way[request] = self._now
 
     def over(self, request: Call) -> None:
-        """It is answered, or its client has left."""
         self._under_way.pop(request, None)
 
     def _tick(self) -> None:
@@ -86,17 +85,10 @@ class RequestLimit:
 
 
 class RequestMemory:
-    """The budget of all connections together.
-
-    Args:
-        limit: bytes.
-
-    Attributes:
-        used: bytes, of requests as they arrived.
-    """
+    """The budget of all connections together, in bytes."""
 
     def __init__(self, limit: int) -> None:
-        self.used = 0
+        self.used = 0  # of requests as they arrived
         self._limit = limit
         self._most = limit  # less what threads inflate at the moment
         self._lock = threading.Lock()
@@ -105,7 +97,6 @@ class RequestMemory:
         return f"<RequestMemory: {self.used} of {self._most} bytes>"
 
     def fits(self, size: int) -> bool:
-        """Whether so many further bytes would."""
         return self.used + size <= self._most
 
     def take(self, size: int) -> bool:
@@ -117,7 +108,6 @@ class RequestMemory:
         return False
 
     def free(self, size: int) -> None:
-        """Count them no more."""
         self.used -= size
 
     @property
@@ -185,20 +175,13 @@ class Waiting(Protocol):
 
 
 class TurnBudget:
-    """What one connection has spent.
-
-    Attributes:
-        turn: the number of that in which it was last seen.
-        ends: when its time in that turn is over.
-        heads: bytes of heads, in that turn.
-        rested: whether it had nothing to do in the turns before.
-    """
+    """What one connection has spent."""
 
     def __init__(self) -> None:
-        self.turn = -_RESTED
-        self.ends = 0.0
-        self.heads = 0
-        self.rested = True
+        self.turn = -_RESTED  # in which it was last seen
+        self.ends = 0.0  # its time in that turn
+        self.heads = 0  # bytes, in that turn
+        self.rested = True  # it had nothing to do in the turns before
 
 
 class Turns:

@@ -95,58 +95,6 @@ def test_an_unsound_head_is_refused(known, line):
     assert client.at_end()
 
 
-@pytest.mark.parametrize("size", [1, 20, len(HEAD) - 1, len(HEAD), len(POST) - 1])
-def test_a_repeat_in_two_pieces(known, size):
-    """It is put together, wherever it was cut."""
-    server, client = known()
-    connection = server.alone()
-    for body in (b"123", b"456"):
-        client.send((HEAD + body)[:size])
-        server.until(lambda: not connection.parser.between)
-        assert client.ask((HEAD + body)[size:]).body == b"POST /a " + body
-        assert unparsed(server, client, POST).body == b"POST /a abc"
-
-
-@pytest.mark.parametrize("raw", [POST * 2, POST + HEAD + b"xyz" + POST, (b"\r\n" + POST) * 2])
-def test_repeats_in_one_go(known, raw):
-    """Each is answered, in its order."""
-    server, client = known()
-    client.send(raw)
-
-    assert [client.answer().body for _ in range(raw.count(HEAD))] == [
-        b"POST /a " + part[:3] for part in raw.split(HEAD)[1:]
-    ]
-    assert unparsed(server, client, POST).body == b"POST /a abc"
-
-
-@pytest.mark.parametrize("rest", [b"G", b"GET /r", b"GET /r HTTP/1.1\r\nHost: a\r\n\r"])
-def test_a_repeat_with_the_beginning_of_another(known, rest):
-    """The beginning belongs to what comes next, even where that looks like a repeat."""
-    server, client = known()
-    connection = server.alone()
-
-    assert client.ask(POST + rest).body == b"POST /a abc"
-    server.until(lambda: not connection.parser.between)
-    assert client.ask(b"GET /r HTTP/1.1\r\nHost: a\r\n\r\n"[len(rest) :]).body == b"GET /r "
-
-    assert client.ask(POST + rest).body == b"POST /a abc"
-    assert client.ask(POST).status == 400
-
-
-def test_a_body_that_holds_the_head(known):
-    """In whole or in part, it stays a body."""
-    server, client = known()
-    connection = server.alone()
-    head = HEAD.replace(b"3", b"%d" % len(POST))
-    for _ in range(4):
-        assert client.ask(head + POST).body == b"POST /a " + POST
-    assert unparsed(server, client, head + POST).body == b"POST /a " + POST
-
-    client.send(head)
-    server.until(lambda: connection.parser.arriving)
-    assert client.ask(POST).body == b"POST /a " + POST
-
-
 def test_repeats_while_an_answer_is_owed(serve, later):
     """They wait, each for the one before it, also behind others that were parsed."""
     server = serve(later)
