@@ -31,8 +31,8 @@ from model_handlers.base import Footprint, by_device
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices, memory
 from model_handlers.system.threads import processors
+from model_handlers.worker.limits import Deadlines
 from model_handlers.worker.memory import SIZES
-from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import BusyPoll
 from serve.cache.eviction import Rules
 from serve.cache.room import megabytes

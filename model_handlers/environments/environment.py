@@ -17,7 +17,7 @@ from typing import Any
 from model_handlers.errors import invalid_model
 from model_handlers.system.threads import CancelToken
 from model_handlers.worker.fork_server import Program
-from model_handlers.worker.parameters import LOAD_TIMEOUT
+from model_handlers.worker.limits import LOAD_TIMEOUT
 
 _ELF = b"\x7fELF"
 _CLASS = 5  # bytes of a program's header that say what it is, and of how many bits

@@ -46,7 +46,7 @@ _MOST_ALIVE = 64 << 20  # bytes of large responses of a model in memory
 _HELD_SECONDS = 1.0
 
 
-class Poller(Protocol):
+class BusyLoop(Protocol):
     """What may keep the loop awake for what comes next."""
 
     def arm(self) -> None: ...
@@ -57,7 +57,7 @@ class WorkerLoop:
     """The event loop that workers are heard on, and threads for what it can't wait for."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, run: Callable[[Callable[[], object]], None], poll: Poller
+        self, loop: asyncio.AbstractEventLoop, run: Callable[[Callable[[], object]], None], poll: BusyLoop
     ) -> None:
         self.loop = loop
         self.run = run  # has a thread do something, soon

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
     from model_handlers.worker.channel import WorkerLoop
+    from model_handlers.worker.limits import Deadlines
     from model_handlers.worker.memory import Segment
-    from model_handlers.worker.parameters import Deadlines
     from model_handlers.worker.process import Child
     from model_handlers.worker.requests import Answers, SentBatch
     from model_handlers.worker.wire import Message

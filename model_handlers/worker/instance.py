@@ -18,9 +18,8 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices, memory
 from model_handlers.system.threads import advised
 from model_handlers.worker.fork_client import ChildDiedError, ChildOutgrownError, forks_with
-from model_handlers.worker.load_watch import LoadWatch, allowed
+from model_handlers.worker.limits import Deadlines, LoadWatch, allowed
 from model_handlers.worker.memory import Batches
-from model_handlers.worker.parameters import Deadlines
 from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
 from model_handlers.worker.process import Child, admit, leave
 from model_handlers.worker.wire import ProtocolError, error_from

@@ -27,11 +27,11 @@ from model_handlers.worker.fork_client import (
     ChildDiedError,
     ChildOutgrownError,
     Leash,
+    Output,
     forks_with,
     milliseconds,
     signal_name,
 )
-from model_handlers.worker.output import Output
 from model_handlers.worker.wire import MessageReader, ProtocolError, encode_message
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from model_handlers.worker.channel import home_of_load
 from model_handlers.worker.executor import RequestsWorker, TensorWorker
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.instance import NONSENSE, InstanceProcess
+from model_handlers.worker.limits import PLACEMENT, Deadlines
 from model_handlers.worker.memory import SIZES
-from model_handlers.worker.parameters import PLACEMENT, Deadlines
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.process import Child
 from model_handlers.worker.wire import error_from

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker.load_watch import ReservationExceededError
+from model_handlers.worker.limits import ReservationExceededError
 from serve.cache.entry import Residency, State
 from serve.request import LoadReport
 from serve.threads import Progress, Turns

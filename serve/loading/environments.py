@@ -14,7 +14,7 @@ from model_handlers.environments.environment import Patience
 from model_handlers.environments.wanted import Prebuilt, lack_of
 from model_handlers.errors import invalid_model
 from model_handlers.system.disk import directory_size, disk_errors
-from model_handlers.worker.parameters import PLACEMENT, Deadlines
+from model_handlers.worker.limits import PLACEMENT, Deadlines
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import NEVER, within
 from model_handlers.worker.channel import WorkerLoop, at_home
-from model_handlers.worker.load_watch import LoadQuota, ReservationExceededError, allowed, allowing
+from model_handlers.worker.limits import LoadQuota, ReservationExceededError, allowed, allowing
 from serve.control import DEFAULT_LATENCIES
 from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
 from serve.model.dispatch import DispatchQueue, LoopPoller

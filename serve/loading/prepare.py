@@ -21,7 +21,7 @@ from model_handlers.mapped import MappedHandler
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.system import devices
 from model_handlers.system.disk import text_digest
-from model_handlers.worker.parameters import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT, Deadlines, placement_of
+from model_handlers.worker.limits import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT, Deadlines, placement_of
 from model_handlers.worker.start import start_isolated
 from serve.cache.footprints import Footprints
 from serve.control import LEAST_SHARED_WEIGHTS, WEIGHTS, Weights, weights_of

@@ -23,7 +23,7 @@ from container.http1 import Http1Server, Limits
 from container.inference.errors import too_large
 from container.process.service import Service
 from container.settings import Mode, PingMode, Settings
-from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.limits import Deadlines
 from serve.threads import ThreadPool
 from tests.onnx_types import ONNX_TYPES
 from tests.waiting import PATIENCE

@@ -3,8 +3,8 @@
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker import load_watch
-from model_handlers.worker.load_watch import LoadQuota, ReservationExceededError, allowed, allowing
+from model_handlers.worker import limits
+from model_handlers.worker.limits import LoadQuota, ReservationExceededError, allowed, allowing
 
 
 class Room:
@@ -27,11 +27,11 @@ class Room:
 @pytest.fixture
 def machine(monkeypatch):
     """A machine of 1,000 bytes, of which so many are free."""
-    monkeypatch.setattr(load_watch, "_OTHERS_LEAST", 0)
+    monkeypatch.setattr(limits, "_OTHERS_LEAST", 0)
 
     def machine(free):
-        monkeypatch.setattr(load_watch.memory, "host_memory", lambda: 1000)
-        monkeypatch.setattr(load_watch.memory, "free_memory", lambda: free)
+        monkeypatch.setattr(limits.memory, "host_memory", lambda: 1000)
+        monkeypatch.setattr(limits.memory, "free_memory", lambda: free)
 
     return machine
 

@@ -17,7 +17,7 @@ from container.process.service import Service, engine_options
 from container.settings import Mode, PingMode, Settings, SettingsError
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.limits import Deadlines
 from serve.cache.eviction import Policy, Rules
 from serve.control import Control
 from serve.engine import Engine

@@ -40,8 +40,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.system import memory
 from model_handlers.worker import fork_client, process
 from model_handlers.worker.fork_client import ForkClient, forks_with
-from model_handlers.worker.load_watch import LoadQuota, allowing
-from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.limits import Deadlines, LoadQuota, allowing
 from model_handlers.worker.policies import LIMIT
 from model_handlers.worker.process import OOM_KILLS
 from model_handlers.worker.start import verify_file

@@ -18,7 +18,7 @@ from model_handlers.worker import process, start
 from model_handlers.worker.executor import TensorWorker
 from model_handlers.worker.fork_client import FORKS, forks_with
 from model_handlers.worker.instance import Lives
-from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.limits import Deadlines
 from model_handlers.worker.process import OOM_KILLS
 from tests.waiting import eventually
 
@@ -171,6 +171,20 @@ def test_who_crashes_takes_the_others_along_and_all_come_back(guest):
     assert echo(good) == X.tolist()
     assert do(bad, "nothing")[0].tolist() == X.tolist()
     assert pid(good) == pid(bad) != before
+
+
+def test_models_that_leave_a_process_that_crashed_leave_the_next_one_to_those_in_it(guest):
+    """What is loaded then shares it, as long as any model is in it."""
+    first, second = guest(Misbehaves), guest(Misbehaves, name="b")
+    with pytest.raises(MmeError, match="SIGSEGV"):
+        do(first, "segfault")
+    third = guest(name="c")
+    second.close()
+    first.close()
+    fourth = guest(name="d")
+
+    assert pid(fourth) == pid(third)
+    assert echo(third) == echo(fourth) == X.tolist()
 
 
 def test_who_finds_the_process_of_no_use_ends_it_and_all_come_back(guest):

@@ -41,8 +41,8 @@ from model_handlers.config.model_config import (
 )
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16, BYTES, FP32, INT32, TensorFormat, TensorSpec
-from model_handlers.worker.output import MAX_LINE, LineSplitter, Output
-from model_handlers.worker.parameters import Deadlines, placement_of
+from model_handlers.worker.fork_client import MAX_LINE, LineSplitter, Output
+from model_handlers.worker.limits import Deadlines, placement_of
 from model_handlers.worker.process import OomKills, counters, read_count
 
 _LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})

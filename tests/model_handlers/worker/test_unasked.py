@@ -18,7 +18,7 @@ from model_handlers.model_calls import Override
 from model_handlers.requests import ModelRequest, ModelResponse
 from model_handlers.tensor import FP32
 from model_handlers.worker.channel import Channel
-from model_handlers.worker.parameters import Deadlines
+from model_handlers.worker.limits import Deadlines
 from model_handlers.worker.policies import LIMIT
 from tests.responders import Responses
 from tests.waiting import PATIENCE, eventually

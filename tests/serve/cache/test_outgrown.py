@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker import load_watch
+from model_handlers.worker import limits
 from serve.cache.entry import State
 from tests.processes import below, still_there
 from tests.serve.hungry import MB, ask, engine_of, host_bytes, write_hungry
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fork_server")
 @pytest.fixture
 def no_memory_to_spare(monkeypatch):
     """The machine has none that is free but for models' budget: a load takes no more than is promised to it."""
-    monkeypatch.setattr(load_watch.memory, "free_memory", lambda: 0)
+    monkeypatch.setattr(limits.memory, "free_memory", lambda: 0)
 
 
 async def refused(engine, name):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model_handlers.config.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
-from model_handlers.worker.parameters import EXECUTION_TIMEOUT
+from model_handlers.worker.limits import EXECUTION_TIMEOUT
 from serve.model.dispatch import InlinePolicy
 from serve.model.model import Model
 from serve.statistics import ModelStats
