@@ -165,13 +165,6 @@ BINARY_TYPE = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 _BINARY_TYPE = BINARY_TYPE.decode()
 _BINARY_MEDIA_TYPE = _BINARY_TYPE.partition(";")[0]
 _KSERVE_HEADER = "inference-header-content-length"
-# What clients call JSON, boto3 and curl among them, where they do not think about it.
-_SAID_OF_JSON = {
-    "application/json",
-    "application/octet-stream",
-    "application/x-www-form-urlencoded",
-    _BINARY_MEDIA_TYPE,
-}
 
 
 def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool) -> tuple[int | None, bool]:
@@ -201,18 +194,6 @@ def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool)
     return None, kserve
 
 
-def explained(error: MmeError, content_type: str, body: bytes) -> MmeError:
-    """Why a body was not understood, with a word about one that its content type calls no JSON, and that is none."""
-    base = content_type.partition(";")[0].strip().lower()
-    if not base or base in _SAID_OF_JSON or body.lstrip()[:1] == b"{":
-        return error
-    return MmeError(
-        error.kind,
-        f"{error.message}; this model takes tensors, in JSON or Triton's binary form: bodies of {base[:64]} are for "
-        "models with an inference script",
-    )
-
-
 def accepts_binary(accept: str) -> bool:
     """Whether an Accept header asks for the binary form first of all. What else it may say, JSON is the answer."""
     return accept[: len(_BINARY_MEDIA_TYPE)].lower() == _BINARY_MEDIA_TYPE
@@ -237,11 +218,11 @@ def _checked(text: str, body_length: int, what: str) -> int:
 
 FORM_OF_INFER = "a JSON object with 'inputs'"
 FORM_OF_GENERATE = "a JSON object"
+_HINT = "; send a JSON object with 'inputs', or binary data behind one whose length the request tells"
 OF_SEQUENCES = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 RESERVED = frozenset({"priority", "timeout", "binary_data_output"}) | OF_SEQUENCES
 _NONFINITE = (b"NaN", b"Infinity")  # and -Infinity: as Triton's parser and Python's write and read them
 _LONGEST_SEQUENCE_ID = 128  # bytes, as Triton has it
-_LONGEST_HEADER = 1 << 16  # bytes in which the end of JSON is looked for, where its length is not told
 
 
 class RequestFields:
@@ -409,12 +390,13 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        if not goes_beyond(text):
-            raise _not_json(error, text) from None
         try:
-            document = beyond_json(text)
+            document = beyond_json(text) if goes_beyond(text) else None
         except (ValueError, TypeError, RecursionError):
-            raise _not_json(error, text) from None
+            document = None
+        if document is None:
+            hint = _HINT if form == FORM_OF_INFER else ""
+            raise invalid_argument(f"failed to parse the request JSON buffer: {error}{hint}") from None
     if not isinstance(document, dict):
         raise NoInputsError if form == FORM_OF_INFER else invalid_argument(f"the request must be {form}")
     return document
@@ -434,37 +416,6 @@ def beyond_json(text: bytes) -> Any:
     document = json.loads(text.decode("utf-8-sig"))
     orjson.dumps(document)  # refuses what orjson would not have read: larger numbers, half characters, deep nesting
     return document
-
-
-def _not_json(error: orjson.JSONDecodeError, text: bytes) -> MmeError:
-    hint = _tensors_behind(text) or _bytes_alone(text)
-    return invalid_argument(f"failed to parse the request JSON buffer: {error}{hint}")
-
-
-def _tensors_behind(text: bytes) -> str:
-    """What to do about tensors behind JSON whose length is not told."""
-    begin = bytes(text[:_LONGEST_HEADER]).decode("latin-1")  # of which each character is a byte
-    try:
-        document, end = json.JSONDecoder().raw_decode(begin)
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(document, dict) or "inputs" not in document or not text[end:].strip():
-        return ""
-    return f"; tensors lie behind its {end} bytes: say so by the content type {BINARY_TYPE.decode()}{end}"
-
-
-def _bytes_alone(text: bytes) -> str:
-    """What to do about the bytes of a tensor, or of another file, without anything in front of them."""
-    begin = bytes(text[:_LONGEST_HEADER])
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(begin)
-    except UnicodeDecodeError:
-        is_text = False
-    else:
-        is_text = b"\0" not in begin
-    if is_text or begin.lstrip()[:1] in {b"{", b"["}:
-        return ""
-    return "; the bytes of a tensor do not say which one it is: send JSON, or a JSON header in front of them"
 
 
 def client_id(document: Mapping[str, Any]) -> str:

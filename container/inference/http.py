@@ -36,7 +36,6 @@ from container.codec.request import (
     body_of,
     body_request,
     content_type_of,
-    explained,
     header_length,
 )
 from container.control.routes import Flavor, InferenceType, Target, parse_target, path_version
@@ -377,9 +376,8 @@ class TensorBody(HttpBody):
                 found = self._taken(call, *self._server.decoder.decode(body, length, call.name, call.complete))
             except Unread:
                 raise NeedsThread from None
-            except MmeError as error:
-                # a local of that name would be the error's own, by its traceback: both, and the body, would stay
-                raise self._explained(error, body, config) from None
+            except NoInputsError as error:
+                raise error.of(config) from None
         if isinstance(found, MmeError):
             raise found.of(config) if isinstance(found, NoInputsError) else found
         if self._is_kserve and config.decoupled:
@@ -410,16 +408,8 @@ class TensorBody(HttpBody):
                         self._decoded = self._taken(call, *decoded)
         except MmeError as error:
             if self._is_kserve and not (isinstance(error, NoInputsError) and call.is_resident):
-                raise explained(error, self._content_type, body) from None
-            self._decoded = explained(error, self._content_type, body).bare()
-
-    @property
-    def _content_type(self) -> str:
-        return self._exchange.headers.get("content-type", "")
-
-    def _explained(self, error: MmeError, body: bytes, config: ModelConfig) -> MmeError:
-        wrong = explained(error, self._content_type, body)
-        return wrong.of(config) if isinstance(wrong, NoInputsError) else wrong
+                raise
+            self._decoded = error.bare()
 
     def _header_length(self, body: bytes) -> int | None:
         length, self._reply.kserve_form = header_length(self._exchange.headers, len(body), kserve=self._is_kserve)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from container.codec.request import BINARY_TYPE, accepts_binary, explained, header_length
-from model_handlers.errors import Kind, invalid_argument
+from container.codec.request import BINARY_TYPE, accepts_binary, header_length
 
 BINARY = BINARY_TYPE.decode()
 KSERVE = "inference-header-content-length"
@@ -20,36 +19,6 @@ def test_without_a_length_the_whole_body_is_json(content_type, kserve):
     """Any other content type, or none, means JSON, answered in the route's own binary form."""
     headers = {} if content_type is None else {"content-type": content_type}
     assert length(headers, kserve=kserve) == (None, kserve)
-
-
-@pytest.mark.parametrize("content_type", ["text/csv", "Image/JPEG; q=1", "application/x-npy"])
-def test_a_body_that_is_called_no_json_and_is_none_is_explained(content_type):
-    """The sentence says what the model takes, and who would take that."""
-    error = explained(invalid_argument("no JSON"), content_type, b"1,2,3")
-
-    assert error.kind is Kind.INVALID_ARGUMENT
-    assert error.message.startswith("no JSON; this model takes tensors, in JSON or Triton's binary form: bodies of ")
-    assert (
-        f"bodies of {content_type.partition(';')[0].lower()} are for models with an inference script" in error.message
-    )
-
-
-@pytest.mark.parametrize(
-    ("content_type", "body"),
-    [
-        ("", b"1"),
-        ("application/json", b"1"),
-        ("application/octet-stream", b"1"),
-        ("application/x-www-form-urlencoded", b"1"),
-        (BINARY + "2", b"{}1"),
-        ("text/csv", b' {"inputs"'),
-    ],
-)
-def test_a_body_that_may_be_json_is_not(content_type, body):
-    """Whatever is wrong with it."""
-    error = invalid_argument("wrong")
-
-    assert explained(error, content_type, body) is error
 
 
 @pytest.mark.parametrize("kserve", [True, False])
