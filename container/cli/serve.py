@@ -121,7 +121,7 @@ def _become_gunicorn(settings: Settings, words: Sequence[str]) -> None:
     except FileNotFoundError:  # gunicorn asks for it
         os.chdir(_ROOT)
     resources.put_off()
-    from container.process.gunicorn_app import Server  # noqa: PLC0415 - all of the server, without garbage collection
+    from container.process.master import Server  # noqa: PLC0415 - all of the server, without garbage collection
 
     again = (sys.executable, "-P", "-c", _AGAIN, *words, f"--host={settings.host}")
     Server(settings, again).run()

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.dashboard.document import Documents
-from container.dashboard.history import Watcher
+from container.dashboard.document import Documents, Watcher
 from container.inference.http import InferRoutes
 from container.inference.limits import RequestLimit, RequestMemory
 from container.inference.offload import by_thread
@@ -25,8 +24,8 @@ from container.settings.parsers import SettingsError, to_text
 from container.steps.access import Keys
 from container.steps.restrictions import Restrictions, forwarding
 from container.steps.shared_memory import CudaRegions, Regions
-from container.traces.file import FileTracer
 from container.traces.settings import TIMESTAMPS, TraceControl, TraceSettings
+from container.traces.tracing import FileTracer
 from model_handlers.base import Footprint, by_device
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices, memory
@@ -49,7 +48,7 @@ from serve.threads import UnderWay
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from container.process.restarts import LastWords
+    from container.process.master import LastWords
     from container.settings import SingleModel
     from container.traces.tracing import Tracing
     from serve.sizes import MemoryBudget

@@ -23,8 +23,8 @@ from container.http1 import Http1Server, Limits
 from container.inference.errors import too_large
 from container.inference.limits import Turns
 from container.inference.offload import by_thread
+from container.process.master import LostGpus
 from container.process.resources import ConnectionCap, OpenFiles, QuietCollector, most_connections, raise_limit
-from container.process.restarts import LostGpus
 from container.process.service import Service
 from container.process.sockets import PORT_SECONDS, Tls, listening
 from container.settings.places import http_certificates
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from container.grpc.server import GrpcServer
+    from container.process.master import LastWords
     from container.process.resources import Followed
-    from container.process.restarts import LastWords
     from container.settings import Settings
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
     """One process, one loop, one engine."""
 
-    words: LastWords  # given by the master, see `gunicorn_app`
+    words: LastWords  # given by the master, see `process.master`
     over = False  # whether it has served, and closed what would outlive it
     _graceful = True
 

@@ -118,7 +118,7 @@ def _serve(command: list[str], environ: dict[str, str], log: str, directory: str
 
 
 if __name__ == "__main__":
-    import container.process.gunicorn_app
+    import container.process.master
     import container.process.worker  # noqa: F401
     from container.cli import main
 

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from container.cli import main
 from container.observe import logs
-from container.process.gunicorn_app import Server
+from container.process.master import Server
 from container.settings import Mode
 from container.ship.invoke import server_timing
 from serve.cache.eviction import Policy
@@ -182,7 +182,7 @@ def test_serve_becomes_gunicorn_in_its_process_and_is_not_fooled_by_the_working_
     script.write_text(
         "import json, os, sys\n"
         "from container.cli.main import serve_command\n"
-        "from container.process.gunicorn_app import Server\n"
+        "from container.process.master import Server\n"
         "def run(server):\n"
         "    print(json.dumps([os.getpid(), os.getcwd(), sys.path, server.settings.model_store]))\n"
         "Server.run = run\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import container.dashboard
-from container.dashboard.history import COLUMNS
+from container.dashboard.document import COLUMNS
 from tests.http_server import Handler, answering
 
 STATIC = Path(container.dashboard.__file__).parent / "static"

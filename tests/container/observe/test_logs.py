@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from container.observe.logs import LogControl, configure
-from container.process.gunicorn_app import Server
+from container.process.master import Server
 from container.settings import LogFormat, read_settings
 from model_handlers.errors import MmeError
 
@@ -261,7 +261,7 @@ def gunicorn(tmp_path, **environ):
     """Gunicorn with our configuration, its own plain worker, and an application that tells what is never collected."""
     (tmp_path / "plain.py").write_text(
         "import gc, os\n"
-        "from container.process.gunicorn_app import Server\n"
+        "from container.process.master import Server\n"
         "from container.settings import read_settings\n"
         "class Plain(Server):\n"
         "    def load_config(self):\n"

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from container.process import restarts
-from container.process.restarts import LostGpus
+from container.process import master
+from container.process.master import LostGpus
 from serve.state_file import life_of
 
 
@@ -14,8 +14,8 @@ def lost(monkeypatch):
     """Sets what this process has lost, and how many GPUs it sees."""
 
     def lost(reason, gpus=2):
-        monkeypatch.setattr(restarts, "first_reason", lambda: reason)
-        monkeypatch.setattr(restarts, "gpu_uuids", lambda: {number: f"GPU-{number}" for number in range(gpus)})
+        monkeypatch.setattr(master, "first_reason", lambda: reason)
+        monkeypatch.setattr(master, "gpu_uuids", lambda: {number: f"GPU-{number}" for number in range(gpus)})
 
     return lost
 
@@ -52,7 +52,7 @@ def test_a_gpu_that_the_next_process_does_not_see_is_broken(lost, tmp_path, capl
 def test_after_some_processes_in_a_short_time_the_gpu_is_broken(lost, tmp_path, monkeypatch):
     """Three may end within ten minutes. The fourth goes on, and says so once."""
     now = [1000.0]
-    monkeypatch.setattr(restarts.time, "time", lambda: now[0])
+    monkeypatch.setattr(master.time, "time", lambda: now[0])
     lost("the kernel failed")
     life = life_of(os.getpid())
     for _ in range(3):

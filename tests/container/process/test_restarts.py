@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from container.process.restarts import LastWords, WorkerRestarts
+from container.process.master import LastWords, WorkerRestarts
 
 
 class Life:
