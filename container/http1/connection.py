@@ -151,6 +151,23 @@ class Clock:
             return Refusal(408, f"The body arrives too slowly: send at least {limits.body_rate} bytes a second.")
         return None
 
+    def look_for_client(self, current: HttpRequest | None, transport: asyncio.Transport) -> None:
+        """Find out whether a client that closed its direction is still there, if the handler wants to know.
+
+        TCP does not say. But the system of a client that is gone resets the connection on whatever comes, and a client
+        that reads has to skip an interim answer.
+        """
+        if current is None or current.on_disconnect is None:
+            return
+        if not (self.asked or current.http10 or current.stream is not None):
+            self.asked = True
+            transport.write(_CONTINUE)
+            return
+        poll = select.poll()
+        poll.register(transport.get_extra_info("socket").fileno(), select.POLLHUP | select.POLLERR)
+        if poll.poll(0):
+            transport.abort()
+
 
 class HttpProtocol(asyncio.Protocol):
     """One connection. `answer` and `begin` are for requests, `ended` and `abort_response` for streams."""
@@ -523,31 +540,13 @@ class HttpProtocol(asyncio.Protocol):
             if not self.pipeline.in_flight:
                 clock.since = now
             elif self.half_closed:
-                self._look_for_client(transport)
+                clock.look_for_client(self.pipeline.current, transport)
         elif not self.parser.between:
             refusal = clock.complaint(arriving, now, limits)
             if refusal is not None:
                 self._reject(refusal)
         elif waited > clock.patience:
             transport.close()
-
-    def _look_for_client(self, transport: asyncio.Transport) -> None:
-        """Find out whether a client that closed its direction is still there, if the handler wants to know.
-
-        TCP does not say. But the system of a client that is gone resets the connection on whatever comes, and a client
-        that reads has to skip an interim answer.
-        """
-        current = self.pipeline.current
-        if current is None or current.on_disconnect is None:
-            return
-        if not (self.clock.asked or current.http10 or current.stream is not None):
-            self.clock.asked = True
-            transport.write(_CONTINUE)
-            return
-        poll = select.poll()
-        poll.register(transport.get_extra_info("socket").fileno(), select.POLLHUP | select.POLLERR)
-        if poll.poll(0):
-            transport.abort()
 
 
 class BodyStream:
