@@ -177,17 +177,14 @@ class GrpcReply(Reply):
         raise NotImplementedError
 
     def is_expensive(self, response: InferenceResponse, event: int) -> bool:  # noqa: ARG002
-        """See `Reply`."""
         return takes_long(response, self.wanted)
 
     def encode(self, response: InferenceResponse, event: int) -> bytes:
-        """See `Reply`."""
         if self.wanted is PLAIN:
             return self._inference.encoder.encode(response, self.final(response, event))
         return self.encoding(response, event)()
 
     def encoding(self, response: InferenceResponse, event: int) -> Callable[[], bytes]:
-        """See `Reply`."""
         names = None
         if self.wanted.classes:
             names = self._inference.engine.index.class_names(response.model_name, response.model_version)
@@ -199,7 +196,6 @@ class GrpcReply(Reply):
         return self._inference.encoder.encode(response, final, self.wanted)
 
     def close(self, call: Call) -> None:  # noqa: ARG002
-        """See `Reply`."""
         self.wanted.places.clear()
 
 
@@ -237,7 +233,6 @@ class MessageBody(Body):
         call.version = parse_version(reply.said[1])
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
-        """See `Body`."""
         request, self._decoded = self._decoded, None
         if request is None:
             request = self._read(call)
@@ -263,7 +258,6 @@ class MessageBody(Body):
         return self._message
 
     async def prepare(self, call: Call, *, by_thread: bool) -> None:
-        """See `Body`."""
         if self._decoded is not None:
             return
         if not by_thread:
@@ -276,7 +270,6 @@ class MessageBody(Body):
             self._decoded, self._reply.wanted = await on_thread(decode, self._opened(), call.complete, regions)
 
     def forget(self) -> None:
-        """See `Body`."""
         self._decoded = self._message = None
 
 
@@ -291,41 +284,32 @@ class UnaryReply(GrpcReply):
         self._rpc = rpc
 
     def headers(self) -> dict[str, str]:
-        """See `GrpcReply`."""
         return self._rpc.headers()
 
     def begin(self, call: Call) -> None:
-        """See `GrpcReply`."""
         self._rpc.on_cancel = call.abandon
 
     def accept(self, config: ModelConfig) -> None:
-        """See `GrpcReply`."""
         if config.decoupled:
             raise MmeError(Kind.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy")
 
     def final(self, response: InferenceResponse, event: int) -> bool | None:  # noqa: ARG002
-        """See `GrpcReply`."""
         return None
 
     def send(self, call: Call, response: InferenceResponse, encoded: bytes, event: int) -> None:  # noqa: ARG002
-        """See `Reply`."""
         self._rpc.answer(encoded)
 
     def end(self, call: Call) -> None:  # noqa: ARG002
-        """See `Reply`."""
         raise MmeError(Kind.EXECUTION_FAILED, "the model sent no response")
 
     def send_error(self, call: Call, error: MmeError) -> bool:  # noqa: ARG002
-        """See `Reply`."""
         return False
 
     def fail(self, call: Call, error: MmeError, *, final: bool) -> None:  # noqa: ARG002
-        """See `Reply`."""
         self._rpc.on_cancel = None
         refuse(self._rpc, error)
 
     def close(self, call: Call) -> None:
-        """See `Reply`."""
         self._rpc.on_cancel = None
         super().close(call)
 
@@ -354,26 +338,21 @@ class StreamReply(GrpcReply):
         self._last = False
 
     def headers(self) -> dict[str, str]:
-        """See `GrpcReply`."""
         return self._stream.headers
 
     def begin(self, call: Call) -> None:
-        """See `GrpcReply`."""
         self._stream.begin(call, self)
 
     def accept(self, config: ModelConfig) -> None:
-        """See `GrpcReply`."""
         self._model = self.said
         if config.decoupled:
             self.ordered = False
             self._stream.overtake(self)
 
     def final(self, response: InferenceResponse, event: int) -> bool | None:
-        """See `GrpcReply`."""
         return response.final if event == PART else True
 
     def send(self, call: Call, response: InferenceResponse, encoded: bytes, event: int) -> None:  # noqa: ARG002
-        """See `Reply`."""
         if event == PART:
             self._last = response.final
             if self._stream.cut_off():
@@ -388,28 +367,24 @@ class StreamReply(GrpcReply):
             self._stream.write(part)
 
     def end(self, call: Call) -> None:  # noqa: ARG002
-        """See `Reply`."""
         if self.wanted.empty_final and not self._last:
             self._put(in_stream(final_response(*self._model, self.id)), in_order=True)
         elif self.ordered:
             self._stream.overtake(self)
 
     def send_error(self, call: Call, error: MmeError) -> bool:  # noqa: ARG002
-        """See `Reply`."""
         if self._stream.errors_as_status:
             return False
         self._put(error_in_stream(error.message, self.id, self._model, final=False), in_order=True)
         return True
 
     def fail(self, call: Call, error: MmeError, *, final: bool) -> None:  # noqa: ARG002
-        """See `Reply`."""
         if self._stream.errors_as_status:
             self._stream.end(error)
         else:
             self._put(error_in_stream(error.message, self.id, self._model, final or None), in_order=True)
 
     def close(self, call: Call) -> None:
-        """See `Reply`."""
         super().close(call)
         self._stream.over(call, self.size)
 
@@ -469,7 +444,6 @@ class InferStream:
             await self._changed.wait()
 
     def write(self, part: bytes) -> None:
-        """Have one message sent."""
         if self._parts or self._end is not None or not self._rpc.write_now(part):
             self._parts.append(part)
             self._unsent += len(part)
@@ -518,7 +492,6 @@ class InferStream:
                 await self._taken.wait()
 
     def begin(self, call: Call, reply: StreamReply) -> None:
-        """A request has come."""
         self._calls.add(call)
         self._order.append(reply)
 

@@ -92,29 +92,23 @@ class Methods:
         return "SERVING" if self._operations.is_ready else "NOT_SERVING"
 
     async def server_live(self, _request: pb.ServerLiveRequest) -> Document:
-        """Whether the server lives, which answers."""
         return {"live": True}
 
     async def server_ready(self, _request: pb.ServerReadyRequest) -> Document:
-        """Whether the server takes requests."""
         return {"ready": self._operations.is_ready}
 
     async def model_ready(self, request: pb.ModelReadyRequest) -> Document:
-        """Whether a model takes requests."""
         return {"ready": await self._operations.model_ready(request.name, parse_version(request.version))}
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
     async def server_metadata(self, _request: pb.ServerMetadataRequest) -> Document:
-        """The server's name, version and extensions."""
         return await self._operations.server_metadata()
 
     async def model_metadata(self, request: pb.ModelMetadataRequest) -> Document:
-        """A model's inputs and outputs."""
         return await self._operations.model_metadata(request.name, parse_version(request.version))
 
     async def model_config(self, request: pb.ModelConfigRequest) -> Document:
-        """A model's configuration."""
         return {"config": await self._operations.model_config(request.name, parse_version(request.version))}
 
     async def model_statistics(self, request: pb.ModelStatisticsRequest) -> Document:
@@ -126,18 +120,15 @@ class Methods:
     # -- the repository --------------------------------------------------------------------------------------------
 
     async def index(self, request: pb.RepositoryIndexRequest) -> Document:
-        """The models that there are."""
         _check_repository(request.repository_name)
         return {"models": await self._operations.index(ready=request.ready)}
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Document:
-        """Load a model."""
         _check_repository(request.repository_name)
         await self._operations.load(request.model_name, self._operations.override(values(request.parameters)))
         return {}
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Document:
-        """Unload a model."""
         _check_repository(request.repository_name)
         await self._operations.unload(request.model_name, values(request.parameters))
         return {}
@@ -162,17 +153,14 @@ class Methods:
     # -- shared memory, of the system and of CUDA ------------------------------------------------------------------
 
     async def memory_status(self, regions: Regions | CudaRegions, request: Any) -> Document:
-        """The regions that are registered."""
         return {"regions": {row["name"]: row for row in regions.rows(request.name)}}
 
     async def memory_register(self, regions: Regions | CudaRegions, request: Any) -> Document:
-        """Register a region."""
         wanted = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
         regions.register(wanted.pop("name"), wanted)
         return {}
 
     async def memory_unregister(self, regions: Regions | CudaRegions, request: Any) -> Document:
-        """Forget a region, or all."""
         regions.unregister(request.name)
         return {}
 

@@ -277,13 +277,11 @@ class MessageReader:
         return found
 
     def free(self, size: int) -> None:
-        """Count so many bytes no more."""
         size = min(size, self._held)
         self._memory.free(size)
         self._held -= size
 
     def close(self) -> None:
-        """Forget all that came."""
         self._over = True
         self.free(self._held)
         self.part.clear()
@@ -333,7 +331,6 @@ class Rpc:
     # -- its stream's ------------------------------------------------------------------------------------------------
 
     def received(self, payload: bytes) -> None:
-        """Some data came."""
         reader = self._reader
         try:
             whole = reader.push(payload)
@@ -390,7 +387,6 @@ class Rpc:
 
     @property
     def over(self) -> bool:
-        """Whether no answer is waited for any more."""
         return self._stream.over or self._failed
 
     def _wake(self) -> None:
@@ -549,7 +545,6 @@ class Rpc:
         stream.end(frames.header_block(fields if self._sent else [*_FIELDS, *fields]))
 
     def _leave(self) -> None:
-        """Work for an answer may stop."""
         told, self.on_cancel = self.on_cancel, None
         if self._task is not None:
             self._task.cancel()
@@ -579,7 +574,6 @@ class Rpc:
 
 
 def refuse(call: Rpc, error: Exception) -> None:
-    """End a call with an error."""
     problem = known(error)
     message = problem.message
     most = _MAX_MESSAGE if message.isascii() else _MAX_FOREIGN

@@ -100,7 +100,6 @@ class GrpcServer:
         return sum([connection.unsent for connection in self._connections])
 
     async def start(self) -> None:
-        """Answer requests from now on."""
         options = {} if self.tls is None else self.tls.options
         for each in self._sockets:
             self._listeners.append(

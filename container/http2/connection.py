@@ -98,7 +98,6 @@ class Watch:
         self._signs = (0, 0)  # of the client, when it was pinged
 
     def begin(self) -> None:
-        """Look after the connection from now on."""
         rules = self._rules
         self._timer = rules.loop.call_later(rules.time, self.ping)
         if rules.max_age:
@@ -106,14 +105,12 @@ class Watch:
             self._age = rules.loop.call_later(rules.max_age * spread, self._old)
 
     def end(self) -> None:
-        """Look after it no more."""
         for timer in (self._timer, self._age):
             if timer is not None:
                 timer.cancel()
         self._timer = self._age = None
 
     def sent(self) -> None:
-        """Something of a call was sent."""
         self._strikes = 0
         self._pings = 0
         self._pinged = float("-inf")
@@ -131,7 +128,6 @@ class Watch:
             self._timer = rules.loop.call_later(rules.time, self.ping)
 
     def answered(self) -> None:
-        """The client has answered."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = self._rules.loop.call_later(self._rules.time, self.ping)
@@ -185,7 +181,6 @@ class Shutdown:
         self._timer = self._rules.loop.call_later(seconds, then, *args)
 
     def stop(self) -> None:
-        """Wait for nothing any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -198,7 +193,6 @@ class Shutdown:
         self.after(self._rules.notice, self.take_no_more)
 
     def answered(self, payload: bytes) -> None:
-        """The client has answered a ping."""
         if payload == LAST_PING and self.begun:
             self.take_no_more()
 
@@ -289,7 +283,6 @@ class Connection(asyncio.Protocol):
     # -- asyncio's ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It begins."""
         self.output.transport = cast("asyncio.Transport", transport)  # as a stream's is, also uvloop's
         self._connections.add(self)
         self._refused = not self._cap.enter()
@@ -298,7 +291,6 @@ class Connection(asyncio.Protocol):
         self.shutdown.after(self._rules.greeting, self.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         self._came += 1
         if self.output.over:
             return
@@ -321,11 +313,9 @@ class Connection(asyncio.Protocol):
             self.output.transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
         self.output.paused = True
 
     def resume_writing(self) -> None:
-        """It does again."""
         self.output.paused = False
         if self.output.deaf:
             self.output.deaf = False
@@ -335,7 +325,6 @@ class Connection(asyncio.Protocol):
             stream.tell_drained()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """It is over."""
         self.output.over = True
         self.shutdown.stop()
         self.watch.end()
@@ -457,5 +446,4 @@ class Connection(asyncio.Protocol):
             self.output.transport.resume_reading()
 
     def abort(self) -> None:
-        """End now, whatever is under way."""
         self.output.transport.abort()

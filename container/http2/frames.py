@@ -100,7 +100,6 @@ def check(kind: int, number: int, size: int) -> None:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame."""
     return frame_head(len(payload), kind, flags, stream) + payload
 
 
@@ -110,7 +109,6 @@ def frame_head(length: int, kind: int, flags: int, stream: int) -> bytes:
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """What we want of the other side."""
     return frame(
         SETTINGS, 0, 0, b"".join(key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in values.items())
     )
@@ -145,7 +143,6 @@ def window_update(stream: int, more: int) -> bytes:
 
 
 def reset(stream: int, code: ErrorCode) -> bytes:
-    """A stream is over."""
     return frame(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
 
 
@@ -224,7 +221,6 @@ class HeaderBlocks:
         return fields
 
     def _check(self, fields: Fields) -> None:
-        """Refuse what no request and no trailers may say."""
         names = tuple([name for name, _ in fields])
         values = b" ".join([value for _, value in fields])
         size = sum(map(len, names))
@@ -311,7 +307,6 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 def _check_names(names: tuple[bytes, ...]) -> None:
-    """Refuse names that no request and no trailers have, or not in this order."""
     first = 0
     while first < len(names) and names[first].startswith(b":"):
         first += 1

@@ -86,7 +86,7 @@ class FloodGuard:
 
 
 class Output:
-    """What is sent: all of a turn of the loop in one write.
+    """What is sent: all of a turn of the loop in one write. What belongs to a call is said, the rest is put.
 
     Args:
         loop: the event loop.
@@ -125,7 +125,6 @@ class Output:
             self._loop.call_soon(self.flush)
 
     def say(self, *parts: bytes | memoryview) -> None:
-        """Have something of a call sent, as `put` does."""
         self._says = True
         self.put(*parts)
 
@@ -137,7 +136,6 @@ class Output:
         self.say(frames.frame(frames.HEADERS, flags, number, block))
 
     def flush(self) -> None:
-        """Send what is to be sent."""
         self._flushes = False
         transport = self.transport
         if not self._parts or transport.is_closing():
@@ -176,7 +174,6 @@ class SendWindow:
         self._waiting: OrderedDict[Http2Stream, None] = OrderedDict()  # until it opens
 
     def __len__(self) -> int:
-        """How many streams wait."""
         return len(self._waiting)
 
     def takes(self, size: int) -> bool:
@@ -198,7 +195,6 @@ class SendWindow:
         self._waiting[stream] = None
 
     def forget(self, stream: Http2Stream) -> None:
-        """Have a stream wait no more."""
         if self._waiting:
             self._waiting.pop(stream, None)
 
@@ -289,7 +285,6 @@ class Http2Stream:
         self.close()
 
     def pump(self) -> None:
-        """Send as much as the windows allow."""
         while self.send_one():
             pass
 
@@ -329,7 +324,6 @@ class Http2Stream:
             await self._drained
 
     def tell_drained(self) -> None:
-        """Have `drained` look again."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
@@ -412,7 +406,6 @@ class StreamTable:
         self._uncredited = 0
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self.open)
 
     def take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
@@ -439,7 +432,6 @@ class StreamTable:
                 self._guard.count_empty()
 
     def closed(self, stream: Http2Stream) -> None:
-        """A stream is over."""
         self.open.pop(stream.id, None)
         self.window.forget(stream)
         if self.final is not None and not self.open:
@@ -585,7 +577,6 @@ class StreamTable:
         self._got_end(stream)
 
     def _got_end(self, stream: Http2Stream) -> None:
-        """The client has sent all of a stream."""
         stream.got_end = True
         if stream.awaited:
             self._fault(stream.id, ErrorCode.PROTOCOL_ERROR)
