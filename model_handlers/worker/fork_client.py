@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.priority import usual_priority
 from model_handlers.system.threads import advised, start_thread
-from model_handlers.worker.fork_server import REPORT, Order
+from model_handlers.worker.fork_server import REPORT, ForkOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -155,7 +155,7 @@ class ForkClient:
 
     def fork(self, name: str, fds: Sequence[int], program: Program | None = None) -> None:
         """Start a process with `fds`: its sockets, then leash, stdout, stderr. OSError: no fork server is to be had."""
-        packet = Order(name, len(fds), program).packet()
+        packet = ForkOrder(name, len(fds), program).packet()
         with self._lock:
             command = self._running()
             try:
@@ -282,7 +282,7 @@ def run(program: Program, model: str, name: str, token: CancelToken) -> Ended:
     """
     with contextlib.ExitStack() as held:
         try:
-            output = Output(model, name)
+            output = ProcessOutput(model, name)
             held.callback(output.close)
             ours, theirs = map(held.enter_context, socket.socketpair())
             FORKS.fork(name, [theirs.fileno(), *output.writers], program)
@@ -366,7 +366,7 @@ def _leveled(line: str) -> tuple[int, str]:
     return (_LEVELS[name], text) if text and name in _LEVELS else (logging.INFO, line)
 
 
-class Output:
+class ProcessOutput:
     """The two pipes of one worker and the thread that reads them; `writers` are the descriptors for the worker.
 
     A line of standard error that begins with the name of a level, `WARNING: …`, has that level, as those of

@@ -82,7 +82,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ForkOrder:
     """A request to the fork server: a process by its name, with so many descriptors; a fork, or `program`."""
 
     name: str
@@ -97,7 +97,7 @@ class Order:
         return data
 
     @classmethod
-    def of(cls, packet: bytes) -> Order:
+    def of(cls, packet: bytes) -> ForkOrder:
         fields = loads(memoryview(packet))
         program = fields["program"]
         return cls(fields["name"], fields["fds"], program and Program(**program))
@@ -191,7 +191,7 @@ class _ForkServer:
         packet, fds, _, _ = socket.recv_fds(self._command, MAX_ORDER, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         if not packet:
             return False
-        order = Order.of(packet)
+        order = ForkOrder.of(packet)
         if len(fds) != order.fds:
             for fd in fds:
                 os.close(fd)
@@ -268,7 +268,7 @@ class _ForkServer:
             self._leashes.pop(pid, None)
         self._sweep()
 
-    def _become_child(self, order: Order, fds: list[int]) -> NoReturn:
+    def _become_child(self, order: ForkOrder, fds: list[int]) -> NoReturn:
         code = 1
         *sockets, leash, stdout, stderr = fds
         try:

@@ -40,7 +40,7 @@ from model_handlers.worker.events import Events, MetricSender, WorkerModelCalls
 from model_handlers.worker.memory import SIZES, Segment
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.wire import (
-    MessageReader,
+    MessageSplitter,
     Packing,
     encode_message,
     error_fields,
@@ -135,7 +135,7 @@ class _Side:
         self._control = control
         self._ready = select.poll()
         self._ready.register(control, select.POLLIN)
-        self._reader = MessageReader()
+        self._reader = MessageSplitter()
         self._pid = os.getpid()
         self._poll = BusyPoll()
         self.fds: list[int] = []

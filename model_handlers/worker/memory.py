@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError, out_of_memory
-from model_handlers.worker.wire import MessageReader, Packing, ProtocolError, encode_message, error_from
+from model_handlers.worker.wire import MessageSplitter, Packing, ProtocolError, encode_message, error_from
 
 if TYPE_CHECKING:
     from model_handlers.tensor import Array
@@ -363,7 +363,7 @@ class FrameReader:
 
     def __init__(self) -> None:
         self.keeps_large = False  # whether `next` has kept back a frame that is not small
-        self._messages = MessageReader()
+        self._messages = MessageSplitter()
         self._fds: list[int] = []
         self._begun: Message | None = None
 

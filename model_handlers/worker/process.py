@@ -27,12 +27,12 @@ from model_handlers.worker.fork_client import (
     ChildDiedError,
     ChildOutgrownError,
     Leash,
-    Output,
+    ProcessOutput,
     forks_with,
     milliseconds,
     signal_name,
 )
-from model_handlers.worker.wire import MessageReader, ProtocolError, encode_message
+from model_handlers.worker.wire import MessageSplitter, ProtocolError, encode_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,10 +104,10 @@ class Child:
         self.killed = False  # whether it was ended from outside; known once it was told how it ended
         self._exit_reason: tuple[Kind, str] | None = None
         self._outgrown = False
-        self._messages = MessageReader()
+        self._messages = MessageSplitter()
         self._at_start = OOM_KILLS.count()
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
-            self.output = Output(model, lane) if host is None else host.output
+            self.output = ProcessOutput(model, lane) if host is None else host.output
             if host is None:
                 undo.callback(self.output.close)
             ends = []
@@ -400,7 +400,7 @@ class Host:
         return self._child.pid
 
     @property
-    def output(self) -> Output:
+    def output(self) -> ProcessOutput:
         return self._child.output
 
     @property

@@ -88,7 +88,7 @@ def encode_message(message: Message) -> bytes:
     return len(body).to_bytes(_HEAD, "little") + body
 
 
-class MessageReader:
+class MessageSplitter:
     """Cuts the bytes of a stream into messages."""
 
     def __init__(self) -> None:

@@ -93,7 +93,8 @@ class Executor:
         return 1
 
     def stop(self) -> None:
-        """Wait until nothing executes in this process. Never on the event loop."""
+        """Wait until nothing executes. Never on the event loop."""
+        raise NotImplementedError
 
 
 class ThreadExecutor(Executor):
@@ -277,6 +278,11 @@ class WorkerExecutor(Executor):
 
     def together(self) -> int:
         return int(self._worker.together())
+
+    def stop(self) -> None:
+        # Its requests may all be over by now: what a model says unasked, a last response too, overtakes the answers.
+        while self._done is not None and not self._around.loop.is_closed():
+            time.sleep(_POLL_SECONDS)
 
     def _answered(self, answers: list[ModelResponse | MmeError | None] | Exception, sent: int, came: int) -> Execution:
         """What became of the batch. Where its answers came."""

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from model_handlers.errors import Kind, MmeError
 from model_handlers.requests import ModelRequest, ModelResponse
 from model_handlers.worker.wire import (
-    MessageReader,
+    MessageSplitter,
     Packing,
     ProtocolError,
     encode_message,
@@ -25,7 +25,7 @@ COLUMN = st.tuples(st.sampled_from(["<f4", "<i8", "u1", "?", "<f2", "O"]), hnp.a
 
 def crossed(fields):
     """What a message's fields are on the other side."""
-    reader = MessageReader()
+    reader = MessageSplitter()
     reader.feed(encode_message(fields))
     return reader.next()
 

@@ -11,7 +11,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.wire import (
     MAX_ERROR,
     MAX_MESSAGE,
-    MessageReader,
+    MessageSplitter,
     Packing,
     ProtocolError,
     encode_message,
@@ -35,7 +35,7 @@ def packed(*arrays, start=0):
 def test_messages_survive_any_cut(messages, data):
     """However a stream is cut into pieces, the same messages come out in the same order."""
     stream = b"".join(map(encode_message, messages))
-    reader, got = MessageReader(), []
+    reader, got = MessageSplitter(), []
     while stream:
         cut = data.draw(st.integers(1, len(stream)))
         reader.feed(stream[:cut])
@@ -49,7 +49,7 @@ def test_messages_survive_any_cut(messages, data):
 def test_a_piece_is_read_where_it_lies():
     """A piece of hundreds of messages is not copied for each; what is left of it is, once more of its last one comes."""
     piece = b"".join(encode_message({"n": number}) for number in range(100))
-    reader = MessageReader()
+    reader = MessageSplitter()
     reader.feed(piece[:-1])
     for number in range(99):
         assert reader.next() == {"n": number}
@@ -65,7 +65,7 @@ def test_a_piece_is_read_where_it_lies():
 def test_large_messages_are_told_before_they_are_read():
     """Once they are there."""
     message = encode_message({"text": "x" * 1000})
-    reader = MessageReader()
+    reader = MessageSplitter()
     reader.feed(message[:-1])
     assert not reader.has_over(100)
     reader.feed(message[-1:] + message)
@@ -87,7 +87,7 @@ def test_large_messages_are_told_before_they_are_read():
 )
 def test_garbage_is_refused(data, words):
     """Bytes that are no message are an error that says what is wrong with them, before more is read."""
-    reader = MessageReader()
+    reader = MessageSplitter()
     reader.feed(data)
     with pytest.raises(ProtocolError, match=words):
         reader.next()

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from model_handlers.worker.fork_server import MAX_ORDER, Order, Program
+from model_handlers.worker.fork_server import MAX_ORDER, ForkOrder, Program
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ def test_variables(inherited, seen):
 @pytest.mark.parametrize(
     "order",
     [
-        Order("m_0_0", 4),
-        Order("größe", 5, Program(("a", "b"), "/d", {"k": "v"}, ("r",), {"PATH": "/b"}, 10, speaks=True)),
+        ForkOrder("m_0_0", 4),
+        ForkOrder("größe", 5, Program(("a", "b"), "/d", {"k": "v"}, ("r",), {"PATH": "/b"}, 10, speaks=True)),
     ],
 )
 def test_an_order_crosses(order):
     """What the fork server reads is what was ordered."""
-    crossed = Order.of(order.packet())
+    crossed = ForkOrder.of(order.packet())
 
     assert (crossed.name, crossed.fds) == (order.name, order.fds)
     assert bool(crossed.program) == bool(order.program)
@@ -45,6 +45,6 @@ def test_an_order_crosses(order):
 def test_an_order_is_bounded():
     """What does not go into one packet is not sent."""
     with pytest.raises(OSError, match="what it takes to start 'm'") as raised:
-        Order("m", 4, Program(("x" * MAX_ORDER,))).packet()
+        ForkOrder("m", 4, Program(("x" * MAX_ORDER,))).packet()
 
     assert raised.value.errno == errno.E2BIG

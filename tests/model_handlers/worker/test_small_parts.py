@@ -41,7 +41,7 @@ from model_handlers.config.model_config import (
 )
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16, BYTES, FP32, INT32, TensorFormat, TensorSpec
-from model_handlers.worker.fork_client import MAX_LINE, LineSplitter, Output
+from model_handlers.worker.fork_client import MAX_LINE, LineSplitter, ProcessOutput
 from model_handlers.worker.limits import Deadlines, placement_of
 from model_handlers.worker.process import OomKills, counters, read_count
 
@@ -236,7 +236,7 @@ def test_long_lines_are_cut():
 
 def test_a_line_of_standard_error_may_name_its_level(caplog):
     """It is logged at that level, without the name; standard output is what it is. The last words have no details."""
-    output = Output("m", "m_0")
+    output = ProcessOutput("m", "m_0")
     stdout, stderr = output.writers
     os.write(stdout, b"ERROR: not one\n")
     os.write(stderr, b"DEBUG: a\nINFO: b\nWARNING: c: d\nERROR: e\nFATAL: f\nERROR:g\nERROR: \n")

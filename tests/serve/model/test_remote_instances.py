@@ -238,9 +238,10 @@ async def test_a_request_that_is_left_open_for_too_long_is_told(toys, model_file
         assert "while it had requests to answer" in error.message
 
 
-async def test_an_end_waits_for_answers_that_the_last_response_overtook(toys, model_file):
-    """Who was answered holds the model no longer; the process still owes the batch's answers, and ends behind them."""
-    async with serving(toys, model_file) as (model, _, _):
+@pytest.mark.parametrize("limited", [False, True])
+async def test_an_end_waits_for_answers_that_the_last_response_overtook(toys, model_file, limited):
+    """Clients that were answered hold the model no longer; the process still owes the batch's answers, and ends behind them."""
+    async with serving(toys, model_file, limited=limited) as (model, _, _):
         assert (await ask(model, "overtake")).tolist() == [2, 2]
         assert model.outstanding == 0
         await asyncio.to_thread(model.close)
