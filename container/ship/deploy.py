@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from container.cli.command import Command, add_region, number, pairs, whole
-from container.ship import checks
+from container.ship import account
 from container.ship.aws import Aws
 from container.ship.endpoint import (
     TAG,
@@ -31,15 +31,6 @@ from container.ship.endpoint import (
     rollback_alarms,
     template,
     update,
-)
-from container.ship.resources import (
-    alarm_names,
-    all_resources,
-    find,
-    is_ours,
-    stale_resources,
-    tags_of,
-    wait_in_service,
 )
 from model_handlers.errors import MmeError, invalid_argument
 
@@ -138,10 +129,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format != "calls" and not arguments.dry_run:
         raise invalid_argument(f"--format {arguments.format} is what --dry-run prints: give both")
     spec = _asked_for(arguments)
-    checks.check_environment(spec.environment, multi_model=spec.multi_model)
+    account.check_environment(spec.environment, multi_model=spec.multi_model)
     offline = arguments.dry_run and not aws.signed_in
     spec = _checked(aws, spec, any_type=arguments.any_instance_type, offline=offline)
-    if not offline and find(aws, spec.name) is not None:
+    if not offline and account.find(aws, spec.name) is not None:
         raise invalid_argument(f"endpoint '{spec.name}' exists: change it with `mme update`, or take another name")
     stamp = _stamp()
     before, after = creation(spec, stamp), monitoring(spec, aws.region)
@@ -159,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
             print("scaling, alarms and dashboard are not made, since they need an endpoint in service", file=sys.stderr)
         return 0
     try:
-        wait_in_service(aws, spec.name, f"{spec.name}-{stamp}")
+        account.wait_in_service(aws, spec.name, f"{spec.name}-{stamp}")
     except KeyboardInterrupt:
         print(f"\nit goes on without you; {remedy}", file=sys.stderr)
         raise
@@ -170,12 +161,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_update(arguments: argparse.Namespace) -> int:
     aws = Aws(arguments.region or "")
-    now = find(aws, check_name(arguments.name))
+    now = account.find(aws, check_name(arguments.name))
     if now is None:
         raise invalid_argument(f"there is no endpoint '{arguments.name}' in {aws.region}: make it with `mme deploy`")
     spec = _changed(arguments, _deployed(aws, now))
     spec = _checked(aws, spec, any_type=arguments.any_instance_type)
-    alarms = [name for name in rollback_alarms(spec.name) if name in alarm_names(aws, spec.name)]
+    alarms = [name for name in rollback_alarms(spec.name) if name in account.alarm_names(aws, spec.name)]
     if not 0 <= arguments.canary <= 50:
         raise invalid_argument(f"--canary {arguments.canary} is not between 1 and 50 percent")
     stamp = _stamp()
@@ -185,9 +176,9 @@ def run_update(arguments: argparse.Namespace) -> int:
     _make(aws, calls, f"'{spec.name}' serves what it served, and the next `mme update` that succeeds takes that down")
     if arguments.no_wait:
         return 0
-    wait_in_service(aws, spec.name, f"{spec.name}-{stamp}")
+    account.wait_in_service(aws, spec.name, f"{spec.name}-{stamp}")
     if not arguments.keep_old:
-        for call in stale_resources(aws, spec.name, f"{spec.name}-{stamp}"):
+        for call in account.stale_resources(aws, spec.name, f"{spec.name}-{stamp}"):
             aws.call(call.service, call.operation, call.parameters)
             print(f"deleted {call.made()}")
     print(f"endpoint {spec.name} serves the new configuration")
@@ -217,7 +208,7 @@ def _asked_for(arguments: argparse.Namespace) -> Deployment:
         cache=not arguments.no_model_cache,
         volume_gb=arguments.volume_gb,
         startup_seconds=arguments.startup_seconds,
-        host_image=checks.host_image(arguments.instance_type or "", arguments.host_image or ""),
+        host_image=account.host_image(arguments.instance_type or "", arguments.host_image or ""),
         async_output=arguments.async_output or "",
         **_around(arguments),
     )
@@ -250,20 +241,20 @@ def _checked(aws: Aws, spec: Deployment, *, any_type: bool, offline: bool = Fals
         raise invalid_argument("no instance type: give --instance-type, such as ml.g5.xlarge")
     known = aws.client("sagemaker").meta.service_model.shape_for("ProductionVariantInstanceType").enum
     if not any_type:
-        checks.check_instance_type(spec.instance_type, known, multi_model=spec.multi_model)
+        account.check_instance_type(spec.instance_type, known, multi_model=spec.multi_model)
     if bool(spec.subnets) != bool(spec.security_groups):
         raise invalid_argument("--subnet and --security-group need each other")
     if spec.async_output and spec.multi_model:
         raise invalid_argument("--async-output needs --single: SageMaker has no asynchronous multi-model endpoints")
-    checks.check_image(spec.image, aws.region)
-    role = checks.checked_role(spec.role, None if offline else aws)
-    data = checks.checked_models(spec.model_data, None if offline else aws, multi_model=spec.multi_model)
+    account.check_image(spec.image, aws.region)
+    role = account.checked_role(spec.role, None if offline else aws)
+    data = account.checked_models(spec.model_data, None if offline else aws, multi_model=spec.multi_model)
     return replace(spec, role=role, model_data=data)
 
 
 def _deployed(aws: Aws, now: Mapping[str, Any]) -> Deployment:
     name = str(now["EndpointName"])
-    if not is_ours(aws, str(now["EndpointArn"]), name):
+    if not account.is_ours(aws, str(now["EndpointArn"]), name):
         raise invalid_argument(f"endpoint '{name}' was not made by `mme deploy`, and stays as it is")
     config = aws.call("sagemaker", "describe_endpoint_config", {"EndpointConfigName": now["EndpointConfigName"]})
     variant = config["ProductionVariants"][0]
@@ -292,7 +283,7 @@ def _deployed(aws: Aws, now: Mapping[str, Any]) -> Deployment:
         host_image=variant.get("InferenceAmiVersion", ""),
         async_output=config.get("AsyncInferenceConfig", {}).get("OutputConfig", {}).get("S3OutputPath", ""),
         capacity=(targets[0]["MinCapacity"], targets[0]["MaxCapacity"]) if targets else None,
-        labels={key: value for key, value in tags_of(aws, str(now["EndpointArn"])).items() if key != TAG},
+        labels={key: value for key, value in account.tags_of(aws, str(now["EndpointArn"])).items() if key != TAG},
         subnets=tuple(network.get("Subnets", ())),
         security_groups=tuple(network.get("SecurityGroupIds", ())),
     )
@@ -312,16 +303,16 @@ def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
     if arguments.models or arguments.single:
         changes["multi_model"] = bool(arguments.models)
     if arguments.host_image:
-        changes["host_image"] = checks.host_image(arguments.instance_type or now.instance_type, arguments.host_image)
+        changes["host_image"] = account.host_image(arguments.instance_type or now.instance_type, arguments.host_image)
     elif arguments.instance_type:
-        changes["host_image"] = checks.next_host_image(arguments.instance_type, (now.instance_type, now.host_image))
+        changes["host_image"] = account.next_host_image(arguments.instance_type, (now.instance_type, now.host_image))
     if environment := pairs("--env", arguments.env):
         changes["environment"] = {**now.environment, **environment}
     if not changes:
         raise invalid_argument("nothing changes: give a new --image, --models, --instance-type, --env or --instances")
     spec = replace(now, **changes)
     if arguments.env:  # what it has already has started a container
-        checks.check_environment(spec.environment, multi_model=spec.multi_model)
+        account.check_environment(spec.environment, multi_model=spec.multi_model)
     return spec
 
 
@@ -356,9 +347,9 @@ def _stamp() -> str:
 def run_delete(arguments: argparse.Namespace) -> int:
     aws = Aws(arguments.region or "")
     name = check_name(arguments.name)
-    calls = all_resources(aws, name)
+    calls = account.all_resources(aws, name)
     if not calls:
-        theirs = "it was made by somebody else, and stays" if find(aws, name) else "there is no such endpoint"
+        theirs = "it was made by somebody else, and stays" if account.find(aws, name) else "there is no such endpoint"
         raise invalid_argument(f"`mme deploy` has made nothing for '{name}' in {aws.region}: {theirs}")
     for call in calls:
         print(call.made())

@@ -15,7 +15,6 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from container.ship.checks import has_accelerator
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ VARIANT = "AllTraffic"  # an endpoint's only one
 MARK = "Made by `mme deploy`"
 TAG = "mme:endpoint"
 SCALED = {"ServiceNamespace": "sagemaker", "ScalableDimension": "sagemaker:variant:DesiredInstanceCount"}
+_ACCELERATED = re.compile(r"ml\.(p\d|g\d|inf|trn|dl)")  # has GPUs or chips of AWS
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 _LONGEST_NAME = 43  # of SageMaker's 63, since the names of model and configuration have a stamp behind it
 _NAMES = (
@@ -88,6 +88,10 @@ class Deployment:
 
     def tags(self) -> list[dict[str, str]]:
         return [{"Key": key, "Value": value} for key, value in {**self.labels, TAG: self.name}.items()]
+
+
+def has_accelerator(instance_type: str) -> bool:
+    return bool(_ACCELERATED.match(instance_type))
 
 
 def check_name(name: str) -> str:

@@ -12,7 +12,6 @@ import pytest
 from moto.backends import get_backend
 
 from container.cli import main
-from container.ship import resources
 from tests.aws import moto_server
 
 ACCOUNT = "123456789012"
@@ -82,7 +81,7 @@ def account(aws_url, clients, monkeypatch, tmp_path):
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(resources, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("container.ship.account.POLL_SECONDS", 0.01)
     for service in ("s3", "sagemaker", "cloudformation", "cloudwatch", "iam", "applicationautoscaling", "logs"):
         get_backend(service).reset()
     clients.client("s3").create_bucket(Bucket="models")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from botocore import exceptions
 
+from container.ship.account import MULTI_MODEL_GPU, check_instance_type
 from container.ship.aws import aws_errors, code_of, split_uri
-from container.ship.checks import MULTI_MODEL_GPU, check_instance_type
 from model_handlers.errors import Kind, MmeError
 
 
