@@ -26,7 +26,6 @@ import sys
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -188,109 +187,81 @@ def _json(value: Any) -> str:
         return json.dumps(value, default=repr, skipkeys=True)
 
 
-_SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+_SWITCHES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 _AS_DOCUMENTED = {"log_warnings": "log_warning", "log_errors": "log_error"}  # Triton's pages call them otherwise
-_FORMATS = {each.value: each for each in LogFormat if each is not LogFormat.AUTO}
+_FORMATS = [each.value for each in LogFormat if each is not LogFormat.AUTO]
 _MOST = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged.
+    """What is logged, and how, under the names that clients know.
 
-    Attributes:
-        info, warning, error: whether lines of that severity are.
-        verbose: above 0, lines of no severity are as well.
-        format: how a line looks; never AUTO.
+    Args:
+        document: all of them, as `as_document` gives it.
     """
 
-    info: bool = True
-    warning: bool = True
-    error: bool = True
-    verbose: int = 0
-    format: LogFormat = LogFormat.JSON
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
 
     @classmethod
     def of_level(cls, level: str, format: LogFormat) -> LogSettings:  # noqa: A002 - the setting's name
         """Those that a level by name stands for."""
         least = logging.getLevelNamesMapping()[level.upper()]
-        return cls(
-            info=least <= logging.INFO,
-            warning=least <= logging.WARNING,
-            error=least <= logging.ERROR,
-            verbose=int(least <= logging.DEBUG),
-            format=format,
-        )
+        switches = {name: least <= severity for name, severity in _SWITCHES.items()}
+        verbose = int(least <= logging.DEBUG)
+        return cls({"log_file": "", **switches, "log_verbose_level": verbose, "log_format": format.value})
+
+    def as_document(self) -> dict[str, Any]:
+        """As a client reads them."""
+        return dict(self._document)
 
     def lets_through(self, level: int) -> bool:
         """Whether a line of a level, as Python's logging numbers them, is written; one that is critical always is."""
-        if level < logging.INFO:
-            return self.verbose > 0
-        if level < logging.WARNING:
-            return self.info
-        if level < logging.ERROR:
-            return self.warning
-        return self.error or level >= logging.CRITICAL
+        if level >= logging.CRITICAL:
+            return True
+        name = next((name for name, least in reversed(_SWITCHES.items()) if level >= least), "log_verbose_level")
+        return bool(self._document[name])
 
     @property
     def level(self) -> int:
         """The least level of which a line is written."""
-        levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-        return next(level for level in levels if self.lets_through(level))
+        return next(
+            level for level in (logging.DEBUG, *_SWITCHES.values(), logging.CRITICAL) if self.lets_through(level)
+        )
 
-    def as_document(self) -> dict[str, Any]:
-        """As a client reads them."""
-        return {
-            "log_file": "",
-            "log_info": self.info,
-            "log_warning": self.warning,
-            "log_error": self.error,
-            "log_verbose_level": self.verbose,
-            "log_format": self.format.value,
-        }
+    @property
+    def format(self) -> LogFormat:
+        """How a line looks; never AUTO."""
+        return LogFormat(self._document["log_format"])
 
     def changed(self, wanted: Mapping[str, Any]) -> LogSettings:
         """These with what a client wants otherwise, by setting; null leaves one as it is."""
-        new, known = self, self.as_document()
+        new = self.as_document()
         for given, value in wanted.items():
             name = _AS_DOCUMENTED.get(given, given)
-            if name not in known:
-                raise invalid_argument(f"log setting '{given}' is none of {', '.join(known)}")
-            if value is None:
-                continue
-            if name in _SWITCHES:
-                switch: dict[str, Any] = {_SWITCHES[name]: _switch(given, value)}
-                new = replace(new, **switch)
-            elif name == "log_verbose_level":
-                new = replace(new, verbose=_verbosity(value))
-            elif name == "log_format":
-                new = replace(new, format=_format(value))
-            elif value:
-                raise MmeError(Kind.UNSUPPORTED, "log file location can not be updated through network protocol")
-        return new
+            if name not in new:
+                raise invalid_argument(f"log setting '{given}' is none of {', '.join(new)}")
+            if value is not None:
+                _check(name, given, value)
+                new[name] = value
+        return LogSettings(new)
 
 
-def _switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise invalid_argument(f"log setting '{name}' must be true or false, got {value!r}")
-    return value
-
-
-def _verbosity(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-        raise invalid_argument(f"log setting 'log_verbose_level' must be a number, 0 or more, got {value!r}")
-    return value
-
-
-def _format(value: Any) -> LogFormat:
-    if not isinstance(value, str):
-        raise invalid_argument(f"log setting 'log_format' must be a text, got {value!r}")
-    found = _FORMATS.get(value)
-    if found is None:
-        raise MmeError(
-            Kind.UNAVAILABLE, f"invalid argument for --log_format, got: {value}; there are {', '.join(_FORMATS)}"
-        )
-    return found
+def _check(name: str, given: str, value: Any) -> None:
+    expected = ""
+    if name in _SWITCHES:
+        expected = "" if isinstance(value, bool) else "true or false"
+    elif name == "log_verbose_level":
+        expected = "" if type(value) is int and 0 <= value <= _MOST else "a number, 0 or more"
+    elif name == "log_file" and value:
+        raise MmeError(Kind.UNSUPPORTED, "log file location can not be updated through network protocol")
+    elif name == "log_format" and isinstance(value, str) and value not in _FORMATS:
+        known = ", ".join(_FORMATS)
+        raise MmeError(Kind.UNAVAILABLE, f"invalid argument for --log_format, got: {value}; there are {known}")
+    elif not isinstance(value, str):
+        expected = "a text"
+    if expected:
+        raise invalid_argument(f"log setting '{given}' must be {expected}, got {value!r}")
 
 
 _MOST_BYTES = 1 << 20  # kept, some thousands of lines

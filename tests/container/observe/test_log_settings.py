@@ -49,8 +49,7 @@ def test_each_switch_is_one_of_its_own(wanted, expected, level):
 
 def test_what_is_told_can_be_told_back():
     """The document of some settings makes them again; null leaves them as they are, as Triton does."""
-    other = LogSettings(info=False, warning=True, error=False, verbose=3, format=LogFormat.ISO8601)
-    assert other.as_document() == {
+    document = {
         "log_file": "",
         "log_info": False,
         "log_warning": True,
@@ -58,8 +57,9 @@ def test_what_is_told_can_be_told_back():
         "log_verbose_level": 3,
         "log_format": "ISO8601",
     }
-    assert FIRST.changed(other.as_document()) == other
-    assert other.changed(dict.fromkeys(other.as_document())) == other
+    other = FIRST.changed(document)
+    assert other.as_document() == document
+    assert other.changed(dict.fromkeys(document)).as_document() == document
 
 
 @pytest.mark.parametrize(
