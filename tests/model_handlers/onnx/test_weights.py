@@ -420,6 +420,17 @@ def test_a_trial_says_what_packing_takes(write, refine, save):
     assert trial.gain == trial.mapped_ns / trial.packed_ns > 0
 
 
+@pytest.mark.parametrize("dims", [(-1, 16, SIDE), (1, 1, SIDE)], ids=["of several tokens", "of one alone"])
+def test_a_trial_has_inputs_that_are_longer_than_one(write, refine, save, dims):
+    """One token says little of many: variable dimensions are as requests have them, unless the model takes no such input."""
+    nodes = [helper.make_node("Reshape", ["x", "dims"], ["tokens"]), helper.make_node("MatMul", ["tokens", "w"], ["y"])]
+    weights = {"w": matrix(1), "dims": np.array(dims, "i8")}
+    made = model(nodes, weights, ("batch", "tokens", SIDE), ("batch", "tokens", SIDE))
+    refined, _ = refine(write(save(made))[0])
+
+    assert OnnxHandler.try_form(CONFIG, refined).alike
+
+
 def test_a_model_that_answers_differently_is_noticed(write, refine, save, monkeypatch):
     """Answers of the mapped and the packed model are compared, whatever their type."""
     refined, _ = refine(write(save(mlp()))[0])
