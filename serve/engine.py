@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from serve.engine_options import EngineOptions
     from serve.loading.loader import AnyModel, Target
     from serve.request import InferenceRequest
+    from serve.sources.scripts import Scripts
     from serve.statistics import ModelStats
 
 _SPARE = 16  # threads that stand in for those in which a framework hangs while it closes a model
@@ -75,6 +76,25 @@ _FOOTPRINT_SECONDS = 2.0  # from a measurement to the file
 
 def _nothing() -> int:
     return 0
+
+
+class Pools:
+    """The threads of an engine. Loads and unloads have their own: none queues behind what it would make room for."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.loads = ThreadPool("load", lower_priority, idle_seconds=0, patience=LOAD_PATIENCE_SECONDS)
+        self.unloads = ThreadPool("unload", lower_priority, most=options.load_threads + _SPARE, keeps_one=True)
+        # Of one thread: what a stuck load would keep from being written.
+        self.writes = ThreadPool("state", most=1, keeps_one=True)
+        self.instances = ThreadPool("instance", keeps_one=True)
+        self.heap = HeapTrim(self.instances)
+
+    async def close_unused(self, *, ends: bool) -> None:
+        """End those that write nothing; where the process `ends`, instances' threads go with it."""
+        await on_daemon("end loads", self.loads.shutdown)  # which takes a moment where some were cut short
+        self.unloads.shutdown()
+        self.heap.close()
+        self.instances.shutdown(wait=not ends)  # one may execute for ever whose requests were told of a time limit
 
 
 class Engine:
@@ -88,22 +108,15 @@ class Engine:
         self.on_the_way = on_the_way  # bytes of requests and responses in this process
         self._loop = loop
         self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
-        self._script = SharedScript(options.scripts, options.cache_directory)
-        self.origins = ModelCatalog(options, self._script.scripts, self._store, self._let_go)
-        self._loads = ThreadPool("load", lower_priority, idle_seconds=0, patience=LOAD_PATIENCE_SECONDS)
-        self.poll = LoopPoller(loop, self._loads.works)
-        # Threads of their own: an unload must not queue behind the downloads it would make room for.
-        self._unloads = ThreadPool("unload", lower_priority, most=options.load_threads + _SPARE, keeps_one=True)
-        # Of one thread: what a stuck load would keep from being written.
-        self._writes = ThreadPool("state", most=1, keeps_one=True)
-        self._instances = ThreadPool("instance", keeps_one=True)
-        self._heap = HeapTrim(self._instances)
-        self._waits = WaitGraph()
+        scripts, waits = SharedScript(options.scripts, options.cache_directory).scripts, WaitGraph()
+        self.origins = ModelCatalog(options, scripts, self._store, self._let_go)
+        self.pools = Pools(options)
+        self.poll = LoopPoller(loop, self.pools.loads.works)
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         self._known = known = Footprints(file.read(), options.budget)
-        self._footprints = LazyFile(file, known, self._writes, delay=_FOOTPRINT_SECONDS)
+        self._footprints = LazyFile(file, known, self.pools.writes, delay=_FOOTPRINT_SECONDS)
         self.responses = ResponseCache(options.response_cache_bytes)  # those that are kept for requests that come again
-        loader = self._loader(known)
+        loader = self._loader(known, scripts, waits)
         # the models in memory; registry: which names mean what; origins: where models come from
         self.cache = self._cache(loader)
         self._tiering = Tiering(self._store, self.cache, loader.scales, loader.threads, loop, lower_priority)
@@ -119,16 +132,16 @@ class Engine:
             self.origins,
             limited=options.control.limits,
             left_out=options.left_out,
-            journal=Journal(options.cache_directory, options.life, self.cache.entries, self._writes),
+            journal=Journal(options.cache_directory, options.life, self.cache.entries, self.pools.writes),
         )
         self._load_api = LoadApi(
             options,
             self.cache,
             self.registry,
             self.origins,
-            loads=self._loads,
-            unloads=self._unloads,
-            waits=self._waits,
+            loads=self.pools.loads,
+            unloads=self.pools.unloads,
+            waits=waits,
         )
         # look-ups by name, and the repository index
         self.index = ModelIndex(self.cache.entries, self.stats, self.registry, self.origins)
@@ -137,24 +150,25 @@ class Engine:
         self.cache.events.listen(self._note)
         STARTER.hold()
 
-    def _loader(self, known: Footprints) -> ModelLoader:
+    def _loader(self, known: Footprints, scripts: Callable[[], Scripts], waits: WaitGraph) -> ModelLoader:
         options = self.options
         preparer = Preparer(
             known,
             require_gpu=options.require_gpu,
-            scripts=self._script.scripts,
+            scripts=scripts,
             environments=EnvironmentStep(Environments(options.cache_directory / "environments")),
             forms=functools.partial(target_forms, self._store, options.weights),
             host=options.budget.host,
         )
+        verdicts = StateFile(options.cache_directory / "batching.json", verify.BATCHING_FORM)
         return ModelLoader(
             self._loop,
             self.stats,
             preparer,
             proofs=Proofs(StateFile(options.cache_directory / "proofs.json", verify.PROOFS_FORM)),
-            verdicts=self._batch_verdicts(),
+            verdicts=BatchVerdicts(verdicts, self.pools.writes, options.batch_guess),
             inline_ns=options.inline_ns,
-            outside=functools.partial(ModelCalls, self, self._loop, self._waits),
+            outside=functools.partial(ModelCalls, self, self._loop, waits),
             retry=OomRetry(self._relieve) if options.evicts else None,
             responses=self.responses,
             latencies=options.latencies,
@@ -162,24 +176,20 @@ class Engine:
             poll=self.poll,
             started=self._begins_to_serve,
             under_way=options.under_way,
-            larger=self._executes_more,
+            larger=lambda: self._meter.larger(),  # noqa: PLW0108 - which is made with the cache, later
             threads=ThreadBudget(options.framework_threads) if options.framework_threads else None,
-            instances=self._instances,
-            left=self._heap.left,
-            resident=self._resident,
+            instances=self.pools.instances,
+            left=self.pools.heap.left,
+            resident=lambda name: self.cache.resident(name),  # noqa: PLW0108 - as above
         )
-
-    def _batch_verdicts(self) -> BatchVerdicts:
-        file = StateFile(self.options.cache_directory / "batching.json", verify.BATCHING_FORM)
-        return BatchVerdicts(file, self._writes, self.options.batch_guess)
 
     def _cache(self, loader: ModelLoader) -> ModelCache:
         options = self.options
         return ModelCache(
             loader,
             options.budget,
-            self._loads,
-            closers=self._unloads,
+            self.pools.loads,
+            closers=self.pools.unloads,
             turns=options.load_threads,
             rules=_with_suffixes(options.eviction) if options.store else options.eviction,
             evicts=options.evicts,
@@ -187,9 +197,6 @@ class Engine:
             drain_patience=options.drain_patience,
             bring=self._bring,
         )
-
-    def _resident(self, name: str) -> Target | None:
-        return self.cache.resident(name)
 
     async def _bring(self, name: str, steps: tuple[str, ...]) -> Mapping[str, Target]:
         return await self._load_api.steps.bring(name, steps)
@@ -209,9 +216,6 @@ class Engine:
             self._tiering.watch(target)
         self._upkeep.watch(target)
         self._meter.watch(target)
-
-    def _executes_more(self) -> None:
-        self._meter.larger()
 
     def _has_grown(self, target: Target) -> None:
         residency = self.cache.entries[target.name].residency
@@ -375,18 +379,16 @@ class Engine:
     async def _close(self, *, ends: bool) -> None:
         self.registry.leave_overrides()
         await asyncio.gather(self._tiering.close(), self._upkeep.close(), self._meter.close())
-        self._unloads.most = max(self._unloads.most, _LAST_UNLOADS)  # models' code has its say at the end, side by side
+        unloads = self.pools.unloads
+        unloads.most = max(unloads.most, _LAST_UNLOADS)  # models' code has its say at the end, side by side
         await self.cache.close(ends=ends)
-        await on_daemon("end loads", self._loads.shutdown)  # which takes a moment where some were cut short
-        self._unloads.shutdown()
-        self._heap.close()
-        self._instances.shutdown(wait=not ends)  # one may execute for ever whose requests were told of a time limit
+        await self.pools.close_unused(ends=ends)
         if self.origins.room is not None:
             self.origins.room.close()
         await self._footprints.flush()
         await self._footprints.close()
         await self.registry.close()
-        self._writes.shutdown()
+        self.pools.writes.shutdown()
 
     def _note(self, event: CacheEvent) -> None:
         if event.type is not EventType.LOADED:

@@ -383,31 +383,27 @@ class Turn:
         self._turns.end(self)
 
 
-def _no_turns() -> None: ...
-
-
 class Progress(CancelToken):
-    """The token of a load, which its threads also tell whenever bytes come. `step_aside` ends its turns."""
+    """The token of a load, which its threads also tell whenever bytes come. It may outlive the load."""
 
-    def __init__(
-        self,
-        subject: str,
-        cancelled: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
-        step_aside: Callable[[], None] = _no_turns,
-    ) -> None:
-        super().__init__(subject, cancelled)
-        self.step_aside = step_aside  # for a load that it waits for; on the event loop
+    def __init__(self, subject: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(subject)
+        self.turns: set[Turn] = set()  # that the load has
         self._clock = clock
         self._moved = clock()
         self._stopped = False
 
     @property
     def cancelled(self) -> bool:
-        return self._stopped or self._cancelled()
+        return self._stopped
 
     def cancel(self) -> None:
         self._stopped = True
+
+    def step_aside(self) -> None:
+        """End the turns of the load, which waits for another one. On the event loop."""
+        for turn in self.turns:
+            turn.end()
 
     def moved(self) -> None:
         """Note that bytes came."""

@@ -86,8 +86,7 @@ class Load:
         self.waiters: list[asyncio.Future[tuple[Residency, LoadReport]]] = []  # requests that get a lease at its end
         self.cancelled: str | None = None  # why it is not wanted any more
         self.evicted: list[str] = []
-        self.token = Progress(f"model '{self.name}'", lambda: self.cancelled is not None, step_aside=self._end_turns)
-        self._turns: set[Turn] = set()
+        self.token = Progress(f"model '{self.name}'")
         self._waits = False
         self.task = asyncio.get_running_loop().create_task(run(self), name=f"load {self.name}")
 
@@ -97,6 +96,7 @@ class Load:
     def cancel(self, why: str) -> None:
         """End its wait, if it waits for a turn, memory or other loads; else it ends at its next step."""
         self.cancelled = self.cancelled or why
+        self.token.cancel()
         if self._waits:
             self.task.cancel()
 
@@ -123,11 +123,11 @@ class Load:
         async with contextlib.AsyncExitStack() as stack:
             with self.waiting():
                 turn = await stack.enter_async_context(turns.taken())
-            self._turns.add(turn)
+            self.token.turns.add(turn)
             try:
                 yield turn
             finally:
-                self._turns.discard(turn)
+                self.token.turns.discard(turn)
 
     def changes_nothing(self, prepared: PreparedTarget) -> bool:
         """Whether what serves was loaded from just that, and is not to be replaced all the same."""
@@ -135,10 +135,6 @@ class Load:
         if self.force or serving is None or self.entry.state is not State.RELOADING:
             return False
         return serving.prepared.content == prepared.content and not serving.target.is_down()
-
-    def _end_turns(self) -> None:
-        for turn in self._turns:
-            turn.end()
 
 
 class _DeviceFullError(MmeError):
@@ -377,7 +373,7 @@ class Loading:
 
     async def estimate(self, entry: Entry) -> tuple[Footprint, tuple[str, ...]]:
         """What a model that was never in memory takes at least, and the served models that it consists of."""
-        token = Progress(f"model '{entry.name}'", bool)
+        token = Progress(f"model '{entry.name}'")
         async with self._transfers.taken() as turn:
             fetch = self._fetch(entry, entry.source, token, turn)
             prepared = await self._in_time(entry.name, self._patience, fetch)

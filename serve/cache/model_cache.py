@@ -208,9 +208,8 @@ class ModelCache:
             residency.leases += 1
             return residency, LoadReport()
         entry.stats.misses += 1
-        load = self._start_load(entry, entry.source)
         waiter: asyncio.Future[tuple[Residency, LoadReport]] = asyncio.get_running_loop().create_future()
-        load.waiters.append(waiter)
+        self._start_load(entry, entry.source).waiters.append(waiter)
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -332,7 +331,7 @@ class ModelCache:
         try:
             raise failure
         finally:
-            del failure  # which knows this frame now, and those of all that wait for it
+            del failure, load  # it knows this frame now, and those of all that wait for it
 
     def _stays(self, entry: Entry) -> LoadReport:
         """Nothing changed since the one was loaded whose place the load was to take: that one goes on."""

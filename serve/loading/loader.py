@@ -7,6 +7,7 @@ all its served versions.
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from model_handlers.system.threads import CancelToken, ThreadBudget
     from serve.cache.entry import JointLease
     from serve.control import Latencies
-    from serve.loading.measuring import Others
+    from serve.loading.measuring import Others, Scales
     from serve.loading.verify import BatchVerdicts, Proofs
     from serve.model.batch_proof import BatchProof
     from serve.model.rate_limiter import LimitedInstances, ResourcePool
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from serve.model.warmup import Labels
     from serve.model_calls import ModelCalls
     from serve.sources.repository import ModelDirectory
+    from serve.sources.source import Source
     from serve.statistics import ModelStats
     from serve.weights.forms import TargetForms
 
@@ -228,10 +230,7 @@ class ModelLoader:
         left: Callable[[], None] = memory.trim,
         resident: Callable[[str], Target | None] = lambda _: None,
     ) -> None:
-        preparer = preparer or Preparer()
-        self.prepare, self.equip = preparer.prepare, preparer.equip
-        self.scales = preparer.scales
-        self._footprints = preparer.footprints
+        self.preparer = preparer or Preparer()
         self._loop = loop
         self._stats = stats
         self._proofs = proofs
@@ -244,14 +243,23 @@ class ModelLoader:
         self._limits = limits
         self._dispatches = DispatchQueue(loop)
         self._poll = poll or LoopPoller(loop, lambda: False)
-        self._started = started
         self._larger = larger
         self.threads = threads
         self._instances = instances or ThreadPool("instance", idle_seconds=0)
         self._home = WorkerLoop(loop, self._instances.run, self._poll)
-        self._left = left
+        self._target = functools.partial(Target, started=started, left=left)
         self._resident = resident
         self._under_way = under_way or UnderWay()
+
+    @property
+    def scales(self) -> Scales:
+        return self.preparer.scales
+
+    def prepare(self, name: str, source: Source, token: CancelToken) -> PreparedTarget:
+        return self.preparer.prepare(name, source, token)
+
+    def equip(self, prepared: PreparedTarget, token: CancelToken) -> PreparedTarget:
+        return self.preparer.equip(prepared, token)
 
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
         for each in (*prepared.members, prepared):
@@ -304,13 +312,13 @@ class ModelLoader:
         if prepared.handler is None:
             versions = self._ensembles(prepared.directory, _members(prepared.directory, parts))
             labels = ensemble_labels(config, labels, {part: target.labels for part, target in parts.items()})
-            return Target(name, versions, members, labels=labels, started=self._started, left=self._left)
+            return self._target(name, versions, members, labels=labels)
         models, taken = self._load_allowed(prepared, token)
         # What a process was forked from counts apart, the next time too.
         known = taken if prepared.placement is Placement.PROCESS else taken.whole()
-        self._footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, known)
+        self.preparer.footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, known)
         forms = forms if forms is not None and forms.known else None
-        return Target(
+        return self._target(
             name,
             models,
             members,
@@ -318,8 +326,6 @@ class ModelLoader:
             forms=forms,
             footprint=taken,
             labels=labels,
-            started=self._started,
-            left=self._left,
         )
 
     def _load_allowed(self, prepared: PreparedTarget, token: CancelToken) -> tuple[dict[int, AnyModel], Footprint]:
@@ -332,7 +338,7 @@ class ModelLoader:
             models, taken = self._load_measured(prepared, token)
         except ReservationExceededError as error:
             least = Footprint(error.need - before, prepared.estimate.devices)
-            self._footprints.takes_at_least(prepared.identity, least)
+            self.preparer.footprints.takes_at_least(prepared.identity, least)
             raise
         if prepared.placement is Placement.INLINE:
             allowance.settle(taken.host)
@@ -346,7 +352,7 @@ class ModelLoader:
             models.update(self._load_versions(prepared, token))
 
         try:
-            with self.scales.apart() as others:
+            with self.preparer.scales.apart() as others:
                 if prepared.placement is Placement.PROCESS:
                     load()
                     all_of_it = sum((model.executors.footprint() for model in models.values()), Footprint())
@@ -357,13 +363,13 @@ class ModelLoader:
         except BaseException:
             _close_all(models)
             raise
-        self.scales.note(here)
+        self.preparer.scales.note(here)
         return models, taken
 
     def _weighed(self, prepared: PreparedTarget, load: Callable[[], None], others: Others) -> Footprint:
         """What a load into this process takes; see `alone`. A model in a process of its own tells that itself."""
         size = prepared.directory.size() if prepared.forms is None else 0  # its files may be replaced meanwhile
-        _, taken = self.scales.measured(load)
+        _, taken = self.preparer.scales.measured(load)
         taken -= others.take
         if prepared.forms is not None:
             return prepared.forms.weighed(taken)
@@ -383,14 +389,12 @@ class ModelLoader:
             for step, name in zip(directory.config.ensemble, directory.steps, strict=True)
         }
         labels = ensemble_labels(directory.config, prepared.labels or {}, parts)
-        return Target(
+        return self._target(
             directory.name,
             versions,
             content=prepared.content,
             steps=directory.steps,
             labels=labels,
-            started=self._started,
-            left=self._left,
         )
 
     def _ensembles(

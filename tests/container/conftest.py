@@ -190,7 +190,7 @@ class Running:
     @contextlib.contextmanager
     def loads_held_up(self):
         """While it lasts, no load and no unload begins: threads for loads wait, all those for unloads are busy."""
-        over, loads = threading.Event(), self.engine._loads
+        over, loads = threading.Event(), self.engine.pools.loads
         pools = [pool for pool in vars(self.engine).values() if isinstance(pool, ThreadPool) and pool.most < 1000]
         busy = [pool.submit(over.wait, PATIENCE) for pool in pools for _ in range(pool.most)]
         begin = loads._initializer

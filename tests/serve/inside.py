@@ -29,7 +29,7 @@ def upkeep_of(engine):
 
 def loads_of(engine):
     """The executor of loads."""
-    return engine._loads
+    return engine.pools.loads
 
 
 def give_clients(engine, **patience):

@@ -179,6 +179,7 @@ class Press:
         self.made = []
         self.in_memory = Footprint()
         self.sources = []
+        self.tokens = []
 
     def fail(self, step, name):
         """Raise what the test wants raised."""
@@ -189,6 +190,7 @@ class Press:
     def prepare(self, name, source, token):
         """See `Loader`."""
         self.sources.append(source)
+        self.tokens.append(token)
         if token.cancelled and not self.deaf:
             raise MmeError(Kind.CANCELLED, f"the fetch of '{name}' was cancelled")
         self.fail("prepare", name)
@@ -1001,6 +1003,32 @@ async def test_a_model_that_is_being_replaced_is_no_victim(narrow):
     await narrow.do("close a", "load b")
     await other
     narrow.release("b")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_source_of_a_load_goes_with_it(narrow, fails):
+    """It may hold a client's files, which are gone when it is; what models keep of their load, its token, holds none."""
+
+    class Source:
+        """Files."""
+
+    source = Source()
+    seen = weakref.ref(source)
+    gc.disable()
+    try:
+        narrow.press.failures["load", "a"] = [MmeError(Kind.INVALID_MODEL, "bad")] if fails else []
+        first = asyncio.create_task(narrow.task("a", "reload", source))
+        await narrow.do_all()
+        assert (first.exception() is not None) == fails
+        del first, source
+        narrow.press.sources.clear()
+        again = asyncio.create_task(narrow.task("a", "reload", "elsewhere"))
+        await narrow.do_all()
+        await again
+        assert seen() is None
+        assert len(narrow.press.tokens) == 2
+    finally:
+        gc.enable()
 
 
 async def test_reloads_of_one_source_share_a_load_and_one_of_another_comes_after_it(narrow):
