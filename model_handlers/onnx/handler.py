@@ -63,13 +63,18 @@ RUNTIME = Runtime(
 
 
 class OnnxHandler(MappedHandler):
-    """One ONNX Runtime session on one device."""
+    """One ONNX Runtime session on one device, `gpu` where that is one.
+
+    Nothing is bound (`io_binding`): that copies inputs and outputs while it holds the GIL. A plain execution makes
+    the same copies, all inputs before the first operator begins, without it.
+    """
 
     backend: ClassVar[str] = "onnxruntime"
     default_filename: ClassVar[str] = "model.onnx"
 
-    def __init__(self, session: Any, config: ModelConfig, threads: Threads) -> None:
+    def __init__(self, session: Any, config: ModelConfig, threads: Threads, gpu: int | None = None) -> None:
         self._threads = threads
+        self._gpu = gpu
         super().__init__(complete(config, *signature(session, config.name), firsts=firsts(session)))
         self._session = session
         self._run = _runner(session, run_options(config))
@@ -115,7 +120,7 @@ class OnnxHandler(MappedHandler):
         except MmeError as error:
             raise (error if device.kind == "cpu" else lost(error, device.index)) from error.__cause__
         check_providers(wanted, session.get_providers(), config.name, device, unloadable)
-        return cls(session, config, threads) if device.kind == "cpu" else OnGpu(session, config, threads, device.index)
+        return cls(session, config, threads, None if device.kind == "cpu" else device.index)
 
     @classmethod
     def refinement(cls, config: ModelConfig) -> str:
@@ -149,7 +154,8 @@ class OnnxHandler(MappedHandler):
         try:
             result: list[Array] = self._run(outputs, inputs)
         except Exception as error:  # of any of a dozen classes
-            raise translated(error, self.config.name, loading=False, limited=self._limited) from error
+            failure = translated(error, self.config.name, loading=False, limited=self._limited)
+            raise (failure if self._gpu is None else lost(failure, self._gpu)) from error
         return (
             [_bytes(array) if array.dtype == np.object_ else array for array in result]
             if self._answers_text
@@ -162,24 +168,6 @@ class OnnxHandler(MappedHandler):
         del self._session
         self._threads.give_back()
         self.mappings = 0
-
-
-class OnGpu(OnnxHandler):
-    """One session on a GPU, which has the CPU wait: never on the event loop.
-
-    Nothing is bound (`io_binding`): that copies inputs and outputs while it holds the GIL. A plain execution makes the
-    same copies, all inputs before the first operator begins, without it.
-    """
-
-    def __init__(self, session: Any, config: ModelConfig, threads: Threads, gpu: int) -> None:
-        super().__init__(session, config, threads)
-        self._gpu = gpu
-
-    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        try:
-            return super().execute(inputs, outputs)
-        except MmeError as error:
-            raise lost(error, self._gpu) from error.__cause__
 
 
 def _runner(session: Any, options: Any) -> Callable[[Sequence[str], Mapping[str, Array]], list[Array]]:

@@ -7,7 +7,7 @@ import pytest
 
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, LostProcessError, MmeError
-from model_handlers.onnx.handler import OnGpu
+from model_handlers.onnx import OnnxHandler
 from model_handlers.system import devices
 from model_handlers.system.threads import Threads
 
@@ -145,5 +145,5 @@ def test_an_onnx_model_asks_after_each_failure(driver):
     driver(ILLEGAL_ADDRESS)
     for gpu, kind in ((1, LostProcessError), (0, MmeError)):
         with pytest.raises(MmeError, match="failed while running model 'm': CUDA failure 700") as caught:
-            OnGpu(Session(), ModelConfig("m"), Threads(1), gpu).execute({"x": np.ones(1)}, ["y"])
+            OnnxHandler(Session(), ModelConfig("m"), Threads(1), gpu).execute({"x": np.ones(1)}, ["y"])
         assert type(caught.value) is kind

@@ -17,7 +17,6 @@ from model_handlers.config.model_config import Accelerator, ModelConfig
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.onnx import OnnxHandler, session
-from model_handlers.onnx.handler import OnGpu
 from model_handlers.onnx.session import (
     check_providers,
     create_session,
@@ -296,7 +295,9 @@ def test_a_models_own_limit_is_no_want_of_memory(doubler):
 
 def test_a_session_on_a_gpu_has_its_thread_wait(doubler):
     """It answers what was asked for, in that order. On the CPU."""
-    handler = OnGpu(create_session(doubler, onnx_runtime().SessionOptions(), "m"), ModelConfig("m"), Threads(1), 1)
+    handler = OnnxHandler(
+        create_session(doubler, onnx_runtime().SessionOptions(), "m"), ModelConfig("m"), Threads(1), 1
+    )
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
 
     shape, doubled = handler.execute({"x": rows}, ["shape", "y"])
