@@ -13,12 +13,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import importlib.util
 import os
 import platform
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,49 +26,39 @@ from model_handlers.config.autocomplete import SignatureTensor, complete, given_
 from model_handlers.config.model_config import ModelConfig, all_outputs, integer, warn_of_unknown, warn_once
 from model_handlers.errors import TENSORFLOW, Kind, MmeError, invalid_model, unavailable, unsupported
 from model_handlers.openvino import OpenvinoHandler, core
-from model_handlers.system.importing import import_without, is_installed
+from model_handlers.system.importing import file_of, import_without, is_installed, variable
 from model_handlers.system.threads import processors
 from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, FP16, Array, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
 
 PRELOAD = "model_handlers.tensorflow:preload"
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_KERAS_HOME = "KERAS_HOME"
 _WORDS = 600  # characters of an exception, behind which it shows the graph
 
 
-@functools.cache
 def built_for_cuda() -> bool:
     """Whether the installed TensorFlow was built for CUDA; False where there is none."""
-    found = importlib.util.find_spec("tensorflow")
-    if found is None or found.origin is None:
-        return False
-    facts = Path(found.origin).parent / "python" / "platform" / "build_info.py"
-    return facts.is_file() and "('is_cuda_build', True)" in facts.read_text("utf-8")
+    return "('is_cuda_build', True)" in file_of("tensorflow", "python/platform/build_info.py")
 
 
 @functools.cache
 def tensorflow() -> Any:
     """The framework, imported when the first model needs it. Raises UNSUPPORTED where it is not installed."""
     os.environ.setdefault(_LOG_LEVEL, "3")  # errors come as exceptions, and warnings fill CloudWatch
-    home = os.environ.get(_KERAS_HOME)
-    os.environ[_KERAS_HOME] = os.devnull  # TensorFlow has an older one inside, which can't be left out
     try:
         # Keras is half of the import's time and memory, and writes into the home directory; models need none of it.
-        tf = import_without("tensorflow", "keras")
+        # TensorFlow has an older one inside, which can't be left out.
+        with variable("KERAS_HOME", os.devnull):
+            tf = import_without("tensorflow", "keras")
     except ImportError as error:
         raise unsupported(
             "TensorFlow's models need TensorFlow, which is not installed; run `pip install 'mme[tensorflow]'`, or "
             "`pip install 'mme[openvino]'`, which reads most of them"
         ) from error
-    finally:
-        if home is None:
-            del os.environ[_KERAS_HOME]
-        else:
-            os.environ[_KERAS_HOME] = home
     tf.get_logger().setLevel("ERROR")
     return tf
 

@@ -6,19 +6,17 @@ Called on load threads and in fork servers; `translated` on any.
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 import re
 import threading
 import warnings
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_handlers.errors import PYTORCH, Kind, MmeError, invalid_argument, unavailable, unsupported
 from model_handlers.system.devices import lost_process
+from model_handlers.system.importing import file_of, variable
 from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, Array, DataType, TensorSpec
 
 if TYPE_CHECKING:
@@ -86,7 +84,6 @@ def _strings(strings: Sequence[str], spec: TensorSpec, rows: int | None) -> Arra
 PRELOAD = "model_handlers.pytorch.runtime:pytorch"
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]", re.MULTILINE)  # of its version.py, which says None otherwise
 _WORDS = 600  # characters of an exception, whose C++ stack is of no use to a client
-_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _one_at_a_time = threading.Lock()
 
 
@@ -105,13 +102,9 @@ def pytorch() -> Any:
     return torch
 
 
-@functools.cache
 def built_for_cuda() -> bool:
     """Whether the installed PyTorch was built for CUDA, told without importing it; False where there is none."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return False
-    return _CUDA.search(Path(found.origin).with_name("version.py").read_text("utf-8")) is not None
+    return _CUDA.search(file_of("torch", "version.py")) is not None
 
 
 def cuda_device(index: int, model: str) -> Any:
@@ -167,16 +160,8 @@ def never_unpickling() -> Iterator[None]:
 
     torch.export.load would fall back to running it.
     """
-    with _one_at_a_time:
-        before = os.environ.get(_FORCE)
-        os.environ[_FORCE] = "1"
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[_FORCE]
-            else:
-                os.environ[_FORCE] = before
+    with _one_at_a_time, variable("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
+        yield
 
 
 def translated(error: Exception, model: str, *, loading: bool, given: str = "") -> MmeError:

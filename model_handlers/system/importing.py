@@ -1,12 +1,18 @@
-"""Whether a package is there, and importing it without what it would import on the side."""
+"""Whether a package is there, what its files tell, and importing it without what it would import on the side."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import importlib.util
+import os
 import sys
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def is_installed(name: str) -> bool:
@@ -15,6 +21,14 @@ def is_installed(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # not even what it would be in
         return False
+
+
+@functools.cache
+def file_of(package: str, name: str) -> str:
+    """The text of a file of an installed package, "" where there is none. Imports nothing of it."""
+    found = importlib.util.find_spec(package)
+    file = Path(found.origin).parent / name if found is not None and found.origin else None
+    return file.read_text("utf-8") if file is not None and file.is_file() else ""
 
 
 @functools.cache
@@ -39,3 +53,16 @@ def import_without(name: str, *hidden: str) -> Any:
         for each in hidden:
             if sys.modules.get(each, each) is None:
                 del sys.modules[each]
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable that has this value meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

@@ -22,7 +22,6 @@ import functools
 import itertools
 import json
 import logging
-import os
 import re
 import struct
 import threading
@@ -37,14 +36,13 @@ from model_handlers.base import Device, Handler, Runtime, Traits
 from model_handlers.config.autocomplete import SignatureTensor, complete
 from model_handlers.config.model_config import Guess, ModelConfig, choice, integer, number, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory, unsupported
-from model_handlers.system.importing import import_without, is_installed
+from model_handlers.system.importing import import_without, is_installed, variable
 from model_handlers.system.priority import usual_priority
 from model_handlers.system.threads import Threads, default_threads, start_thread, take_threads
 from model_handlers.tensor import FP32, Array
 from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -147,7 +145,7 @@ _MOST_WORDS = 300
 def imported(name: str) -> Any:
     """The library of that name, imported when the first model needs it."""
     try:
-        with _one_thread():
+        with variable(_OPENMP, "1"):  # for OpenMP that is loaded meanwhile, where it is not told: see `Crew`
             # For wrappers in scikit-learn's style they would import all of that: 65 MiB and seconds.
             module = import_without(name, "sklearn")
     except ImportError as error:
@@ -161,19 +159,6 @@ def imported(name: str) -> Any:
     if name == "lightgbm":  # it would write to standard output, where lines are JSON
         module.register_logger(logging.getLogger("mme.lightgbm"))
     return module
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    # OpenMP that is loaded meanwhile has one thread where it is not told how many: see `Crew`.
-    told = os.environ.get(_OPENMP)
-    os.environ[_OPENMP] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_OPENMP]
-        if told is not None:
-            os.environ[_OPENMP] = told
 
 
 def preload() -> None:
