@@ -97,7 +97,7 @@ class Model:
         self._runner.submit(self.name, self.version, request, task=True)
         if not results:
             future: asyncio.Future[Result] = loop.create_future()
-            one.take = functools.partial(_set, future)
+            one.take = lambda result: None if future.done() else future.set_result(result)
             try:
                 results.append(await future)
             except asyncio.CancelledError:
@@ -156,8 +156,3 @@ def _settle(future: Future[Outputs], result: Result) -> None:
         future.set_result(_outputs(result))
     except MmeError as error:
         future.set_exception(error)
-
-
-def _set(future: asyncio.Future[Result], result: Result) -> None:
-    if not future.done():
-        future.set_result(result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import threading
 import time
@@ -16,6 +15,7 @@ import uvloop
 
 from model_handlers.errors import Kind, MmeError
 from serve.engine import Engine
+from serve.threads import STARTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -43,7 +43,6 @@ class Runner:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()  # its loop is closed
         self._identity = threading.get_ident()
-        self._process = os.getpid()
         self._gate = threading.Lock()  # no call comes between the last look at `_closed` and the end of the loop
         self._closed = False
         self._end: asyncio.Task[None] | None = None
@@ -80,8 +79,6 @@ class Runner:
             raise _closed()
         return self._engine
 
-    # -- calls ---------------------------------------------------------------------------------------------------
-
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what a coroutine returns, from any other thread."""
         self._check_thread()
@@ -112,8 +109,6 @@ class Runner:
             raise
         finally:
             self._tasks.discard(task)
-
-    # -- requests ------------------------------------------------------------------------------------------------
 
     def submit(
         self, name: str, version: int | None, request: InferenceRequest, *, waits: bool = False, task: bool = False
@@ -171,8 +166,6 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - as above
             _fail(request, error)
 
-    # -- the end -------------------------------------------------------------------------------------------------
-
     async def shut(self) -> None:
         """Refuse further calls, let those under way end, and close the engine, once however often it is called."""
         await asyncio.shield(self._ended())
@@ -212,19 +205,13 @@ class Runner:
         """Whether it takes calls."""
         return not (self._closed or self.loop.is_closed())
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether this process was forked from the engine's, whose threads are not here."""
-        return os.getpid() != self._process
-
     def _check_open(self) -> None:
         if not self.is_open:
             raise _closed()
 
     def _is_here(self) -> bool:
         """Whether this is the thread of the loop."""
-        if self.is_copy:
-            raise forked()
+        check_not_forked()
         return threading.get_ident() == self._identity
 
     def _check_thread(self) -> None:
@@ -234,9 +221,10 @@ class Runner:
             )
 
 
-def forked() -> MmeError:
-    """A process that was forked from one with a server can have none."""
-    return MmeError(Kind.UNAVAILABLE, "the server is in the process that this one was forked from: `spawn` this one")
+def check_not_forked() -> None:
+    """Refuse a process that was forked from one with a server, whose threads are not here: it can have none."""
+    if STARTER.is_copy:
+        raise MmeError(Kind.UNAVAILABLE, "the server is in the process that this one was forked from: `spawn` this one")
 
 
 def own(error: MmeError) -> MmeError:

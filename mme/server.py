@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mme.model import Model
-from mme.runner import Runner, forked
+from mme.runner import Runner, check_not_forked
 from model_handlers.base import Footprint, by_device
 from model_handlers.config.convert import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
@@ -105,8 +105,6 @@ class Server:
     def __repr__(self) -> str:
         return f"<mme.Server of {self._options['store'] or self._options['repository']}>"
 
-    # -- begin and end -------------------------------------------------------------------------------------------
-
     def start(self) -> Self:
         """Begin on a thread of its own, as `with` does; end it by `close`."""
         self._runner = self._fresh(None)
@@ -138,7 +136,7 @@ class Server:
 
     def close(self) -> None:
         """Refuse further calls, wait for those under way, and end all that the server began."""
-        if self._runner is not None and not self._runner.is_copy:
+        if self._runner is not None and not STARTER.is_copy:
             self._runner.stop()
             end_shared()
             atexit.unregister(self.close)
@@ -151,8 +149,7 @@ class Server:
         await on_daemon("end", self.close)
 
     def _fresh(self, loop: asyncio.AbstractEventLoop | None) -> Runner:
-        if STARTER.is_copy:
-            raise forked()
+        check_not_forked()
         if self._runner is not None and self._runner.is_open:
             raise invalid_argument("the server has begun already")
         return Runner(loop)
@@ -175,8 +172,6 @@ class Server:
     @property
     def _engine(self) -> Engine:
         return self._running.engine
-
-    # -- models --------------------------------------------------------------------------------------------------
 
     def model(self, name: str, version: int | None = None) -> Model:
         """A model by its name, and one of its versions instead of the one that its configuration chooses."""
@@ -243,12 +238,8 @@ def _budget(host: float | str | None, each_gpu: float | str | None) -> Footprint
 
 def _size(argument: str, said: float | str | None, whole: int, share: float) -> int:
     try:
-        budget = memory_budget(said) if isinstance(said, str) else said
-    except ValueError as error:
-        raise invalid_argument(f"{argument}={said!r}: expected {error}") from None
-    try:
-        return bytes_of(budget, whole, share)
-    except ValueError as error:
+        return bytes_of(memory_budget(said) if isinstance(said, str) else said, whole, share)
+    except ValueError as error:  # which says what a budget is, or what this one leaves
         raise invalid_argument(f"{argument}={said!r}: {error}") from None
 
 
