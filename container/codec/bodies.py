@@ -1,18 +1,15 @@
-"""Bodies that a client compressed, never larger than the limit once inflated, and answers compressed for it. PURE.
+"""What lies around bodies: compression of requests and answers, server-sent events, AWS event streams. PURE.
 
-Answers are compressed quickly rather than well: a client that is far away asks for it, and its neighbours wait for us.
+A compressed body is never larger than the limit once it is inflated. Answers are compressed quickly rather than well: a
+client that is far away asks for it, and its neighbours wait for us.
+
+A frame of `application/vnd.amazon.eventstream`, as InvokeEndpointWithResponseStream answers:
+
+    u32 length of the frame | u32 length of the headers | u32 CRC-32 of these 8 bytes
+    headers | payload | u32 CRC-32 of everything before
+
+Numbers are big-endian. A header is `u8 length, name, u8 7 (a string), u16 length, value`.
 """
-
-# MERGED DOCSTRINGS, to be folded into the one above:
-# Frames of streamed answers: server-sent events (`text/event-stream`), and AWS event streams. PURE.
-#
-# A frame of `application/vnd.amazon.eventstream`, as InvokeEndpointWithResponseStream answers:
-#
-#     u32 length of the frame | u32 length of the headers | u32 CRC-32 of these 8 bytes
-#     headers | payload | u32 CRC-32 of everything before
-#
-# Numbers are big-endian. A header is `u8 length, name, u8 7 (a string), u16 length, value`.
-#
 
 from __future__ import annotations
 

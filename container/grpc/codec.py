@@ -41,13 +41,21 @@ from model_handlers.tensor import BYTES, element_count, encode_bytes_elements
 from serve.request import Bounded, InferenceRequest, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from google.protobuf.message import Message
 
-    from container.grpc.grpc_service_pb2 import InferParameter, ModelRepositoryParameter
-    from serve.request import InferenceResponse
+    from container.grpc.grpc_service_pb2 import (
+        InferParameter,
+        InferTensorContents,
+        ModelInferRequest,
+        ModelRepositoryParameter,
+    )
+    from model_handlers.errors import MmeError
+    from model_handlers.tensor import Array, DataType
+    from serve.request import Completion, InferenceResponse
 
+    Description = tuple[str, DataType, tuple[int, ...]]
 
 _TAGS = {field.name: field.number << 3 | 2 for field in pb.ModelInferRequest.DESCRIPTOR.fields}  # each has a length
 _ID_TAG = _TAGS["id"]
@@ -143,17 +151,6 @@ def values(parameters: Mapping[str, InferParameter] | Mapping[str, ModelReposito
     return found
 
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from container.grpc.grpc_service_pb2 import InferTensorContents, ModelInferRequest
-    from model_handlers.errors import MmeError
-    from model_handlers.tensor import Array, DataType
-    from serve.request import Completion
-
-    Description = tuple[str, DataType, tuple[int, ...]]
-    Input = ModelInferRequest.InferInputTensor
-
 _MAX_FORMS = 4096  # remembered; then all are forgotten, which costs each one check
 _MAX_BYTES = 16 << 20  # that they may take
 _HEAD_BYTES = 200  # that one takes beside its own
@@ -161,21 +158,12 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 _RAW = "raw_input_contents"
 # Where typed elements lie, by data type; FP16 and BF16 have no such field, and lie in _RAW.
 _FIELDS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    **{kind: f"{kind.lower()}_contents" for kind in ("BOOL", "INT64", "UINT64", "FP32", "FP64", "BYTES")},
 }
 # What the type of a field is called.
-_HELD = {_FIELDS[kind]: kind for kind in ("BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "FP64", "BYTES")}
+_HELD = {field: kind for kind, field in _FIELDS.items()}
 
 
 # What parameters with a meaning of their own may hold.

@@ -43,7 +43,7 @@ _LONGEST_DIMENSION = 1024
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 _MICROSECONDS = ("ModelLoadingWaitTime", "ModelLoadingTime", "ModelDownloadingTime", "ModelUnloadingTime")
 _FAILED = "ModelLoadFailure"
-_UNITS = {
+UNITS = {
     "LoadedModelCount": "None",
     "ModelCacheHit": "None",
     "MemoryUsed": "Bytes",
@@ -160,11 +160,11 @@ class EmfReporter:
     def _document(self, timestamp: int, metrics: _Metrics, more: dict[str, str]) -> dict[str, Any]:
         settings = self._settings
         dimensions = {"EndpointName": settings.endpoint_name, "VariantName": settings.variant_name, **more}
-        told = {name: metrics[name].target() for name in _UNITS if name in metrics and metrics[name].count}
+        told = {name: metrics[name].target() for name in UNITS if name in metrics and metrics[name].count}
         directive = {
             "Namespace": settings.emf_namespace,
             "Dimensions": [list(dimensions)],
-            "Metrics": [{"Name": name, "Unit": _UNITS[name]} for name in told],
+            "Metrics": [{"Name": name, "Unit": UNITS[name]} for name in told],
         }
         return {"_aws": {"Timestamp": timestamp, "CloudWatchMetrics": [directive]}, **dimensions, **told}
 

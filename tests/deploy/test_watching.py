@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from container.observe.emf import _UNITS
+from container.observe.emf import UNITS
 from container.observe.metrics import families as families_of_server
 from model_handlers.system.devices import readings
 from serve.control import DEFAULT_LATENCIES
@@ -133,7 +133,7 @@ def test_the_document_names_what_a_server_tells(families):
 
 def test_the_document_names_what_cloudwatch_is_told():
     """Every metric that is written to the log, and no other."""
-    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", CLOUDWATCH, re.MULTILINE)))) == set(_UNITS)
+    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", CLOUDWATCH, re.MULTILINE)))) == set(UNITS)
 
 
 def test_the_dashboard_is_built_as_grafana_documents_it():
