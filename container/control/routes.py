@@ -46,7 +46,7 @@ SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 
 
 class Route(NamedTuple):
-    """One row."""
+    """One row of the table below."""
 
     methods: str  # HTTP's between spaces, or `GRPC`
     pattern: str  # of paths, or service and method

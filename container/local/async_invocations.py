@@ -62,7 +62,6 @@ class AsyncInvocations:
         self._report = report
 
     def accept(self, target: str, headers: Mapping[str, str]) -> Accepted:
-        """Queue an invocation."""
         source = headers.get(f"{_PREFIX}inputlocation", "")
         try:
             split_uri(source)

@@ -52,7 +52,7 @@ _DIMENSION = v.printable(1024)
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable."""
+    """An environment variable, as reader, messages and documentation know it."""
 
     name: str
     field: str  # the attribute of `Settings` that it sets

@@ -39,7 +39,7 @@ MOST = 65_536  # sessions at a time
 
 
 class Session:
-    """One session."""
+    """One client's session with one model."""
 
     def __init__(self, session_id: str, model: str, now: float) -> None:
         self.id = session_id
@@ -148,7 +148,7 @@ class SessionCalls:
     def __init__(self, engine: Engine, seconds: float, *, enabled: bool) -> None:
         self._engine = engine
         self._enabled = enabled
-        self._sessions = Sessions(seconds, lambda: secrets.randbits(_ID_BITS) + 1)
+        self.known = Sessions(seconds, lambda: secrets.randbits(_ID_BITS) + 1)
         self._timer: asyncio.TimerHandle | None = None
         engine.cache.events.listen(self._heard)
 
@@ -162,30 +162,24 @@ class SessionCalls:
         word = _word(body)
         if asked != NEW:
             word = word if word == CLOSE else ""
-            return Visit(self, self._sessions.use(asked, model, _now()), word, reply, new=False)
+            return Visit(self, self.known.use(asked, model, _now()), word, reply, new=False)
         if not creates:
             raise invalid_argument("a session can't be created on a streamed invocation: use invoke_endpoint")
         if word == CLOSE:
             raise invalid_argument("a session is closed by its id in SessionId, which is NEW_SESSION here")
-        visit = Visit(self, self._sessions.begin(model, _now()), word, reply, new=True)
+        visit = Visit(self, self.known.begin(model, _now()), word, reply, new=True)
         self._set_timer()
         return visit
 
-    def check(self, session: Session) -> None:
-        self._sessions.check(session)
-
-    def leave(self, session: Session) -> None:
-        self._sessions.leave(session, _now())
-
     def end(self, session: Session) -> None:
         """It is over, and so is its sequence, once what was sent of it has been executed."""
-        self._sessions.end(session)
+        self.known.end(session)
         for text in (False, True):
             self._engine.end_sequence(session.model, session.correlation_id(text=text))
 
     def created(self, session: Session) -> bytes:
         """The header lines that tell the client of a new session. Of Amazon's clients some read one, some the other."""
-        until = datetime.fromtimestamp(time.time() + self._sessions.seconds, UTC)
+        until = datetime.fromtimestamp(time.time() + self.known.seconds, UTC)
         said = f"{session.id}; Expires={until:%Y-%m-%dT%H:%M:%SZ}\r\n"
         return f"X-Amzn-SageMaker-New-Session-Id: {said}X-Amzn-SageMaker-Session-Id: {said}".encode()
 
@@ -194,17 +188,17 @@ class SessionCalls:
         gone = event.type is EventType.UNLOADED and not self._engine.index.is_resident(event.name)
         if gone or event.type is EventType.LOADED:
             for model in (event.name, *self._engine.wholes_of(event.name)):
-                for session in self._sessions.end_begun(model):
+                for session in self.known.end_begun(model):
                     self.end(session)  # the other models of an ensemble know of it still
 
     def _set_timer(self) -> None:
-        at = self._sessions.next_expiry()
+        at = self.known.next_expiry()
         if self._timer is None and at is not None:
             self._timer = asyncio.get_running_loop().call_later(max(at - _now(), 0), self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        for session in self._sessions.expire(_now()):
+        for session in self.known.expire(_now()):
             self.end(session)
         self._set_timer()
 
@@ -237,7 +231,7 @@ class Visit(Step):
 
     def made(self, call: Call, request: InferenceRequest, config: ModelConfig) -> None:  # noqa: ARG002
         """Make the request a step of the session's sequence; one that names a sequence itself is left alone."""
-        self._calls.check(self.session)
+        self._calls.known.check(self.session)
         self._ends = bool(request.flags & FLAG_SEQUENCE_END)
         self._state = config.sequence_batching is not None or bool(config.ensemble)
         if not request.correlation_id:
@@ -264,7 +258,7 @@ class Visit(Step):
 
     def leave(self, *, failed: bool) -> None:
         """Nothing more is done for the request in its session."""
-        self._calls.leave(self.session)
+        self._calls.known.leave(self.session, _now())
         if (self.new and failed) or (self._ends and not failed):
             self._calls.end(self.session)
 

@@ -55,7 +55,6 @@ class Region:
         return data
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Put bytes there."""
         start, left = self.offset + offset, memoryview(data)
         if os.fstat(self._descriptor).st_size < start + len(left):
             raise self._cut_short()

@@ -35,7 +35,7 @@ _SHOWN = 100  # characters of a value in a sentence
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What is traced."""
+    """What is traced, of the server or of one model."""
 
     on: bool = False
     rate: int = 1000  # one request of so many; 0 for none but those whose client says so
