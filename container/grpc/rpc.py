@@ -256,7 +256,8 @@ class MessageReader:
         """The next message, and whether it is compressed."""
         found = self.messages.popleft()
         self._unread -= _KEPT + len(found[1])
-        self.free(_PREFIX)
+        self._held -= _PREFIX
+        self._memory.free(_PREFIX)
         return found
 
     async def inflate(self, message: bytes) -> bytes:
@@ -283,7 +284,8 @@ class MessageReader:
 
     def close(self) -> None:
         self._over = True
-        self.free(self._held)
+        self._memory.free(self._held)
+        self._held = 0
         self.part.clear()
         self.messages.clear()
 
@@ -338,8 +340,10 @@ class Rpc:
             self.fail(fault.status, fault.words)
             return
         if whole:
-            self._stop_looking()
-            self._wake()
+            if self._slow is not None:
+                self._stop_looking()
+            if self._waits is not None and not self._waits.done():
+                self._waits.set_result(None)
         if reader.part and self._slow is None and not reader.uncut:
             loop = asyncio.get_running_loop()
             self._begun = loop.time()

@@ -165,16 +165,14 @@ class SendWindow:
     Attributes:
         of_streams: what it takes of a new one at first.
         frame_size: bytes of its largest frame.
+        waiting: streams that have something to send until it takes more.
     """
 
     def __init__(self) -> None:
         self.of_streams = frames.DEFAULT_WINDOW
         self.frame_size = frames.SMALLEST_FRAME_SIZE
         self._left = frames.DEFAULT_WINDOW
-        self._waiting: OrderedDict[Http2Stream, None] = OrderedDict()  # until it opens
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: OrderedDict[Http2Stream, None] = OrderedDict()
 
     def takes(self, size: int) -> bool:
         """Whether the client takes so many bytes at once, and in one frame; then they count as sent."""
@@ -192,19 +190,15 @@ class SendWindow:
 
     def wait(self, stream: Http2Stream) -> None:
         """Have a stream go on when there is room."""
-        self._waiting[stream] = None
-
-    def forget(self, stream: Http2Stream) -> None:
-        if self._waiting:
-            self._waiting.pop(stream, None)
+        self.waiting[stream] = None
 
     def open(self, more: int) -> None:
         """Take so much more: a frame of each stream in its turn, or a long answer keeps all others from theirs."""
         self._left = _opened(self._left, more)
-        while self._waiting and self._left > 0:
-            stream = self._waiting.popitem(last=False)[0]
+        while self.waiting and self._left > 0:
+            stream = self.waiting.popitem(last=False)[0]
             if stream.send_one():
-                self._waiting[stream] = None
+                self.waiting[stream] = None
 
 
 class Http2Stream:
@@ -433,7 +427,8 @@ class StreamTable:
 
     def closed(self, stream: Http2Stream) -> None:
         self.open.pop(stream.id, None)
-        self.window.forget(stream)
+        if self.window.waiting:
+            self.window.waiting.pop(stream, None)
         if self.final is not None and not self.open:
             self._connection.shutdown.part()
 

@@ -239,7 +239,7 @@ async def test_streams_that_wait_are_forgotten_when_they_are_given_up(life):
         stream.end(TRAILERS)
         assert stream.over
         assert life.told[number].gone
-    assert not len(life.connection.streams.window)
+    assert not life.connection.streams.window.waiting
     life.send(_window(0, 1 << 20))
     assert sum(kind in {frames.HEADERS, frames.DATA} for kind, *_ in await life.sent()) <= 4
 
