@@ -187,6 +187,13 @@ class _Scrape:
 
 
 _HOST = 'kind="host"'
+
+
+def _kinds(name: str, labels: str, values: Pairs) -> str:
+    """Return a sample of each kind of memory, whose labels come by name, as all do."""
+    return "".join([sample(name, f"{kind},{labels}", value) for kind, value in values])
+
+
 # of a model or a target: key, counters, labels, and what the scrape knows of it beside
 _Row = tuple["Hashable", Any, dict[str, str], Any]
 
@@ -437,7 +444,7 @@ _OF_CACHES = (
     _target_counter("mme_model_load_failures_total", "Loads that failed", "load_failures"),
     _target_counter("mme_model_refused_requests_total", _REFUSED, "refused"),
     _target_counter("mme_model_evictions_total", _EVICTIONS, _by_reason("evictions", EVICTION_REASONS), samples),
-    _target_counter("mme_model_evicted_bytes_total", "Bytes that its evictions gave back", _evicted, samples),
+    _target_counter("mme_model_evicted_bytes_total", "Bytes that its evictions gave back", _evicted, _kinds),
     *(
         _target_counter(f"mme_model_{what}_seconds_total", f"Seconds {text}, summed up", _per(f"{what}.ns", 1e9))
         for what, text in (
@@ -458,7 +465,7 @@ _OF_CACHES = (
     ),
     _server_gauge("mme_loaded_models", "Models in memory (LoadedModelCount)", "loaded"),
     _server_gauge("mme_models_left_out", "Models without series of their own (MME_METRICS_MODELS)", "left_out"),
-    _gauge(Of.TARGET, "mme_model_memory_bytes", "Bytes that a model takes, as measured", None, samples),
+    _gauge(Of.TARGET, "mme_model_memory_bytes", "Bytes that a model takes, as measured", None, _kinds),
 )
 _OF_MEMORY = (
     *(
