@@ -174,39 +174,30 @@ class AuthorCode(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What is known of a model before it is loaded, of its class, configuration and file.
+    """What is known of a model before it is loaded, of its class, configuration and file."""
 
-    Attributes:
-        placement: where instances execute when the configuration does not say.
-        inline: whether a short execution on the CPU may run on the event loop: it must release the GIL while it
-            computes, never block on anything but the CPU, and never run code of the model's author.
-        warms: whether it may be executed with made-up data before it serves; whatever is inline may.
-        sees_requests: whether batches come as lists of requests (`execute_requests`) instead of collated tensors
-            (`execute`): models that are code of the model's author.
-        memory_only: whether `close` gives back memory and nothing else: it is not called where the process ends.
-        verify_first: whether a file that was never loaded here is tried in a process of its own before it is loaded
-            into the serving one: what reads it may die of a damaged one. See `Handler.try_load`, `worker/start.py`.
-        custom_ops: whether it loads the libraries of operations that a configuration names.
-        estimate_factor: bytes in memory for a byte on disk, for a model never seen before.
-        runtime: what executes it.
-        preload: `module:function`, called once for all processes that execute such models; it imports the runtime.
-        gpu_shared: whether it shares its backend's process on a GPU, and what the runtime keeps there: it has to give
-            back what it took when it is closed.
-        code: the code of the model's author; None where there is none.
-    """
-
-    placement: Placement = Placement.INLINE
+    placement: Placement = Placement.INLINE  # where instances execute when the configuration does not say
+    # whether a short execution on the CPU may run on the event loop: it must release the GIL while it computes, never
+    # block on anything but the CPU, and never run code of the model's author
     inline: bool = False
-    warms: bool = False
+    warms: bool = False  # whether it may be executed with made-up data before it serves; whatever is inline may
+    # whether batches come as lists of requests (`execute_requests`) instead of collated tensors (`execute`): models
+    # that are code of the model's author
     sees_requests: bool = False
+    # whether `close` gives back memory and nothing else: it is not called where the process ends
     memory_only: bool = False
+    # whether a file that was never loaded here is tried in a process of its own before it is loaded into the serving
+    # one: what reads it may die of a damaged one. See `Handler.try_load`, `worker/start.py`.
     verify_first: bool = False
-    custom_ops: bool = False
-    estimate_factor: float = 1.5
-    runtime: Runtime = Runtime()
+    custom_ops: bool = False  # whether it loads the libraries of operations that a configuration names
+    estimate_factor: float = 1.5  # bytes in memory for a byte on disk, for a model never seen before
+    runtime: Runtime = Runtime()  # what executes it
+    # `module:function`, called once for all processes that execute such models; it imports the runtime
     preload: str = ""
+    # whether it shares its backend's process on a GPU, and what the runtime keeps there: it has to give back what it
+    # took when it is closed
     gpu_shared: bool = False
-    code: AuthorCode | None = None
+    code: AuthorCode | None = None  # that of the model's author; None where there is none
 
 
 class LoadedModel(ABC):
@@ -231,7 +222,7 @@ class LoadedModel(ABC):
         self.outside: Outside | None = offered()
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run one batch.
+        """Run one batch. Several threads may call at once.
 
         `inputs` has one array a declared input, batch dimension first where the model batches; returns one an entry of
         `outputs`, the names of those that are wanted, in that order.
@@ -271,10 +262,7 @@ class LoadedModel(ABC):
 
 
 class Handler(LoadedModel):
-    """A model of one framework: a subclass has `autocomplete`, `load`, `close`, and `execute` or `execute_requests`.
-
-    `execute` may be called by several threads at once.
-    """
+    """A model of one framework: a subclass has `autocomplete`, `load`, `close`, and `execute` or `execute_requests`."""
 
     backend: ClassVar[str]  # the name that selects the class in config.pbtxt
     default_filename: ClassVar[str]  # the model file in a version directory when the configuration names none

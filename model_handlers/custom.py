@@ -56,10 +56,7 @@ class FileHandler(Handler):
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> Handler:
-        """Import handler.py and have its class load the model.
-
-        The model file is the one that the configuration names, else the class's `default_filename` beside handler.py.
-        """
+        """Have the class in handler.py load the model: the file that the configuration names, else the class."""
         path = version_directory(config, model_file) / HANDLER_FILE
         folders = [str(path.parent), str(path.parent.parent)]
         name = free_name(f"handler_of_{path.parent.name}")

@@ -85,7 +85,6 @@ class StreamingHandler(FilelessHandler):
         """Keep the instance busy as long as the requests ask for; of itself not at all."""
 
     def respond(self, request: ModelRequest, send: Callable[[ModelResponse], None]) -> None:
-        """Answer a request, as often as it takes; runs on the request's thread."""
         raise NotImplementedError
 
     def pause(self, seconds: float) -> None:
@@ -143,7 +142,6 @@ class IdentityHandler(FilelessHandler):
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        """As many outputs as inputs, each of the input's type and shape."""
         config = super().autocomplete(config, model_file)
         if len(config.inputs) != len(config.outputs):
             raise invalid_model(

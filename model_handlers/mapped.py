@@ -69,7 +69,6 @@ class Span:
     length: int
 
     def pieces(self) -> Iterator[memoryview]:
-        """Its content, a bounded piece at a time, each good until the next."""
         buffer = memoryview(bytearray(min(PIECE, self.length)))
         for start in range(0, self.length, PIECE):
             piece = buffer[: self.length - start]

@@ -140,7 +140,6 @@ class ModelMetric:
             self._metrics.changed(self)
 
     def release(self, owner: object) -> None:
-        """An owner has ended: what it raised a gauge by goes with it."""
         with self._metrics.lock:
             self.owners.discard(owner)
             self.value -= self._shares.pop(owner, 0.0)
@@ -152,7 +151,6 @@ class ModelMetric:
             self._metrics.changed(self)
 
     def merge(self, counts: Sequence[int], total: float) -> None:
-        """Count what another histogram of the same buckets has counted."""
         with self._metrics.lock:
             self.counts = [mine + theirs for mine, theirs in zip(self.counts, counts, strict=True)]
             self.value += total
@@ -207,10 +205,7 @@ class ModelMetrics:
         self._gauges: dict[object, set[ModelMetric]] = {}
 
     def family(self, name: str, description: str, kind: MetricKind) -> ModelMetricFamily:
-        """The family of a name, a new one if there is none.
-
-        Raises MmeError: INVALID_ARGUMENT for a name that is none, that is the server's, or that is another's already.
-        """
+        """The family of a name, a new one if there is none. INVALID_ARGUMENT: no name, the server's, or another's."""
         check_family(name, description)
         with self.lock:
             known = self._families.get(name)
@@ -235,10 +230,7 @@ class ModelMetrics:
     def metric(
         self, family: ModelMetricFamily, labels: Mapping[str, str], buckets: Sequence[float] = (), owner: object = None
     ) -> ModelMetric:
-        """The metric of these labels: the same one each time. A gauge ends with its `owner`, see `release`.
-
-        Raises MmeError: INVALID_ARGUMENT for labels or buckets that are none, and for other buckets than it has.
-        """
+        """The metric of these labels: the same one each time. A gauge ends with its `owner`. Raises as `family`."""
         check_labels(family.name, family.kind, labels)
         check_buckets(family.name, family.kind, buckets)
         key = _key(labels)

@@ -50,7 +50,6 @@ class Backend:
     variants: tuple[str, Mapping[str, str]] = ("", _NO_VARIANTS)
 
     def filename_in(self, version_directory: Path, parameters: Mapping[str, str]) -> str:
-        """The model file when the configuration names none: the parameter's, else whichever is there."""
         parameter, names = self.variants
         chosen = names.get(parameters.get(parameter, ""))
         return chosen or next((name for name in names.values() if (version_directory / name).exists()), self.filename)

@@ -109,19 +109,16 @@ class TensorSpec:
 
     @property
     def model_dims(self) -> tuple[int, ...]:
-        """Its shape as the framework sees it, without the batch dimension."""
         return self.dims if self.reshape is None else self.reshape
 
     def model_shape(self, max_batch_size: int) -> tuple[int, ...]:
         return (-1, *self.model_dims) if max_batch_size > 0 else self.model_dims
 
     def shape(self, max_batch_size: int) -> tuple[int, ...]:
-        """The full shape that a client sees: `dims`, behind a -1 where the model batches."""
         return (-1, *self.dims) if max_batch_size > 0 else self.dims
 
 
 def shape_matches(shape: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether a concrete shape fits one that may hold -1."""
     return len(shape) == len(expected) and all(want in (have, -1) for have, want in zip(shape, expected, strict=True))
 
 

@@ -91,7 +91,6 @@ class DynamicBatching:
 
     @property
     def policies(self) -> tuple[QueuePolicy, ...]:
-        """The limits of each level, from the first that is served to the last; of the one queue without levels."""
         default, levels = self.default_queue_policy or QueuePolicy(), range(1, self.priority_levels + 1)
         return tuple(self.priority_queue_policy.get(level, default) for level in levels) or (default,)
 
@@ -108,7 +107,6 @@ class EnsembleStep:
 
     @property
     def version(self) -> int | None:
-        """The version that it names, None for the latest."""
         return self.model_version if self.model_version > 0 else None
 
 
@@ -221,13 +219,10 @@ class WarmupSample:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAgent:
-    """What is done with a model's directory before a load. `checksum` is the one that there is.
-
-    Its parameters: `MD5:` and a file of the directory → its digest.
-    """
+    """What is done with a model's directory before a load. `checksum` is the one that there is."""
 
     name: str
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, str]  # `MD5:` and a file of the directory → its digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,16 +385,13 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """A tensor that the model hands to itself, from each request of a sequence to the next.
-
-    A dimension of -1 is 1 at the start. `initial_state` has at most one; zeros without it.
-    """
+    """A tensor that the model hands to itself, from each request of a sequence to the next."""
 
     input_name: str
     output_name: str
     data_type: DataType
-    dims: tuple[int, ...]
-    initial_state: tuple[InitialState, ...] = ()
+    dims: tuple[int, ...]  # one of -1 is 1 at the start
+    initial_state: tuple[InitialState, ...] = ()  # at most one; zeros without it
     use_same_buffer_for_input_output: bool = False
     use_growable_memory: bool = False
 
@@ -414,12 +406,9 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """The oldest sequences of an instance take part in its dynamic batches, each with one request at a time.
+    """The oldest sequences of an instance take part in its dynamic batches, each with one request at a time."""
 
-    `max_candidate_sequences` are taken, 0 for as many as fit into a batch.
-    """
-
-    max_candidate_sequences: int = 0
+    max_candidate_sequences: int = 0  # so many are taken, 0 for as many as fit into a batch
     preferred_batch_size: tuple[int, ...] = ()
     max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
@@ -444,7 +433,6 @@ class SequenceBatching:
 
 
 def hidden_inputs(batching: SequenceBatching | None) -> tuple[TensorSpec, ...]:
-    """The inputs that a model has and that no client sends: controls and states."""
     if batching is None:
         return ()
     from model_handlers.tensor import TensorSpec  # noqa: PLC0415 - as above
@@ -500,7 +488,6 @@ def number(
     allowed: Callable[[float], bool] = math.isfinite,
     expected: str = "a number",
 ) -> float:
-    """A number, a finite one unless something else is allowed."""
     text = config.parameters.get(key)
     if text is None:
         return default
@@ -514,7 +501,6 @@ def number(
 
 
 def switch(config: ModelConfig, key: str, *, default: bool) -> bool:
-    """Yes or no, in any of the ways in which backends write it."""
     text = config.parameters.get(key)
     if text is None:
         return default

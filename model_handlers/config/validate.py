@@ -595,10 +595,7 @@ def _ragged(config: ModelConfig) -> Broken:
 
 
 def check_ragged_names(config: ModelConfig, inputs: list[SignatureTensor]) -> None:
-    """Check that what ragged batches name is there, of a completed configuration; `inputs` are the model's own.
-
-    Raises INVALID_MODEL, naming the tensor.
-    """
+    """Check that what ragged batches name is there; `inputs` are the model's own. INVALID_MODEL names the tensor."""
     types = {name: data_type for name, data_type, _ in inputs}
     sources = [source for given in config.batch_input for source in given.source_input]
     for source in (*sources, *(source for output in config.batch_output for source in output.source_input)):

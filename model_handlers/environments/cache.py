@@ -115,7 +115,6 @@ class Environments:
         return environment if _is_complete(environment) else None
 
     def provide(self, wanted: Wanted, patience: Patience) -> Environment:
-        """The environment that a model wants, made if need be; one that is being made is waited for."""
         found = self.find(wanted, patience)
         if found is not None:
             return found
@@ -285,10 +284,7 @@ def _server_distributions() -> list[str]:
 
 
 def unpack(archive: Path, root: Path, subject: str, token: CancelToken) -> None:
-    """Unpack an environment into the empty folder `root`; raises ENOSPC before the disk is quite full.
-
-    What is in it after a failure is the caller's to remove.
-    """
+    """Unpack an environment into an empty folder, which the caller removes where it fails; ENOSPC: nearly full."""
     with InflatedStream(archive.open("rb"), subject, token) as source:
         try:
             unpacking = _Unpacking(subject, root, most_members=_MOST_MEMBERS, packed=archive.stat().st_size)

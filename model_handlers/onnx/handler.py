@@ -163,7 +163,6 @@ class OnnxHandler(MappedHandler):
         )
 
     def close(self) -> None:
-        """Drop the session: ONNX Runtime frees weights and arena in its destructor."""
         del self._run
         del self._session
         self._threads.give_back()

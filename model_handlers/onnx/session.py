@@ -149,10 +149,7 @@ _IDENTITY = (
 
 @functools.lru_cache(maxsize=1)  # the arena registered last is the one that sessions get
 def share_arena(limit: int) -> None:
-    """Have sessions made from now on in this process share an arena of at most `limit` bytes, weights included.
-
-    Sessions ask for it by `USES_SHARED`.
-    """
+    """Have sessions made from now on that ask by `USES_SHARED` share an arena of at most `limit` bytes."""
     onnx_runtime()
     from onnxruntime.capi import _pybind_state as runtime  # noqa: PLC0415 - see `onnx_runtime`
 
@@ -281,7 +278,6 @@ def _unknown(field: str, name: str, known: Sequence[str], model: str) -> MmeErro
 
 
 def check_available(wanted: Sequence[Provider], available: Sequence[str], model: str) -> None:
-    """Refuse a provider that the installed ONNX Runtime was built without. Raises UNAVAILABLE, naming it."""
     for name, _ in wanted:
         if name not in available:
             raise unavailable(

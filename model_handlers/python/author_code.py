@@ -217,7 +217,6 @@ def check_syntax(model: str, path: Path) -> ast.Module:
 
 
 def free_name(wanted: str) -> str:
-    """The name for a module, with a number behind it where another model of this process has it."""
     name, number = wanted, 1
     while name in sys.modules:
         number += 1

@@ -23,7 +23,6 @@ _LONGEST = 128 << 10  # characters of what an author has to say; Triton sends an
 
 
 def failed_load(doing: str, error: BaseException, model: str) -> MmeError:
-    """Why a model cannot be loaded: its code failed while `doing`."""
     if is_memory(error):
         return out_of_memory(f"model '{model}' ran out of memory while {doing}: {told(error)}")
     if isinstance(error, SyntaxError):
@@ -39,7 +38,6 @@ def failed_execution(error: BaseException, lane: str) -> MmeError:
 
 
 def failed_batch(message: str, lane: str) -> MmeError:
-    """Why a batch failed, in Triton's words around `message`."""
     return MmeError(Kind.EXECUTION_FAILED, f"Failed to process the request(s) for model '{lane}', message: {message}")
 
 

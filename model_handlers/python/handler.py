@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PythonHandler(Handler):
-    """One `TritonPythonModel`, initialized."""
+    """One `TritonPythonModel`, which is initialized."""
 
     backend: ClassVar[str] = "python"
     default_filename: ClassVar[str] = "model.py"

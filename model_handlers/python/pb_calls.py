@@ -33,22 +33,16 @@ if TYPE_CHECKING:
 
 
 class ModelContext:
-    """A model as its own code may ask about it.
-
-    Attributes:
-        outside: what it may ask of the server; None before `initialize` begins and from `finalize` on.
-        initialized: whether `initialize` has ended, so that it may also call other models.
-        callers: the models that wait for what it executes, itself the last.
-        waiting: see `ModelCall`.
-    """
+    """A model as its own code may ask about it."""
 
     def __init__(self, name: str, directory: Path, callers: tuple[str, ...] = ()) -> None:
         self.name = name
         self.directory = directory
+        # what it may ask of the server; None before `initialize` begins and from `finalize` on
         self.outside: Outside | None = None
-        self.initialized = False
-        self.callers = callers
-        self.waiting: tuple[Responder, ...] = ()
+        self.initialized = False  # whether `initialize` has ended, so that it may also call other models
+        self.callers = callers  # the models that wait for what it executes, itself the last
+        self.waiting: tuple[Responder, ...] = ()  # see `ModelCall`
 
 
 _current: ContextVar[ModelContext] = ContextVar("hosted model")
@@ -80,10 +74,7 @@ _log = logging.getLogger("mme.model")
 
 
 class LoopThread:
-    """The event loop of a model whose `execute` is a coroutine, from the first one on.
-
-    It keeps turning between batches, so that connections and tasks that the model keeps stay alive.
-    """
+    """The event loop of a model whose `execute` is a coroutine; between batches it turns for what the model keeps."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -294,7 +285,6 @@ def call_decoupled(request: InferenceRequest) -> ResponseIterator:
 
 
 def ask(put: Callable[[Outside, tuple[str, ...], Done], None]) -> bool:
-    """The answer to a question that `put` asks of the server, on behalf of those that wait for the model."""
     answered: Future[bool | MmeError] = Future()
     put(_outside(), _callers(), answered.set_result)
     answer = answered.result()

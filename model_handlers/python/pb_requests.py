@@ -136,7 +136,6 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        """What the client sent beside tensors, as a JSON object."""
         return json.dumps(dict(self._parameters))
 
     def parameter_values(self) -> dict[str, Any]:
@@ -168,7 +167,6 @@ class InferenceRequest:
             raise TritonModelException("rescheduling a request is for those that execute was given")
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """What sends its responses: the same sender each time."""
         if self._responses is None:
             raise TritonModelException("only requests that execute was given have a response sender")
         if self._sender is None:

@@ -74,7 +74,6 @@ class Tensor:
         return True
 
     def as_numpy(self) -> Array:
-        """Its elements, the model's own to read and to write; strings that came with a request are `bytes`."""
         if self._data_type is BF16:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."

@@ -69,7 +69,6 @@ class Metric:
         self._metric.observe(float(value))
 
     def value(self) -> float:
-        """What a counter or a gauge stands at, as far as this process has counted."""
         self._check("get metric value", "Value", MetricKind.COUNTER, MetricKind.GAUGE)
         return self._metric.value
 
@@ -240,7 +239,6 @@ def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
-    """The wire form of strings; () when there are none, None for other elements."""
     if input_tensor.size == 0:
         return ()
     return encode_bytes_elements(input_tensor) if input_tensor.dtype.kind in "OS" else None
@@ -313,10 +311,7 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: int = INFO) -> None:
-        """Write a line at one of the levels above.
-
-        In a process that keeps no log it goes to standard error, from where the server takes it into its own.
-        """
+        """Write a line; in a process that keeps no log to standard error, from where the server takes it."""
         message = text("message of a line", message) if isinstance(message, bytes) else message
         if _log.hasHandlers():
             model = current_model()

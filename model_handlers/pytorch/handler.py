@@ -158,7 +158,6 @@ class Options:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Options:
-        """What a configuration asks for. Raises INVALID_MODEL for a parameter that is not what it should be."""
         warn_of_unknown(config, _KNOWN, "PyTorch models", "mme.pytorch", _WITHOUT_EFFECT)
         return cls(
             switch(config, "INFERENCE_MODE", default=True),
@@ -281,7 +280,6 @@ class TorchHandler(Handler):
                 give_back(self._device)
 
     def close(self) -> None:
-        """Drop the model, and have the device's memory given back that its allocator keeps."""
         if isinstance(self._program, Code):
             self._program.forget()
         is_graph = self._program is not None and self._program.tensors is not None

@@ -129,10 +129,7 @@ def _no_gpu(index: int, model: str, reason: str) -> MmeError:
 
 
 def on_device(device: Any) -> AbstractContextManager[Any]:
-    """A context in which a device (None for the CPU) is the calling thread's.
-
-    Otherwise that is the first GPU, on which CUDA then takes hundreds of megabytes to give back memory of another.
-    """
+    """A context in which a device is the calling thread's (None: the CPU): else the first GPU gets a context, too."""
     return nullcontext() if device is None else pytorch().cuda.device(device)
 
 
@@ -156,10 +153,7 @@ def give_back(device: Any) -> None:
 
 @contextmanager
 def never_unpickling() -> Iterator[None]:
-    """Whatever PyTorch reads meanwhile with `torch.load` is tensors and plain values: code in a pickle is refused.
-
-    torch.export.load would fall back to running it.
-    """
+    """Refuse code in pickles that `torch.load` reads meanwhile: torch.export.load would fall back to running it."""
     with _one_at_a_time, variable("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
         yield
 

@@ -157,10 +157,7 @@ _NUMBERS = {int, float, bool, type(None)}
 
 
 class UnsupportedFormatError(Exception):
-    """No such content type is read, or written. Scripts know it by this name, from Amazon's toolkits.
-
-    `types` are read or written instead, () for what is of any model.
-    """
+    """No such content type is read, or written, but `types` are. Scripts know the name from Amazon's toolkits."""
 
     def __init__(self, content_type: object, types: tuple[str, ...] = ()) -> None:
         self.types = types

@@ -80,13 +80,11 @@ def boosters_in(directory: Path) -> list[Path]:
 
 
 def is_pickle(booster: Path) -> bool:
-    """Whether a file of a booster is a pickle, as older containers wrote them, by its first byte."""
     with booster.open("rb") as file:
         return file.read(1) == PICKLED
 
 
 def is_saved_pipeline(directory: Path) -> bool:
-    """Whether it holds a model as Hugging Face's libraries save them."""
     saved = (directory / CONFIG_FILE).is_file()
     return saved and any(path for pattern in _WEIGHTS for path in directory.glob(pattern))
 

@@ -343,11 +343,7 @@ _LONGEST_WORD = 8192  # characters of a content type, an accept header or custom
 
 
 class ScriptHost:
-    """One script and what its `model_fn` returned.
-
-    Attributes:
-        config: the configuration, completed.
-    """
+    """One script and what its `model_fn` returned; `config` is the configuration, completed."""
 
     def __init__(self, config: ModelConfig, file: ScriptFile, device: Device) -> None:
         self._name = config.name

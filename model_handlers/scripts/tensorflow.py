@@ -330,7 +330,6 @@ def answer(document: Mapping[str, Any], accept: str, *, literal: bool = False) -
 
 
 def written(document: Mapping[str, Any], *, literal: bool = False) -> bytes:
-    """A document with arrays as JSON, in which numbers that are none are null, or NaN and Infinity if `literal`."""
     if _quickly is not None and not literal:
         return _quickly(document)
     return to_json(document, literal=literal).encode()
@@ -494,7 +493,6 @@ def _server(models: SavedModels) -> http.server.ThreadingHTTPServer:
 
 
 def asked(models: SavedModels, document: Any, said: Mapping[str, str]) -> ServingResponse:
-    """What TensorFlow Serving would say to a request's document: text, or what can be written as JSON."""
     text = document if isinstance(document, str | bytes) else json.dumps(document)
     try:
         return ServingResponse(HTTPStatus.OK, written(models.predict(request(text, JSON), said)))

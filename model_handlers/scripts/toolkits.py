@@ -179,7 +179,6 @@ _MODULES: dict[str, dict[str, Any]] = {
 
 
 def install() -> None:
-    """Make the packages importable that are not installed."""
     packages = {name.partition(".")[0] for name in _MODULES}
     missing = {name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None}
     for name, content in _MODULES.items():

@@ -29,7 +29,6 @@ _log = logging.getLogger("mme.devices")
 
 
 def device_memory_used() -> tuple[int, ...]:
-    """Bytes in use on each GPU by its number, by any process."""
     return by_device({gpu.index: gpu.used for gpu in gpus()}) if gpu_uuids() else ()
 
 
@@ -354,7 +353,6 @@ def lost_process(failure: MmeError, words: str = "") -> LostProcessError:
 
 
 def first_reason() -> str:
-    """The sentence of the first such failure, "" while there was none."""
     return _reasons[0] if _reasons else ""
 
 

@@ -81,7 +81,6 @@ def etag_of(status: os.stat_result) -> str:
 
 
 def new_file(path: Path) -> BinaryIO:
-    """A file that was not there, and no link, for writing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "wb")
 
@@ -116,7 +115,6 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error of `disk_errors` says that the disk is full."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in _DISK_FULL
 
@@ -155,7 +153,6 @@ def locked(path: Path, token: CancelToken) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_now(path: Path) -> Iterator[bool]:
-    """Hold the lock of such a file if nothing else does; whether it is held."""
     fd = take(path, _CREATED)
     if fd is None:
         yield False

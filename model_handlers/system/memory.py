@@ -48,7 +48,6 @@ def own_folders(controller: str = "memory") -> list[Path]:
 
 
 def group_limit() -> int | None:
-    """What all processes of the groups may take together; None without a limit."""
     return min((size for folder in own_folders() if (size := _number(folder, _LIMIT)) is not None), default=None)
 
 
@@ -125,7 +124,6 @@ def return_large_blocks() -> None:
 
 
 def trim() -> None:
-    """Hand freed heap pages back to the system."""
     give_back = _malloc_trim()
     if give_back is not None:
         give_back(0)

@@ -46,7 +46,6 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def no_room_for(thread: str) -> MmeError:
-    """The error of such a thread. Kind UNAVAILABLE."""
     return MmeError(Kind.UNAVAILABLE, f"thread '{thread}' can't be started: {_NO_TASKS}")
 
 
@@ -135,10 +134,7 @@ within = _budget.given  # models that are loaded inside take their threads from 
 
 
 def take_threads(wanted: int, model: str, parameter: str = "") -> Threads:
-    """Threads for a model that is loaded here, `wanted` or fewer; to be given back when it is closed.
-
-    Raises MmeError: UNAVAILABLE where `parameter` of its configuration asks for them and they are not free.
-    """
+    """Threads for a model that is loaded here, `wanted` or fewer. UNAVAILABLE: `parameter` asks for too many."""
     budget = _budget.get()
     return Threads(wanted) if budget is None else budget.take(wanted, model, parameter)
 
@@ -149,12 +145,7 @@ _CHECK_SECONDS = 0.05
 
 
 class CancelToken:
-    """Never changes by itself: `cancelled` says where the answer is.
-
-    Args:
-        subject: what is loaded, for the error: "model 'm'".
-        cancelled: whether nothing waits for it any more.
-    """
+    """Whether nothing waits for a load any more, which `cancelled` says; `subject` is what is loaded."""
 
     def __init__(self, subject: str = "a model", cancelled: Callable[[], bool] = lambda: False) -> None:
         self.subject = subject

@@ -192,12 +192,7 @@ def _read(stream: BinaryIO, subject: str) -> bytes:
 
 
 class Unpacking:
-    """One archive on its way into one folder. What its members may be, and where they may lie, subclasses say.
-
-    Args:
-        most_bytes: of all members, skipped ones too; and of the zeros behind them.
-        packed: bytes of the archive, where they are known: its headers may not claim more than those can hold.
-    """
+    """One archive on its way into one folder. What its members may be, and where they may lie, subclasses say."""
 
     packer: ClassVar[str]  # what it should have been packed with, for errors
     too_many: ClassVar[str] = ""  # what to do about too many members, for errors
@@ -210,7 +205,8 @@ class Unpacking:
         self._subject = subject
         self._root = root
         self._most_members = most_members
-        self._most_bytes = most_bytes
+        self._most_bytes = most_bytes  # of all members, skipped ones too; and of the zeros behind them
+        # bytes of the archive, where they are known: its headers may not claim more than those can hold
         self._packed = packed
         self._members = 0
         self._claimed = 0
@@ -246,7 +242,6 @@ class Unpacking:
         raise NotImplementedError
 
     def place(self, parts: Parts) -> Path:
-        """Where a new file or link goes; the directories above it are made."""
         self._make_directory(parts[:-1])
         if parts in self.made:
             raise self.refused(f"has {shown('/'.join(parts))} twice")
@@ -333,7 +328,6 @@ class Unpacking:
 
 
 def parts_of(name: str) -> Parts:
-    """The names of a path, without those that lead nowhere."""
     return tuple(part for part in name.split("/") if part not in ("", "."))
 
 

@@ -162,7 +162,6 @@ class CudaStream:
         call("cudaMemcpyAsync", host.address, device.address, size, kind, self.handle)
 
     def wait(self) -> None:
-        """Until all is done. Others run meanwhile."""
         call("cudaStreamSynchronize", self.handle)
 
     def close(self) -> None:
@@ -193,7 +192,7 @@ class _Memory:
 
 
 class DeviceMemory(_Memory):
-    """On the device."""
+    """Memory on the device."""
 
     _take, _give_back = "cudaMalloc", "cudaFree"
 
@@ -204,7 +203,6 @@ class HostMemory(_Memory):
     _take, _give_back = "cudaMallocHost", "cudaFreeHost"
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Its first bytes as an array, as long as it neither grows nor is closed."""
         size = math.prod(shape) * dtype.itemsize
         raw = (ctypes.c_char * size).from_address(self.address)
         return np.ndarray(shape, dtype, memoryview(raw))
@@ -416,7 +414,6 @@ class TensorrtEngine:
             raise self.failure(what) from error
 
     def close(self) -> None:
-        """Give the device's memory back; its contexts are closed already."""
         set_device(self._device)
         self._engine = None
         self._runtime = None

@@ -231,7 +231,7 @@ def threads_of(config: ModelConfig, model_file: Path) -> Threads:
 
 
 class XgboostForest:
-    """By XGBoost."""
+    """Trees that XGBoost computes."""
 
     explains = True
 
@@ -273,7 +273,7 @@ class XgboostForest:
 
 
 class LightgbmForest:
-    """By LightGBM."""
+    """Trees that LightGBM computes."""
 
     explains = True
     labels = False
@@ -435,7 +435,6 @@ class Crew:
         return job.result()
 
     def close(self) -> None:
-        """End the threads, and give them back. Once more does nothing."""
         for _ in self._members:
             self._jobs.put(None)
         for member in self._members:
@@ -462,7 +461,6 @@ class ScoreOutcome:
     threshold: float = _DEFAULT_THRESHOLD  # scores beyond it mean the second of two classes
 
     def of(self, scores: Array) -> Array:
-        """The output (n, columns) of FP32; (n,) of one column, since FIL leaves out dimensions of one."""
         if self.both:
             scores = np.concatenate([1 - scores, scores], axis=1)
         elif self.classes and scores.shape[1] == 1:
