@@ -118,9 +118,9 @@ class Runner:
         A request of the thread or the task that asked last has no company to wait for: it is executed at once. But the
         loop has its turn between those of one task.
         """
-        if waits:
-            self._check_thread()
         if self._is_here():
+            if waits and not self.loop.is_closed():
+                raise _would_wait()
             self._check_open()
             self._begin(name, version, request, task and self._is_task_alone())
             return
@@ -216,9 +216,7 @@ class Runner:
 
     def _check_thread(self) -> None:
         if self._is_here() and not self.loop.is_closed():
-            raise RuntimeError(
-                "this call would wait for the event loop that it is made on: await the form that ends in _async"
-            )
+            raise _would_wait()
 
 
 def check_not_forked() -> None:
@@ -233,6 +231,12 @@ def own(error: MmeError) -> MmeError:
     other = MmeError(error.kind, message, error.said)
     other.version, other.parts = error.version, error.parts
     return other
+
+
+def _would_wait() -> RuntimeError:
+    return RuntimeError(
+        "this call would wait for the event loop that it is made on: await the form that ends in _async"
+    )
 
 
 def _closed() -> MmeError:
