@@ -131,13 +131,13 @@ def _cells(name: str, rows: Sequence[Row], now: datetime) -> tuple[str, ...]:
     state = str(first.get("state", "not loaded"))
     versions = ",".join(str(row["version"]) for row in rows if row.get("version") and row.get("state") == state)
     if "loading_since" in cache:
-        state = f"{state} {_span(cache['loading_since'], now)}"
+        state = f"{state} {span_text(cache['loading_since'], now)}"
     queued = sum(int(row.get("queued", 0)) for row in rows)
     return (
         _one_line(name),
         versions,
         state,
-        _memory(cache),
+        memory_text(cache),
         f"{cache['grown_bytes'] / 1e6:.1f} MB" if "grown_bytes" in cache else "",
         _last_use(cache, now),
         *(str(cache[key]) if key in cache else "" for key in ("hits", "misses")),
@@ -150,7 +150,7 @@ def _one_line(text: str) -> str:
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
-def _memory(cache: Row) -> str:
+def memory_text(cache: Row) -> str:
     parts = [(cache.get("host_bytes", 0), "")]
     parts += [(size, f" GPU {number}") for number, size in enumerate(cache.get("gpu_bytes", []))]
     return " + ".join(f"{size / 1e6:.1f} MB{where}" for size, where in parts if size)
@@ -159,10 +159,10 @@ def _memory(cache: Row) -> str:
 def _last_use(cache: Row, now: datetime) -> str:
     if cache.get("leases"):
         return "now"
-    return f"{_span(cache['last_used'], now)} ago" if "last_used" in cache else ""
+    return f"{span_text(cache['last_used'], now)} ago" if "last_used" in cache else ""
 
 
-def _span(since: str, now: datetime) -> str:
+def span_text(since: str, now: datetime) -> str:
     """How long ago something was, in the unit that a person would choose."""
     seconds = max((now - datetime.fromisoformat(since)).total_seconds(), 0.0)
     units = (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48))

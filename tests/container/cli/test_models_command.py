@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import pytest
 
 from container.cli import main
-from container.cli.models import _span
+from container.cli.models import span_text
 from container.settings import Mode
 from model_handlers.base import Footprint
 from tests.http_server import Handler, answering
@@ -256,4 +256,4 @@ def test_a_server_that_never_answered_ends_the_watch(capsys):
 )
 def test_times_are_told_in_the_unit_a_person_would_choose(since, shown):
     """A use that is later than the server's Date, which has whole seconds, was just now."""
-    assert _span(since, datetime(2026, 11, 20, 12, tzinfo=UTC)) == shown
+    assert span_text(since, datetime(2026, 11, 20, 12, tzinfo=UTC)) == shown

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from container.cli.models import _memory
+from container.cli.models import memory_text
 from container.settings import Mode
 from model_handlers.system import devices
 from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.metric_text import families_of
 
 MB = 10**6
 FIRST, LAST = "GPU-aaaa", "GPU-dddd"
@@ -162,14 +163,18 @@ def test_each_gpu_is_told_apart(server):
     """By /metrics, the index, `mme models` and the dashboard, with what its models take and may take."""
     assert server.ask("m", 300, on=[0, 3]).status == 200
 
-    text = server.http("GET", "/metrics").body.decode()
-    for uuid, used in ((FIRST, "3e+08"), ("GPU-bbbb", "0.0"), (LAST, "3e+08")):
-        assert f'mme_memory_used_bytes{{gpu_uuid="{uuid}",kind="device"}} {used}' in text
-        assert f'mme_memory_budget_bytes{{gpu_uuid="{uuid}",kind="device"}} 8e+08' in text
-        assert (f'mme_model_memory_bytes{{gpu_uuid="{uuid}",kind="device",model="m"}} {used}' in text) == (
-            used != "0.0"
-        )
+    families = families_of(server.http("GET", "/metrics").body.decode())
+    found = {
+        (sample.name, sample.labels.get("model"), sample.labels.get("gpu_uuid")): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.labels.get("kind") == "device"
+    }
+    for uuid, used in ((FIRST, 300 * MB), ("GPU-bbbb", 0), (LAST, 300 * MB)):
+        assert found["mme_memory_used_bytes", None, uuid] == used
+        assert found["mme_memory_budget_bytes", None, uuid] == 800 * MB
+        assert found.get(("mme_model_memory_bytes", "m", uuid), 0) == used
     (row,) = server.http("POST", "/v2/repository/index", {}, b"{}").json
     assert row["cache"]["device_bytes"] == 600 * MB
     assert row["cache"]["gpu_bytes"] == [300 * MB, 0, 0, 300 * MB]
-    assert _memory(row["cache"]).endswith("300.0 MB GPU 0 + 300.0 MB GPU 3")
+    assert memory_text(row["cache"]).endswith("300.0 MB GPU 0 + 300.0 MB GPU 3")
