@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SLICE = 512  # lines that are written between two rests, in half a millisecond
 _REST_SECONDS = 0.0005
 _LOOK = 8  # lines that could be written while the values of one model are read
-_JOINED = 256  # models whose lines of a family are one piece of the text
+_JOINED = 128  # models whose lines of a family are one piece of the text, less than what malloc asks the system for
 _LINE = 512  # bytes that are put together in the time in which a line is written
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
