@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
+from serve.cache.entry import JointLease
 from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
 from serve.registry import Dependents
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from model_handlers.model_calls import Override
-    from serve.cache.entry import Entry, JointLease, Residency
+    from serve.cache.entry import Entry, Residency
     from serve.cache.model_cache import ModelCache
     from serve.engine_options import EngineOptions
     from serve.registry import Registry
@@ -78,7 +79,7 @@ class LoadApi:
         Raises:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded, or could not a moment ago; see `Registry.entry`.
         """
-        entry, report = self._registry.entry(name, version), LoadReport()
+        entry, report, began = self._registry.entry(name, version), LoadReport(), time.monotonic()
         try:
             if not entry.state.serves or not entry.steps:
                 lease, report = await self._acquire(name, entry)
@@ -87,11 +88,14 @@ class LoadApi:
                 lease.uncount(missed=bool(report.load))  # it is counted with its lease
                 lease.release()
             async with self._deadline(name, "its load goes on, try again later"):
-                return await self.steps.acquire(name, version, report)
+                joint, report = await self.steps.acquire(name, version, report)
         except MmeError as error:
             if error.kind is not Kind.CANCELLED:
                 entry.stats.refused += 1
             raise
+        if isinstance(joint, JointLease):
+            joint.missed_since(began)
+        return joint, report
 
     async def _acquire(self, name: str, entry: Entry) -> tuple[Residency, LoadReport]:
         """Lease an entry, loading it first if need be; what is to be forgotten of one that did not load is."""

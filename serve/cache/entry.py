@@ -319,6 +319,13 @@ class JointLease:
         for residency in self._residencies:
             residency.uncount()
 
+    def missed_since(self, began: float) -> None:
+        """It is for a request that came at that time on the monotonic clock: what was loaded since was no hit of it."""
+        for residency in self._residencies:
+            if residency.loaded_at >= began:
+                residency.uncount()
+                residency.stats.misses += 1
+
     def release(self) -> None:
         for residency in self._residencies:
             residency.release()

@@ -16,6 +16,7 @@ from serve.control import Control
 from serve.loading.measuring import Scales
 from serve.request import InferenceResponse
 from tests.serve.engines import PLENTY, answered, ask, engine_of
+from tests.serve.inside import evict
 from tests.serve.integrity import check_integrity
 from tests.waiting import until
 
@@ -53,7 +54,7 @@ def write_heavy(path, factor, weights):
 @pytest.fixture(autouse=True)
 def weighed(monkeypatch):
     """A model takes its weights, and nothing beside: a process of many tests also measures what others take meanwhile."""
-    monkeypatch.setattr(Scales, "weigh", lambda _scales, load, _token=None: (load(), Footprint()))
+    monkeypatch.setattr(Scales, "measured", lambda _scales, load: (load(), Footprint()))
 
 
 @pytest.fixture
@@ -174,6 +175,25 @@ async def test_steps_do_not_leave_for_each_other(toys, world, policy):
         assert await answered(engine, toys, "e") == 4
         evictions = {name: engine.cache.entries[name].stats.evictions.total() for name in "abc"}
         assert evictions == {"a": 0, "b": 0, "c": 1}
+
+
+async def test_a_request_that_waits_for_a_load_found_nothing_in_memory(toys, world):
+    """One to an ensemble that is not there misses that and its steps; of one whose step has left, the step alone."""
+    world.models("ab")
+    world.ensembles(e=ensemble("a", "b"))
+
+    def counted(engine):
+        stats = {name: engine.cache.entries[name].stats for name in "abe"}
+        return {name: (each.hits, each.misses) for name, each in stats.items()}
+
+    async with world.engine() as engine:
+        await answered(engine, toys, "e")
+        assert counted(engine) == {"a": (0, 1), "b": (0, 1), "e": (0, 1)}
+        await answered(engine, toys, "e")
+        assert counted(engine) == {"a": (1, 1), "b": (1, 1), "e": (1, 1)}
+        await evict(engine.cache, "b")
+        await answered(engine, toys, "e")
+        assert counted(engine) == {"a": (2, 1), "b": (1, 2), "e": (2, 1)}
 
 
 async def test_a_step_in_use_is_not_evicted(toys, world):

@@ -488,3 +488,18 @@ async def test_spare_memory_is_what_nobody_wants(idle):
     await waiting
     assert house.room.reserved == mb(30)
     assert house.evicted == []
+
+
+@pytest.mark.parametrize(
+    ("names", "need", "fits"), [(["new"], 70, True), (["new"], 71, False), (["r0", "new"], 100, True)]
+)
+async def test_models_that_are_used_together_have_to_fit_together(names, need, fits):
+    """Beside the pinned ones that are none of them; others in memory may leave."""
+    house = House(30, 50)
+    house.change("r0", keep_until=FOR_EVER)
+    if fits:
+        house.room.check_together("e", mb(need), names)
+    else:
+        with pytest.raises(MmeError, match=r"the models of ensemble 'e' need 71\.0 MB together") as caught:
+            house.room.check_together("e", mb(need), names)
+        assert caught.value.kind is Kind.OUT_OF_MEMORY
