@@ -122,7 +122,6 @@ class Watcher:
         engine.cache.events.listen(self._hear)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take samples until `close`."""
         self._tick(loop, loop.time())
 
     def close(self) -> None:
@@ -286,7 +285,6 @@ def _sizes(footprint: Footprint) -> dict[str, int]:
 
 
 def _source(settings: Settings) -> str:
-    """Where models come from, in one phrase."""
     return {
         Mode.PLATFORM: "models as SageMaker loads them",
         Mode.SINGLE: f"one model in {settings.model_dir}",
@@ -327,7 +325,6 @@ def _rank(entry: Entry) -> tuple[bool, int, bool, float, str]:
 
 
 def _idle(entry: Entry, now: float) -> float | None:
-    """Seconds since its last use, None if there was none."""
     if entry.leases:
         return 0.0
     return max(now - entry.last_used, 0.0) if entry.last_used else None
@@ -367,7 +364,6 @@ def _reason(entry: Entry) -> str:
 
 
 def _rest(matching: list[Entry], shown: list[Entry]) -> dict[str, int]:
-    """Those without a row, summed."""
     listed = {entry.name for entry in shown}
     others = [entry.footprint for entry in matching if entry.name not in listed] if len(matching) > len(shown) else []
     return {

@@ -94,7 +94,6 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             self.cfg.set(name, value)
 
     def _on_starting(self, server: Any) -> None:
-        """Refuse a taken port."""
         server.START_CTX["args"] = self._again
         if server.master_pid or listen_fds(unset_environment=False):  # a socket that listens already is handed to us
             return
@@ -233,7 +232,6 @@ class LastWords:
         return bool(self._memory[_ASKED])
 
     def fails(self, error: BaseException) -> None:
-        """It ends of this."""
         self._put(_ERROR, f"{type(error).__name__}: {error}"[:_LONGEST].encode(errors="replace"), _NAMES)
 
     @property
@@ -242,12 +240,10 @@ class LastWords:
         return self._text(_ERROR)
 
     def loads(self, names: Iterable[str]) -> None:
-        """The models that are being loaded now."""
         self._put(_NAMES, "\0".join(names).encode(), _SIZE)
 
     @property
     def loading(self) -> frozenset[str]:
-        """Those that were being loaded when it ended."""
         return frozenset(filter(None, self._text(_NAMES).split("\0")))
 
     def close(self) -> None:
@@ -295,7 +291,6 @@ class LostGpus:
             self._give_up(f"of {before} GPUs {now} are left")
 
     def look(self) -> bool:
-        """Whether this process is to end."""
         reason = first_reason()
         if not reason or self.are_broken:
             return False

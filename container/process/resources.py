@@ -36,7 +36,6 @@ class Followed:
         self._seen = self._signature()
 
     def read(self) -> None:
-        """Read them, and put what they say in force."""
         raise NotImplementedError
 
     def look(self) -> bool:

@@ -166,7 +166,6 @@ class Service:
             self.routes.starting = False
 
     async def _find_all(self) -> tuple[str, ...]:
-        """Every name that store or repository has, as soon as it can be read."""
         while True:
             try:
                 return tuple(await by_thread(self.engine.origins.find_all))
@@ -330,7 +329,6 @@ def memory_budget(settings: Settings) -> Footprint:
 
 
 def request_memory(settings: Settings) -> int:
-    """Bytes for all requests on the way together."""
     least = 2 * settings.max_body_bytes
     if settings.request_memory is None:
         return max(memory_budget(settings).host // _REQUESTS_PART, _LEAST_FOR_REQUESTS, least)

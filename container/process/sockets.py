@@ -118,7 +118,6 @@ class Tls(Followed):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `loop.create_server` is told of it."""
         return {
             "ssl": self.context,
             "ssl_handshake_timeout": _HANDSHAKE_SECONDS,

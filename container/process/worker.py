@@ -132,7 +132,6 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         listeners: Sequence[asyncio.Server],
         metrics: Http1Server | None,
     ) -> None:
-        """Take no more, answer what was taken, and close."""
         settings, loop = service.settings, asyncio.get_running_loop()
         # A supervisor that keeps a connection would take the server for lost, whose next worker is there.
         service.routes.draining = not (self._graceful and is_followed(self.ppid))
@@ -192,7 +191,6 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
 
 
 def _tls(settings: Settings) -> Tls | None:
-    """What clients of HTTP are shown, None where it is plain."""
     certificates = http_certificates(settings)
     try:
         return None if certificates is None else Tls("HTTP", certificates, "http/1.1")
@@ -232,7 +230,6 @@ def _give_up(error: MmeError) -> NoReturn:
 
 
 def _grpc_server(service: Service, turns: Turns, cap: ConnectionCap) -> GrpcServer | None:
-    """The server beside HTTP's, where there is to be one."""
     if service.settings.grpc_port is None:
         return None
     from container.grpc.server import GrpcServer  # noqa: PLC0415 - optional, and 40 ms

@@ -58,7 +58,6 @@ def host_of(authority: str) -> str:
 
 
 def access_of(sockets: Iterable[socket.socket], allowed: Sequence[str]) -> Access:
-    """Return which requests a server on these sockets lets in; see `Access`."""
     internet = [each for each in sockets if each.family in {socket.AF_INET, socket.AF_INET6}]
     return Access(allowed, local=bool(internet) and all(is_local(each.getsockname()[0]) for each in internet))
 
@@ -144,7 +143,6 @@ class Doors:
 
 
 def refused(denial: Denial) -> Refusal:
-    """What is answered over HTTP where a key is missing, unknown, or not for this."""
     if denial.known:
         return Refusal(403, denial.sentence)
     return Refusal(401, denial.sentence, b"WWW-Authenticate: Bearer\r\n")
@@ -174,7 +172,6 @@ class Denial(NamedTuple):
 
 
 def digest_of(key: str) -> str:
-    """What stands for a key in the file."""
     return sha256(key.encode()).hexdigest()
 
 

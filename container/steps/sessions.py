@@ -75,7 +75,6 @@ class Sessions:
         return session
 
     def use(self, session_id: str, model: str, now: float) -> Session:
-        """A session of a model, in use until it is left."""
         session = self._sessions.get(session_id)
         if session is None or session.model != model:
             raise self.unknown(session_id, model)
@@ -99,7 +98,6 @@ class Sessions:
             self._touch(session, now)
 
     def end(self, session: Session) -> None:
-        """It is over; nothing if it was."""
         self._sessions.pop(session.id, None)
 
     def end_begun(self, model: str) -> list[Session]:
@@ -276,7 +274,6 @@ def _word(body: bytes) -> str:
 
 
 def _wants_text(config: ModelConfig) -> bool:
-    """Whether the model is told ids as texts."""
     batching = config.sequence_batching
     return batching is not None and any(
         control.kind is ControlKind.CONTROL_SEQUENCE_CORRID and control.data_type is BYTES

@@ -42,7 +42,6 @@ class Region:
         weakref.finalize(self, os.close, descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
-        """So many bytes from there."""
         start, data = self.offset + offset, b""
         try:
             while len(data) < size:  # more than once only beyond what the system reads at a time: 2 GiB
@@ -169,7 +168,6 @@ class CudaRegions:
         )
 
     def unregister(self, _name: str = "") -> None:
-        """There is nothing to forget."""
         _check_allowed(allowed=self.allowed)
 
     def rows(self, name: str = "") -> list[dict[str, Any]]:
@@ -208,7 +206,6 @@ def _opened(name: str, key: Any, offset: int, byte_size: int) -> Region:
 
 
 def _open(name: str, key: Any) -> int:
-    """The descriptor of an object that is there."""
     if not isinstance(key, str):
         raise invalid_argument(f"'key' of shared memory region '{name}' must be a string, got {key!r}")
     file = key.removeprefix("/")

@@ -75,7 +75,6 @@ class Tracer(Tracing):
         return f'{{"traceparent":"00-{trace_id:032x}-{span_id:016x}-01"}}'
 
     def write(self, trace: Trace, root: Phase, epoch: int, error: MmeError | None) -> None:
-        """Make the spans of a request that is over."""
         context, found = None, trace.origin
         if found is not None and found.span_id:
             flags = TraceFlags(TraceFlags.SAMPLED)

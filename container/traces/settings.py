@@ -45,7 +45,6 @@ class TraceSettings:
     frequency: int = 0  # traces that are written at a time; 0 for all of them at the end
 
     def as_document(self) -> dict[str, Any]:
-        """As a client reads them."""
         return {
             "trace_level": [TIMESTAMPS if self.on else OFF],
             "trace_rate": str(self.rate),
@@ -112,7 +111,6 @@ class TraceControl:
 
     @property
     def on(self) -> bool:
-        """Whether anything may be traced."""
         return self.server.on or any(own.get("on") for own in self._models.values())
 
     @property

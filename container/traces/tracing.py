@@ -108,7 +108,6 @@ class Trace(Step):
 
 
 def follow(tracer: Tracing, exchange: HttpRequest) -> Trace | None:
-    """Follow a request over HTTP, None if it is not traced."""
     trace = tracer.begin(exchange.headers)
     if trace is not None:
         trace.came.update(_origin_attributes(exchange))
@@ -116,7 +115,6 @@ def follow(tracer: Tracing, exchange: HttpRequest) -> Trace | None:
 
 
 def follow_rpc(tracer: Tracing, metadata: Mapping[str, str], method: str) -> Trace | None:
-    """Follow a request over gRPC, whose metadata are what headers are to HTTP."""
     trace = tracer.begin(metadata)
     if trace is not None:
         trace.came |= {"rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService", "rpc.method": method}
@@ -145,7 +143,6 @@ class Tracing(ABC):
         return ""
 
     def end(self, trace: Trace, error: MmeError | None) -> None:
-        """A request is over, and its model known."""
         sampled = None if trace.origin is None else trace.origin.sampled
         if trace.decided or self.control.traces(trace.model[0], sampled):
             done = _now()
@@ -160,7 +157,6 @@ class Tracing(ABC):
 
 
 def _origin_attributes(exchange: HttpRequest) -> Iterator[tuple[str, Any]]:
-    """By which way a request came over HTTP, under OpenTelemetry's names and SageMaker's."""
     headers = exchange.headers
     yield "http.request.method", exchange.method
     yield "url.path", shown(exchange.target)
@@ -228,7 +224,6 @@ class Phase(NamedTuple):
 
 
 def request_span(trace: Trace, done: int) -> Phase:
-    """The span of a request that is over, under Triton's names."""
     request, attributes = trace.request, dict(trace.came)
     if trace.model[0]:
         attributes |= {MODEL: trace.model[0], VERSION: str(trace.model[1])}
@@ -316,7 +311,6 @@ class FileTracer(Tracing):
         self._writing: list[Future[None]] = []
 
     def end(self, trace: Trace, error: MmeError | None) -> None:
-        """Keep what is known of a request that a model has accepted."""
         if trace.request is not None and trace.request.arrival_ns:
             super().end(trace, error)
 
