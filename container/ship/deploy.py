@@ -155,7 +155,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\nit goes on without you; {remedy}", file=sys.stderr)
         raise
     _make(aws, after, remedy)
-    print(f"endpoint {spec.name} is in service; try: mme invoke {spec.name}{_target_flag(spec)} --json FILE")
+    target = " --target ARCHIVE" if spec.multi_model else ""
+    print(f"endpoint {spec.name} is in service; try: mme invoke {spec.name}{target} --json FILE")
     return 0
 
 
@@ -188,13 +189,16 @@ def run_update(arguments: argparse.Namespace) -> int:
 def _asked_for(arguments: argparse.Namespace) -> Deployment:
     from container.settings.schema import ASYNCHRONOUS  # noqa: PLC0415 - heavy
 
-    multi_model, data = _models(arguments)
+    if bool(arguments.models) == bool(arguments.single):
+        raise invalid_argument("say where models are: --models s3://bucket/prefix for many, --single ARCHIVE for one")
+    if arguments.target_invocations and not arguments.autoscale:
+        raise invalid_argument("--target-invocations needs --autoscale LEAST..MOST")
     return Deployment(
         name=arguments.name,
         image=arguments.image or "",
         role=arguments.role or "",
-        model_data=data,
-        multi_model=multi_model,
+        model_data=arguments.models or arguments.single,
+        multi_model=bool(arguments.models),
         instance_type=arguments.instance_type or "",
         instances=arguments.instances or 1,
         environment={
@@ -210,26 +214,12 @@ def _asked_for(arguments: argparse.Namespace) -> Deployment:
         startup_seconds=arguments.startup_seconds,
         host_image=account.host_image(arguments.instance_type or "", arguments.host_image or ""),
         async_output=arguments.async_output or "",
-        **_around(arguments),
+        capacity=parse_capacity(arguments.autoscale) if arguments.autoscale else None,
+        target_invocations=arguments.target_invocations or _TARGET_INVOCATIONS,
+        alarms=arguments.alarms or bool(arguments.alarm_topic),
+        alarm_topic=arguments.alarm_topic or "",
+        dashboard=arguments.dashboard,
     )
-
-
-def _models(arguments: argparse.Namespace) -> tuple[bool, str]:
-    if bool(arguments.models) == bool(arguments.single):
-        raise invalid_argument("say where models are: --models s3://bucket/prefix for many, --single ARCHIVE for one")
-    return bool(arguments.models), arguments.models or arguments.single
-
-
-def _around(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.target_invocations and not arguments.autoscale:
-        raise invalid_argument("--target-invocations needs --autoscale LEAST..MOST")
-    return {
-        "capacity": parse_capacity(arguments.autoscale) if arguments.autoscale else None,
-        "target_invocations": arguments.target_invocations or _TARGET_INVOCATIONS,
-        "alarms": arguments.alarms or bool(arguments.alarm_topic),
-        "alarm_topic": arguments.alarm_topic or "",
-        "dashboard": arguments.dashboard,
-    }
 
 
 def _checked(aws: Aws, spec: Deployment, *, any_type: bool, offline: bool = False) -> Deployment:
@@ -333,10 +323,6 @@ def _make(aws: Aws, calls: Sequence[ApiCall], remedy: str) -> None:
             raise MmeError(error.kind, f"{error.message}{left}") from error
         made.append(call.made())
         print(f"made {call.made()}")
-
-
-def _target_flag(spec: Deployment) -> str:
-    return " --target ARCHIVE" if spec.multi_model else ""
 
 
 def _stamp() -> str:
