@@ -125,7 +125,7 @@ class Lines(logging.Formatter):
         self._form = forms[form]
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the line of a record."""
         facts = {name: fact for name, fact in record.__dict__.items() if name not in _NO_FACTS}
         return self._form(record, facts, self.formatException(record.exc_info) if record.exc_info else "")
 
@@ -390,7 +390,7 @@ class PipeHandler(logging.StreamHandler["TextIO"]):
         return self._pipe.dropped if self._pipe else 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line."""
+        """Write the line of a record."""
         if self._pipe is None:
             super().emit(record)
             return

@@ -120,19 +120,19 @@ class _Scrape:
         service: whose.
 
     Attributes:
+        engine: the service's.
         used: bytes of models in memory or promised; reserved: those promised; grown: those that executions took.
         left_out: targets that have no series.
         gpus: what they are doing.
     """
 
     def __init__(self, service: Service) -> None:
-        engine, cache, room = service.engine, service.engine.cache, service.engine.cache.room
+        self.engine = engine = service.engine
         # copied as a whole: lists of pairs would take the loop ten times as long
         self._stats, self._targets = engine.stats.copy(), engine.registry.stats.copy()
-        self._entries = list(cache.entries.values())
-        self.budget, self.used, self.reserved, self.grown = room.budget, room.used(), room.reserved, room.grown
-        self.responses, self.times, self.disk = engine.responses, engine.times, engine.origins.room
-        self.in_flight, self.dropped, self.pinned = engine.on_the_way(), service.logs.dropped, 0
+        self._entries, room = list(engine.cache.entries.values()), engine.cache.room
+        self.used, self.reserved, self.grown = room.used(), room.reserved, room.grown
+        self.in_flight, self.dropped = engine.on_the_way(), service.logs.dropped
         self._most = service.settings.metrics_models
         self._queued: dict[int, int] = {}  # by the statistics that count them, which several models may share
         self._memory: dict[int, Pairs] = {}
@@ -354,7 +354,7 @@ def _evicted(stats: TargetStats) -> Pairs:
 
 def _times(what: str) -> Value:
     """Of all models together: a histogram for each of hundreds would be thousands of time series."""
-    times = attrgetter(f"times.{what}")
+    times = attrgetter(f"engine.times.{what}")
     return lambda scrape: (times(scrape).bounds, list(times(scrape).counts), times(scrape).total.ns / 1e9)
 
 
@@ -371,6 +371,10 @@ def _gpus(field: str) -> Value:
         return [pair for pair in found if pair[1] is not None] or None
 
     return value
+
+
+def _none(_scrape: _Scrape) -> int:
+    return 0
 
 
 def _counter(of: Of, name: str, text: str, value: Value | str, write: Write = sample) -> Family:
@@ -436,8 +440,10 @@ _server_counter, _server_gauge = partial(_counter, Of.SERVER), partial(_gauge, O
 _target_counter = partial(_counter, Of.TARGET)
 _EVICTIONS = "Times the model left memory for another, by reason"
 _OF_CACHES = (
-    _server_gauge("mme_response_cache_budget_bytes", "Bytes that cached responses may take", "responses.maxsize"),
-    _server_gauge("mme_response_cache_used_bytes", "Bytes that cached responses take", "responses.currsize"),
+    _server_gauge(
+        "mme_response_cache_budget_bytes", "Bytes that cached responses may take", "engine.responses.maxsize"
+    ),
+    _server_gauge("mme_response_cache_used_bytes", "Bytes that cached responses take", "engine.responses.currsize"),
     _target_counter("mme_model_cache_hits_total", "Requests that found their model in memory", "hits"),
     _target_counter("mme_model_cache_misses_total", "Requests that did not find their model in memory", "misses"),
     _target_counter("mme_model_loads_total", "Loads that succeeded", "loads"),
@@ -471,7 +477,7 @@ _OF_MEMORY = (
     *(
         _server_gauge(f"mme_memory_{name}_bytes", text, _footprint(path), samples)
         for name, text, path in (
-            ("budget", "Bytes of memory for models: budget", "budget"),
+            ("budget", "Bytes of memory for models: budget", "engine.cache.room.budget"),
             ("used", "Bytes of memory for models: used", "used"),
             ("loaded", _LOADED, "taken_by_loads"),
             ("grown", "Bytes of those used that executions took since", "grown"),
@@ -480,7 +486,7 @@ _OF_MEMORY = (
     ),
     _server_gauge("mme_memory_in_flight_bytes", _IN_FLIGHT, "in_flight"),
     *(
-        make(f"mme_disk_{name}", text, _where("disk", attrgetter(f"disk.{field}")))
+        make(f"mme_disk_{name}", text, _where("engine.origins.room", attrgetter(f"engine.origins.room.{field}")))
         for make, name, text, field in (
             (_server_gauge, "budget_bytes", "Bytes of disk for archives and weights", "budget"),
             (_server_gauge, "used_bytes", "Bytes of disk that archives and weights take", "used"),
@@ -502,8 +508,8 @@ _OF_THE_PROCESS = (
         )
     ),
     # Triton's pool of pinned memory: there is none here, and a look-up says so.
-    _server_gauge("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", "pinned"),
-    _server_gauge("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", "pinned"),
+    _server_gauge("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", _none),
+    _server_gauge("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", _none),
     _server_gauge("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "processors"),
     _server_gauge("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "machine_total"),
     _server_gauge("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "machine_used"),
