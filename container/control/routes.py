@@ -153,7 +153,7 @@ GRPC_ROUTES = tuple(route for route in ROUTES if route.methods == GRPC)
 HTTP_ROUTES = tuple(route for route in ROUTES if route.methods != GRPC)
 
 
-class Target(NamedTuple):
+class HotTarget(NamedTuple):
     """What the target of a hot route means."""
 
     flavor: Flavor | None  # None for /ping
@@ -186,7 +186,7 @@ _KNOWN_WITHOUT_LOAD = tuple(
 )
 
 
-def parse_target(target: bytes) -> Target | None:
+def parse_target(target: bytes) -> HotTarget | None:
     """The hot route of a request target, None if it is not one.
 
     As Flask has it, so that all routes take the same forms: with a trailing slash where it allows one, and with several
@@ -196,7 +196,7 @@ def parse_target(target: bytes) -> Target | None:
     for expression, route in _HOT:
         if match := expression.fullmatch(path):
             named = match.groupdict()
-            return Target(
+            return HotTarget(
                 route.flavor,
                 _text(named.get("name") or b""),
                 _text(named.get("version") or b""),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from container.inference.limits import RequestLimit
-    from container.steps.step import Step
+    from container.steps.step import CallStep
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, LoadReport
@@ -108,7 +108,7 @@ class Call:
         self.name = ""  # of the model that it is for; set before it starts
         self.version: int | None = None
         self.patience: float | None = None  # seconds that its model may take to load
-        self.steps: tuple[Step, ...] = ()  # what else is done around it
+        self.steps: tuple[CallStep, ...] = ()  # what else is done around it
         self.request: InferenceRequest | None = None  # what was submitted, None once it is over
         self.report: LoadReport | None = None  # of a load that it had to wait for
         self.over = False  # no answer is waited for any more

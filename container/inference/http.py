@@ -38,7 +38,7 @@ from container.codec.request import (
     content_type_of,
     header_length,
 )
-from container.control.routes import Flavor, InferenceType, Target, parse_target, path_version
+from container.control.routes import Flavor, HotTarget, InferenceType, parse_target, path_version
 from container.inference import errors
 from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
 from container.inference.errors import known, log_failure
@@ -89,7 +89,7 @@ _AS_JSON = OutputOptions(binary=False)
 class HttpReply(Reply):
     """The answer to one request over HTTP."""
 
-    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, kind: InferenceType) -> None:
+    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: HotTarget, kind: InferenceType) -> None:
         self.exchange = exchange
         self.kind = kind  # `infer`, whatever the route says, once a model takes the body as it came
         self.wanted: OutputOptions | None = None  # for tensors, once the request is decoded
@@ -290,7 +290,7 @@ class StillLoadingError(MmeError):
 class HttpBody(Body):
     """What one request over HTTP has sent: its body, and what its headers say of it."""
 
-    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, reply: HttpReply) -> None:
+    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: HotTarget, reply: HttpReply) -> None:
         self._server = server
         self._exchange = exchange
         self._route = route
@@ -442,7 +442,7 @@ class TensorBody(HttpBody):
 class GenerateBody(HttpBody):
     """A request of `generate`: tensors as the keys of a flat JSON object; which they are is for the model to say."""
 
-    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: Target, reply: HttpReply) -> None:
+    def __init__(self, server: InferRoutes, exchange: HttpRequest, route: HotTarget, reply: HttpReply) -> None:
         super().__init__(server, exchange, route, reply)
         self._config: ModelConfig | None = None  # for which it was decoded
 
@@ -529,7 +529,7 @@ class InferRoutes:
         self._limit = limit
         self._restrictions = restrictions
         self._tracer = tracer
-        self._routes: dict[bytes, Target | None] = {}
+        self._routes: dict[bytes, HotTarget | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions = SessionCalls(engine, settings.session_seconds, enabled=settings.sessions)
 
@@ -569,7 +569,7 @@ class InferRoutes:
         return True
 
     def _start(
-        self, call: Call, route: Target, exchange: HttpRequest, body: HttpBody, reply: HttpReply
+        self, call: Call, route: HotTarget, exchange: HttpRequest, body: HttpBody, reply: HttpReply
     ) -> Coroutine[Any, Any, None] | None:
         """Start the call; returns what is left to be awaited for that."""
         headers = exchange.headers
@@ -601,7 +601,7 @@ class InferRoutes:
         visit.leave(failed=visit.new and call.over)  # a session whose id is never told is none
         reply.acknowledge(call, b'{"sessionId":"%b"}' % visit.session.id.encode())
 
-    def _learn(self, target: bytes) -> Target | None:
+    def _learn(self, target: bytes) -> HotTarget | None:
         route = parse_target(target)
         if len(target) <= _LONGEST:
             if len(self._routes) >= _MAX_ROUTES:
@@ -627,12 +627,12 @@ class InferRoutes:
             exchange.respond(200, b"", ())
         return True
 
-    def _model_name(self, route: Target, header: str) -> str:
+    def _model_name(self, route: HotTarget, header: str) -> str:
         name = route.model or header or self._default_model
         if not name:
             raise MmeError(  # which boto3 knows as a ValidationError, not as an error of some model
                 Kind.UNKNOWN_MODEL if route.flavor is Flavor.RUNTIME else Kind.INVALID_ARGUMENT,
-                "this endpoint serves many models: name one in the header X-Amzn-SageMaker-Target-Model "
+                "this endpoint serves many models: name one in the header X-Amzn-SageMaker-HotTarget-Model "
                 "(TargetModel in boto3)",
             )
         if route.model and header and route.flavor is Flavor.SAGEMAKER:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from serve.request import InferenceRequest, InferenceResponse
 
 
-class Step:
+class CallStep:
     """One such thing. Not compiled, so that what is not compiled either may be one."""
 
     def made(self, call: Call, request: InferenceRequest, config: ModelConfig) -> None:

@@ -44,7 +44,7 @@ import orjson
 from container.control.routes import shown
 from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
 from container.inference.offload import THREADS
-from container.steps.step import Step
+from container.steps.step import CallStep
 from container.traces.settings import TraceControl, TraceSettings
 from serve.request import InferenceResponse
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 _now = time.perf_counter_ns
 
 
-class Trace(Step):
+class Trace(CallStep):
     """A traced request: what is remembered of it until it has been answered. Its tracer hears of that once."""
 
     def __init__(self, tracer: Tracing, origin: Origin | None, *, decided: bool) -> None:

@@ -19,7 +19,7 @@ from container.inference import http
 from container.inference.call import Call
 from container.inference.http import GenerateBody, HttpReply, InferRoutes, TensorBody
 from container.settings import Settings
-from container.steps.step import Step
+from container.steps.step import CallStep
 from container.traces.settings import TraceSettings
 from container.traces.tracing import Tracing, follow
 from model_handlers.errors import Kind, MmeError
@@ -187,7 +187,7 @@ async def test_what_takes_long_to_read_is_read_by_a_thread_and_then_submitted():
     assert call.engine.request.inputs[0].sum() == 1.5 * (1 << 17)
 
 
-class Refusals(Step):
+class Refusals(CallStep):
     """Counts how often its call was refused."""
 
     count = 0
