@@ -632,7 +632,7 @@ class InferRoutes:
         if not name:
             raise MmeError(  # which boto3 knows as a ValidationError, not as an error of some model
                 Kind.UNKNOWN_MODEL if route.flavor is Flavor.RUNTIME else Kind.INVALID_ARGUMENT,
-                "this endpoint serves many models: name one in the header X-Amzn-SageMaker-HotTarget-Model "
+                "this endpoint serves many models: name one in the header X-Amzn-SageMaker-Target-Model "
                 "(TargetModel in boto3)",
             )
         if route.model and header and route.flavor is Flavor.SAGEMAKER:

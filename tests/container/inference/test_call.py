@@ -14,7 +14,7 @@ import pytest
 
 from container.codec.encode import encode
 from container.codec.request import OutputOptions
-from container.control.routes import Flavor, InferenceType, Target
+from container.control.routes import Flavor, HotTarget, InferenceType
 from container.inference import http
 from container.inference.call import Call
 from container.inference.http import GenerateBody, HttpReply, InferRoutes, TensorBody
@@ -123,7 +123,7 @@ def begun(tracer, kind=InferenceType.INFER, *, engine=None, event_stream=False, 
     """A call, its reply and its exchange."""
     engine = engine or Engine()
     exchange, routes = Exchange(body), InferRoutes(engine, Settings())
-    route = Target(Flavor.SAGEMAKER, event_stream=event_stream)
+    route = HotTarget(Flavor.SAGEMAKER, event_stream=event_stream)
     reply = HttpReply(routes, exchange, route, kind)
     sent = TensorBody if kind is InferenceType.INFER else GenerateBody
     call = Call(engine, None, sent(routes, exchange, route, reply), reply)

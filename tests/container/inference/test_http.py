@@ -19,7 +19,7 @@ from container.codec import decode as decode_module
 from container.codec import json_numbers
 from container.codec.decode import Decoder
 from container.codec.request import BINARY_TYPE
-from container.control.routes import Flavor, InferenceType, Target, only_reads, parse_target, parse_version
+from container.control.routes import Flavor, HotTarget, InferenceType, only_reads, parse_target, parse_version
 from container.inference import http
 from container.settings import Mode, PingMode
 from tests.exchanges import WaitingExchange
@@ -69,31 +69,31 @@ def outputs_of(reply):
 @pytest.mark.parametrize(
     ("target", "route"),
     [
-        (b"/ping", Target(None)),
-        (b"/ping?x=1", Target(None)),
-        (b"/ping/", Target(None)),
-        (b"/invocations", Target(Flavor.SAGEMAKER)),
-        (b"/invocations?a=b", Target(Flavor.SAGEMAKER)),
-        (b"/models/abc/invoke", Target(Flavor.SAGEMAKER, "abc")),
-        (b"/models/tenant/a.tar.gz/invoke", Target(Flavor.SAGEMAKER, "tenant/a.tar.gz")),
-        (b"/models/mod%C3%A8le%20x/invoke", Target(Flavor.SAGEMAKER, "modèle x")),
-        (b"/models/%FF/invoke", Target(Flavor.SAGEMAKER, "\ufffd")),
-        (b"/v2/models/m/infer", Target(Flavor.KSERVE, "m", "", InferenceType.INFER)),
-        (b"/v2/models/m/versions/3/infer", Target(Flavor.KSERVE, "m", "3", InferenceType.INFER)),
-        (b"/v2/models/a/b/versions/3/infer", Target(Flavor.KSERVE, "a/b", "3", InferenceType.INFER)),
-        (b"/v2/models/versions/infer", Target(Flavor.KSERVE, "versions", "", InferenceType.INFER)),
-        (b"//v2/models/m/infer", Target(Flavor.KSERVE, "m", "", InferenceType.INFER)),
-        (b"/v2/models/a%2fb/infer", Target(Flavor.KSERVE, "a/b", "", InferenceType.INFER)),
-        (b"/v2/models/m%2Finfer/infer", Target(Flavor.KSERVE, "m/infer", "", InferenceType.INFER)),
-        (b"/v2/models/a%252Fb%/infer?x=%2F", Target(Flavor.KSERVE, "a%2Fb%", "", InferenceType.INFER)),
-        (b"/v2/models/a%%32Fb/infer", Target(Flavor.KSERVE, "a%2Fb", "", InferenceType.INFER)),
-        (b"/v2/%6dodels/m/%69nfer", Target(Flavor.KSERVE, "m", "", InferenceType.INFER)),
-        (b"//invocations", Target(Flavor.SAGEMAKER)),
-        (b"/v2/models/m/generate", Target(Flavor.KSERVE, "m", "", InferenceType.GENERATE)),
-        (b"/v2/models/m/versions/3/generate_stream", Target(Flavor.KSERVE, "m", "3", InferenceType.GENERATE_STREAM)),
-        (b"/endpoints/e/invocations-response-stream", Target(Flavor.RUNTIME, event_stream=True)),
-        (b"/endpoints/any-name/invocations", Target(Flavor.RUNTIME)),
-        (b"/endpoints/any-name/invocations/", Target(Flavor.RUNTIME)),
+        (b"/ping", HotTarget(None)),
+        (b"/ping?x=1", HotTarget(None)),
+        (b"/ping/", HotTarget(None)),
+        (b"/invocations", HotTarget(Flavor.SAGEMAKER)),
+        (b"/invocations?a=b", HotTarget(Flavor.SAGEMAKER)),
+        (b"/models/abc/invoke", HotTarget(Flavor.SAGEMAKER, "abc")),
+        (b"/models/tenant/a.tar.gz/invoke", HotTarget(Flavor.SAGEMAKER, "tenant/a.tar.gz")),
+        (b"/models/mod%C3%A8le%20x/invoke", HotTarget(Flavor.SAGEMAKER, "modèle x")),
+        (b"/models/%FF/invoke", HotTarget(Flavor.SAGEMAKER, "\ufffd")),
+        (b"/v2/models/m/infer", HotTarget(Flavor.KSERVE, "m", "", InferenceType.INFER)),
+        (b"/v2/models/m/versions/3/infer", HotTarget(Flavor.KSERVE, "m", "3", InferenceType.INFER)),
+        (b"/v2/models/a/b/versions/3/infer", HotTarget(Flavor.KSERVE, "a/b", "3", InferenceType.INFER)),
+        (b"/v2/models/versions/infer", HotTarget(Flavor.KSERVE, "versions", "", InferenceType.INFER)),
+        (b"//v2/models/m/infer", HotTarget(Flavor.KSERVE, "m", "", InferenceType.INFER)),
+        (b"/v2/models/a%2fb/infer", HotTarget(Flavor.KSERVE, "a/b", "", InferenceType.INFER)),
+        (b"/v2/models/m%2Finfer/infer", HotTarget(Flavor.KSERVE, "m/infer", "", InferenceType.INFER)),
+        (b"/v2/models/a%252Fb%/infer?x=%2F", HotTarget(Flavor.KSERVE, "a%2Fb%", "", InferenceType.INFER)),
+        (b"/v2/models/a%%32Fb/infer", HotTarget(Flavor.KSERVE, "a%2Fb", "", InferenceType.INFER)),
+        (b"/v2/%6dodels/m/%69nfer", HotTarget(Flavor.KSERVE, "m", "", InferenceType.INFER)),
+        (b"//invocations", HotTarget(Flavor.SAGEMAKER)),
+        (b"/v2/models/m/generate", HotTarget(Flavor.KSERVE, "m", "", InferenceType.GENERATE)),
+        (b"/v2/models/m/versions/3/generate_stream", HotTarget(Flavor.KSERVE, "m", "3", InferenceType.GENERATE_STREAM)),
+        (b"/endpoints/e/invocations-response-stream", HotTarget(Flavor.RUNTIME, event_stream=True)),
+        (b"/endpoints/any-name/invocations", HotTarget(Flavor.RUNTIME)),
+        (b"/endpoints/any-name/invocations/", HotTarget(Flavor.RUNTIME)),
     ],
 )
 def test_hot_targets_are_known(target, route):
