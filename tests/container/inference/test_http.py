@@ -856,7 +856,7 @@ def test_a_client_that_leaves_while_its_model_loads_is_not_served(start, reposit
         stats = running.engine.stats["twice", 1]
         assert (stats.failures["CANCELED"], stats.success.count) == (number, 0), target
         assert running.http("POST", "/v2/repository/models/twice/unload").status == 200
-    assert len(running.service.routes._sessions._sessions) == 0
+    assert len(running.service.routes._sessions.known) == 0
 
 
 def test_a_path_and_a_header_that_disagree_are_refused(post, sums):
