@@ -323,7 +323,7 @@ async def on_daemon(name: str, function: Callable[[], R]) -> R:
     return await asyncio.wrap_future(ThreadPool(name, idle_seconds=0).submit(function))
 
 
-class Turns:
+class FairSemaphore:
     """So many at a time, in the order of asking, on any thread and on the event loop."""
 
     def __init__(self, count: int) -> None:
@@ -332,7 +332,7 @@ class Turns:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<Turns: {self._free} free, {len(self._waiting)} waiting>"
+        return f"<FairSemaphore: {self._free} free, {len(self._waiting)} waiting>"
 
     def ask(self) -> Turn:
         """A turn, which has come if there is one; to be ended in any case."""
@@ -370,9 +370,9 @@ class Turns:
 
 
 class Turn:
-    """One of `Turns`. It may be ended before its holder is done, which then goes on beside the next."""
+    """One of `FairSemaphore`. It may be ended before its holder is done, which then goes on beside the next."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FairSemaphore) -> None:
         self.came: Future[None] = Future()
         self.came.set_running_or_notify_cancel()  # so that no waiting task can cancel it
         self.ended = False

@@ -21,7 +21,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.limits import ReservationExceededError
 from serve.cache.entry import Residency, State
 from serve.request import LoadReport
-from serve.threads import Progress, Turns
+from serve.threads import FairSemaphore, Progress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -119,7 +119,7 @@ class Load:
             self._waits = False
 
     @contextlib.asynccontextmanager
-    async def turn(self, turns: Turns) -> AsyncIterator[Turn]:
+    async def turn(self, turns: FairSemaphore) -> AsyncIterator[Turn]:
         async with contextlib.AsyncExitStack() as stack:
             with self.waiting():
                 turn = await stack.enter_async_context(turns.taken())
@@ -232,10 +232,10 @@ class Loading:
         self._rules = rules
         self._pool = pool
         self._closers = closers
-        self._transfers = Turns(_FETCHES)  # they wait for the network, not for cores
+        self._transfers = FairSemaphore(_FETCHES)  # they wait for the network, not for cores
         self._stalled = 0  # transfers whose turn was ended
-        self._beside = Turns(turns)  # environments made and files tried, in the way of no load
-        self._loads = Turns(turns)
+        self._beside = FairSemaphore(turns)  # environments made and files tried, in the way of no load
+        self._loads = FairSemaphore(turns)
         self._patience = patience
         self._give_way = give_way
         self._relieve = relieve

@@ -16,7 +16,7 @@ from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
 from model_handlers.system.priority import threads, usual_priority
 from model_handlers.system.threads import NEVER
-from serve.threads import Turns
+from serve.threads import FairSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class Scales:
 
     def __init__(self) -> None:
         self.common = 0
-        self.turns = Turns(1)
+        self.turns = FairSemaphore(1)
         self._under_way: list[Others] = []
 
     @contextlib.contextmanager

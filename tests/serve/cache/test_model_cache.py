@@ -569,6 +569,24 @@ async def test_models_that_are_measured_together_load_one_after_the_other():
             world.release(name)
 
 
+async def test_a_load_that_waits_for_another_steps_aside():
+    """By its token, once, and of all its turns: the other is loaded, and measured, beside it; a third waits."""
+    async with world_of(turns=1, sizes=dict.fromkeys("abc", (mb(30), mb(30)))) as world:
+        world.press.alone = set("abc")
+        loads = [await world.begin(name, "load") for name in "abc"]
+        await world.do("prepare a", "prepare b", "prepare c")
+        assert world.desk.pending == ["load a"]
+        for _ in range(2):
+            world.press.tokens[0].step_aside()
+            await world.turn()
+            assert world.desk.pending == ["load a", "load b"]
+        await world.do("load a")
+        assert world.desk.pending == ["load b"]
+        await world.do("load b", "load c")
+        await asyncio.gather(*loads)
+        assert repr(world.press.scales.turns) == "<FairSemaphore: 1 free, 0 waiting>"
+
+
 # -- room --------------------------------------------------------------------------------------------------------------
 
 
@@ -1552,7 +1570,7 @@ async def test_a_load_whose_time_is_over_is_given_up(stage, deaf):
         assert [failure(task) for task in waiting] == [Kind.UNAVAILABLE] * 2
         assert "did not load within" in str(waiting[0].exception())
         assert world.desk.pending == [f"{stage} slow"]
-        assert repr(world.press.scales.turns) == "<Turns: 1 free, 0 waiting>"
+        assert repr(world.press.scales.turns) == "<FairSemaphore: 1 free, 0 waiting>"
         give_loads(world.cache, 3600.0)
         world.press.sizes["other"] = (mb(30), mb(30))
         other = await world.begin("other")

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from serve.threads import Turns
+from serve.threads import FairSemaphore
 
 
 class Line:
     """Tasks that ask for turns."""
 
     def __init__(self, count):
-        self.turns = Turns(count)
+        self.turns = FairSemaphore(count)
         self.having = {}  # by name
         self._enough = {}
 
@@ -39,13 +39,13 @@ async def test_the_first_to_ask_is_the_first_to_have(idle):
     tasks = line.begin("a", "b", "c", "d")
     await idle()
     assert list(line.having) == ["a", "b"]
-    assert repr(line.turns) == "<Turns: 0 free, 2 waiting>"
+    assert repr(line.turns) == "<FairSemaphore: 0 free, 2 waiting>"
     for name, having in (("b", ["a", "c"]), ("a", ["c", "d"]), ("d", ["c"]), ("c", [])):
         line.leave(name)
         await idle()
         assert list(line.having) == having
     await asyncio.gather(*tasks)
-    assert repr(line.turns) == "<Turns: 2 free, 0 waiting>"
+    assert repr(line.turns) == "<FairSemaphore: 2 free, 0 waiting>"
 
 
 @pytest.mark.parametrize("when", ["waiting", "as its turn comes", "at its turn"])
@@ -64,7 +64,7 @@ async def test_a_task_that_is_cancelled_keeps_no_turn(idle, when):
     b.cancel()
     await idle()
     assert b.cancelled()
-    assert repr(line.turns) == "<Turns: 1 free, 0 waiting>"
+    assert repr(line.turns) == "<FairSemaphore: 1 free, 0 waiting>"
 
 
 async def test_a_turn_that_is_ended_early_goes_to_the_next(idle):
@@ -83,7 +83,7 @@ async def test_a_turn_that_is_ended_early_goes_to_the_next(idle):
         line.leave(name)
         await idle()
     await asyncio.gather(a, b, c)
-    assert repr(line.turns) == "<Turns: 1 free, 0 waiting>"
+    assert repr(line.turns) == "<FairSemaphore: 1 free, 0 waiting>"
 
 
 async def test_threads_and_tasks_stand_in_one_line(idle):
