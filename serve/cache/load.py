@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     # has the models of an ensemble's steps loaded, and returns them: by name, of which some may have left again
     Bring = Callable[[str, tuple[str, ...]], Coroutine[Any, Any, Mapping[str, Target]]]
     Loaded = tuple[Target, Footprint]
+    Run = Callable[["Load"], Coroutine[Any, Any, LoadReport | MmeError]]  # loads it; a failure is returned
     Relieve = Callable[[str, Footprint, str], Coroutine[Any, Any, tuple[str, ...]]]
 
 _log = logging.getLogger("mme.cache")
@@ -75,9 +76,7 @@ async def no_steps(_name: str, _steps: tuple[str, ...]) -> Mapping[str, Target]:
 class Load:
     """One load under way, of a name that is not in memory or is to be loaded again."""
 
-    def __init__(
-        self, entry: Entry, source: Any, run: Callable[[Load], Coroutine[Any, Any, LoadReport]], *, force: bool = False
-    ) -> None:
+    def __init__(self, entry: Entry, source: Any, run: Run, *, force: bool = False) -> None:
         self.entry = entry
         self.name = entry.name
         self.source = source
@@ -88,7 +87,7 @@ class Load:
         self.evicted: list[str] = []
         self.token = Progress(f"model '{self.name}'")
         self._waits = False
-        self.task = asyncio.get_running_loop().create_task(run(self), name=f"load {self.name}")
+        self.task = asyncio.get_running_loop().create_task(_raising(run, [self]), name=f"load {self.name}")
 
     def __repr__(self) -> str:
         return f"<Load of {self.name}: {self.cancelled or f'{len(self.waiters)} requests wait'}>"
@@ -135,6 +134,17 @@ class Load:
         if self.force or serving is None or self.entry.state is not State.RELOADING:
             return False
         return serving.prepared.content == prepared.content and not serving.target.is_down()
+
+
+async def _raising(run: Run, loads: list[Load]) -> LoadReport:
+    """Raise the failure that a load returns, in a frame that does not have the load: its task has the failure."""
+    outcome = await run(loads.pop())
+    try:
+        if isinstance(outcome, MmeError):
+            raise outcome
+        return outcome
+    finally:
+        del outcome  # it knows this frame now, and those of all that wait for it
 
 
 class _DeviceFullError(MmeError):

@@ -312,7 +312,8 @@ class ModelCache:
 
     # -- one load ------------------------------------------------------------------------------------------------
 
-    async def _load(self, load: Load) -> LoadReport:
+    async def _load(self, load: Load) -> LoadReport | MmeError:
+        """Return what came of it: see `load.Run`."""
         try:
             if load.entry.closing is not None:
                 await asyncio.wait([load.entry.closing])  # however that ends
@@ -328,10 +329,7 @@ class ModelCache:
                 return self._stays(load.entry)
             self._loaded(load, *loaded)
             return loaded[1]
-        try:
-            raise failure
-        finally:
-            del failure, load  # it knows this frame now, and those of all that wait for it
+        return failure
 
     def _stays(self, entry: Entry) -> LoadReport:
         """Nothing changed since the one was loaded whose place the load was to take: that one goes on."""
