@@ -258,6 +258,7 @@ class GrpcDecoder:
         options = OutputOptions(binary=True)
         options.empty_final = empty_final
         names = tuple([options.add(output.name, _parameters_of(output), regions) for output in message.outputs])
+        options.outputs.clear()  # none is JSON, whatever the request names
         return names, options if empty_final or options.classes or options.places else PLAIN
 
     def _remember(self, data: bytes, message: ModelInferRequest, plan: RequestPlan) -> None:

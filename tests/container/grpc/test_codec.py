@@ -251,6 +251,7 @@ def test_the_fields_of_a_request():
     )
     assert request.parameters == {"own": 0.5}
     assert (wanted.classes, wanted.empty_final, request.layout.outputs) == ({"Y": 3}, True, ("Y", "Z"))
+    assert (wanted.binary, wanted.outputs) == (True, {}), "none is written as JSON"
     assert decoder.decode(message, lambda *_: None)[0].layout is request.layout
 
 
