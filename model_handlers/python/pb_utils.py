@@ -192,6 +192,7 @@ def install() -> None:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of that name, None when the request has none."""
     for tensor in inference_request.inputs():
         if tensor.name() == name:
             return tensor
@@ -199,6 +200,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of that name, None when the response has none."""
     for tensor in inference_response.output_tensors():
         if tensor.name() == name:
             return tensor
@@ -206,18 +208,22 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The configuration of the input of that name, or None."""
     return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The configuration of the output of that name, or None."""
     return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether the configuration says that the model is decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def triton_to_numpy_type(data_type: int) -> type[Any] | None:
+    """The numpy type of a data type's number, None where numpy has none."""
     return _NUMPY_TYPES.get(data_type)
 
 
@@ -235,10 +241,12 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
+    """The numpy type of a data type as configurations name it: "TYPE_FP32" → `np.float32`."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
+    """The wire form of strings; () when there are none, None for other elements."""
     if input_tensor.size == 0:
         return ()
     return encode_bytes_elements(input_tensor) if input_tensor.dtype.kind in "OS" else None
@@ -256,6 +264,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
 
 
 def get_model_dir() -> str:
+    """The directory of model.py: that of the version, with the model's other files."""
     model = current_model()
     if model is None:
         raise TritonModelException("get_model_dir is for models that are loaded")
@@ -280,11 +289,13 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:  # noqa: FBT001, FBT002 - its interface
+    """Unload a model and wait until it is gone; with the models that it depends on if they are to be."""
     name = text("model_name", model_name)
     pb_calls.ask(lambda outside, callers, done: outside.unload(name, unload_dependents, callers, done))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a model would answer a request."""
     try:
         version = int(model_version) if model_version else None
     except ValueError:

@@ -243,5 +243,5 @@ def test_a_port_that_is_taken(tmp_path, monkeypatch, capsys):
             == 2
         )
     captured = capsys.readouterr()
-    assert f"--port {port} is taken" in captured.err
+    assert f"at 127.0.0.1:{port}: Address already in use; choose another --port" in captured.err
     assert captured.out == ""
