@@ -148,7 +148,7 @@ class Engine:
         self.times = CacheTimes()
         self.cache.events.listen(self.times.hear)
         self.cache.events.listen(self._note)
-        STARTER.hold()
+        STARTER.hold(self)
 
     def _loader(self, known: Footprints, scripts: Callable[[], Scripts], waits: WaitGraph) -> ModelLoader:
         options = self.options
@@ -374,7 +374,7 @@ class Engine:
         try:
             await self._close(ends=ends)
         finally:
-            STARTER.let_go()
+            STARTER.let_go(self)
 
     async def _close(self, *, ends: bool) -> None:
         self.registry.leave_overrides()

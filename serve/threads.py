@@ -251,23 +251,24 @@ class _Starter:
         self._lock = threading.Lock()
         self._asked: _Queue = SimpleQueue()  # of the thread alone; None where it is to end
         self._thread: threading.Thread | None = None
-        self._holders = 0
+        self._holders = set[object]()
         self._process = 0  # that of the last holder
 
     @property
     def is_copy(self) -> bool:
         """Whether this process was forked from one with holders, whose threads are not here."""
-        return self._holders > 0 and self._process != os.getpid()
+        return bool(self._holders) and self._process != os.getpid()
 
-    def hold(self) -> None:
+    def hold(self, engine: object) -> None:
         """Have it there for an engine, until that lets go."""
         with self._lock:
-            self._holders += 1
+            self._holders.add(engine)
             self._process = os.getpid()
 
-    def let_go(self) -> None:
+    def let_go(self, engine: object) -> None:
+        """Once more does nothing."""
         with self._lock:
-            self._holders -= 1
+            self._holders.discard(engine)
 
     def start(self, pool: ThreadPool, until: float) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ from model_handlers.system.threads import NEVER
 from serve.cache.entry import Failure
 from serve.cache.eviction import Rules
 from serve.control import Control
+from serve.threads import STARTER
 from tests.serve import growing
 from tests.serve.engines import PLENTY, answered, ask, engine_of
 from tests.serve.inside import (
@@ -1030,6 +1031,15 @@ async def test_a_broken_archive_is_refused_and_leaves_nothing(toys, tmp_path, st
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_is_closed_twice_ends_nothing_of_another_one(tmp_path):
+    """Engines of a process share a thread and fork servers, which go with the last engine."""
+    (tmp_path / "models").mkdir()
+    async with engine_of(tmp_path, repository=tmp_path / "models"):
+        async with engine_of(tmp_path, repository=tmp_path / "models") as closed:
+            await closed.close()
+        assert not STARTER.end()
 
 
 async def test_closing_with_everything_in_flight(toys, tmp_path, repository, write_repository_model):
