@@ -145,6 +145,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(tiering, "_COLD_SECONDS", 0.0005)
 
 
+@pytest.fixture(autouse=True)
+def noise_is_not_far_slower(monkeypatch):
+    """A trial takes milliseconds of these models, of which a busy machine makes several times as many."""
+    monkeypatch.setattr("serve.weights.forms._FAR_SLOWER", 1000.0)
+
+
 @pytest.fixture
 def settings():
     """What the tests compare with."""

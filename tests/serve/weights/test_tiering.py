@@ -426,7 +426,7 @@ async def test_what_is_far_slower_mapped_is_packed_at_once(serving, write, monke
         await served.ask()
         await served.settled()
         await served.evict()
-        monkeypatch.setattr("serve.weights.forms.TargetForms.gain", property(lambda _self: 5.0))
+        monkeypatch.setattr("serve.weights.forms.TargetForms.gain", property(lambda _self: 5000.0))
         await served.ask()
         assert served.tier() is Tier.PACKED
         assert not served.watched().could_be_mapped
