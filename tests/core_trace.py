@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from time import sleep
 
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 _TIMES = 3  # that a warm request is traced
+_SETTLES = 0.1  # seconds
 LAYERS = ("container", "serve", "model_handlers")
 LOAD, REQUEST, PYTHON_LOAD, PYTHON_REQUEST = DEEDS = ("load", "request", "load of Python", "request of Python")
 
@@ -40,7 +42,8 @@ def note(frame, event, _arg):
         code = frame.f_code
         seen.add((number, code))
         file, name = code.co_filename, code.co_qualname
-        if code.co_flags & 1 and file.startswith(root) and name[0] != "<":  # a function, no body of a class or module
+        # a function: no body of a class or module, no comprehension
+        if code.co_flags & 1 and file.startswith(root) and name.rsplit(".", 1)[-1][0] != "<":
             with open(os.path.join(folder, f"notes-{os.getpid()}"), "a") as notes:
                 print(number, file[len(root):], name, sep="\\t", file=notes)
 
@@ -112,7 +115,10 @@ def _ask(port: int, model: str, count: int, deed: str, time: int = 0) -> None:
     from sitecustomize import deed as under_way  # type: ignore[import-not-found]  # noqa: PLC0415 - of the hook above
 
     header = json.dumps(
-        {"inputs": [{"name": "X", "shape": [4], "datatype": "FP32", "parameters": {"binary_data_size": 16}}]}
+        {
+            "inputs": [{"name": "X", "shape": [4], "datatype": "FP32", "parameters": {"binary_data_size": 16}}],
+            "parameters": {"binary_data_output": True},
+        }
     )
     body = header.encode() + bytes(16)
     head = (
@@ -129,6 +135,7 @@ def _ask(port: int, model: str, count: int, deed: str, time: int = 0) -> None:
         answer.begin()
         said = answer.read()
         assert answer.status == 200, said
+    sleep(_SETTLES)  # what is done behind the answer is part of it
     under_way[0] = 0
     connection.close()
 

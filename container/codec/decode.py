@@ -37,7 +37,7 @@ from container.codec.request import (
     parameters_of,
     shared_input,
 )
-from container.steps.shared_memory import Regions
+from container.steps.shared_memory import AT_ONCE, Regions, Unread
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
 from serve.request import Bounded, InferenceRequest
@@ -55,6 +55,7 @@ _MAX_PLANS_BYTES = 16 << 20  # that they may take
 _LONGEST_HEADER = 8 << 10  # bytes of one
 _ID = b'{"id":"'  # as tritonclient and perf_analyzer write it
 _BACKSLASH = 0x5C
+_STRINGS = b'"BYTES"'  # in the header of a request that sends some
 
 
 class Decoder:
@@ -94,19 +95,22 @@ class Decoder:
             header_length: bytes of that header, None when the whole body is JSON. In (0, len(body)].
             model: for messages.
             on_complete: the request's completion.
-            regions: in place of the decoder's.
+            regions: in place of the decoder's, on a thread, where it may take long.
             document: what its JSON says, where that was read already.
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `shared_input`.
-            Unread: a tensor is to be read first; then decode it again.
+            Unread: it takes long (large JSON, many strings), or a tensor is to be read first: decode it on a thread.
         """
+        size = len(body) if header_length is None else header_length
+        if regions is None and (size > LARGE or (len(body) - size > AT_ONCE and _STRINGS in body[:size])):
+            raise Unread
         if header_length is None:
             plan, request_id = self._plan(body, model, regions, document), ""
             header_length = len(body)
         else:
             header = body[:header_length]
-            key, request_id = _without_id(header)
+            key, request_id = _without_id(header) if header.startswith(_ID) else (header, "")
             known = None if document is not None else self._plans.get(key)
             plan = self._remember(header, key, request_id, model, regions, document) if known is None else known
         if header_length + plan.size != len(body):
@@ -232,12 +236,10 @@ class Decoder:
 
 
 def _without_id(header: bytes) -> tuple[bytes, str]:
-    """A header without the id that it begins with, and that id; the header itself and "" if it begins otherwise.
+    """A header without the id that it begins with, and that id; the header itself and "" if that is no plain text.
 
     What is left begins with the quote behind the id, and so is never taken for a whole header.
     """
-    if not header.startswith(_ID):
-        return header, ""
     end = header.find(b'"', len(_ID))
     text = header[len(_ID) : end]
     if end < 0 or not text.isascii() or _BACKSLASH in text or not (request_id := text.decode("ascii")).isprintable():

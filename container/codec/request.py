@@ -182,16 +182,21 @@ def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool)
     Raises:
         MmeError: INVALID_ARGUMENT when the number is no number, negative, or larger than the body.
     """
-    text = headers.get(_KSERVE_HEADER)
+    text, what = headers.get(_KSERVE_HEADER), "Inference-Header-Content-Length"
     if text is not None:
-        return _checked(text, body_length, "Inference-Header-Content-Length"), True
-    content_type = headers.get("content-type", "")
-    if content_type.startswith(_BINARY_TYPE):
-        size, _, _ = content_type[len(_BINARY_TYPE) :].partition(";")  # some clients add ;charset=UTF-8 to any +json
-        return _checked(size, body_length, "inference header size"), kserve
-    if _BINARY_MEDIA_TYPE in content_type:
-        raise invalid_argument(f"expect MIME type for binary data starts with '{_BINARY_TYPE}', got: {content_type}")
-    return None, kserve
+        kserve = True
+    else:
+        content_type = headers.get("content-type", "")
+        if not content_type.startswith(_BINARY_TYPE):
+            if _BINARY_MEDIA_TYPE in content_type:
+                expected = f"expect MIME type for binary data starts with '{_BINARY_TYPE}', got: {content_type}"
+                raise invalid_argument(expected)
+            return None, kserve
+        text, _, _ = content_type[len(_BINARY_TYPE) :].partition(";")  # some clients add ;charset=UTF-8 to any +json
+        what = "inference header size"
+    if text.isdecimal() and len(text) < 10 and text.isascii() and int(text) <= body_length:
+        return int(text), kserve
+    return _number(text, body_length, what), kserve
 
 
 def accepts_binary(accept: str) -> bool:
@@ -199,9 +204,12 @@ def accepts_binary(accept: str) -> bool:
     return accept[: len(_BINARY_MEDIA_TYPE)].lower() == _BINARY_MEDIA_TYPE
 
 
-def _checked(text: str, body_length: int, what: str) -> int:
-    if text.isdecimal() and len(text) < 10 and text.isascii() and int(text) <= body_length:
-        return int(text)
+def _number(text: str, body_length: int, what: str) -> int:
+    """Return the length that a header says with a sign or spaces.
+
+    Raises:
+        MmeError: INVALID_ARGUMENT for what is none, or is larger than the body.
+    """
     digits = text.strip()
     number = digits[1:] if digits[:1] == "-" else digits
     if not (number.isascii() and number.isdigit()):
@@ -346,7 +354,9 @@ class Tensor:
 
     def view(self, body: bytes, base: int, model: str) -> Array:
         """It, in a body whose head ends at `base`."""
-        return view(body, base + self.start, base + self.end, self.name, self.data_type, self.shape, model)
+        if self.data_type is BYTES:
+            return view(body, base + self.start, base + self.end, self.name, BYTES, self.shape, model)
+        return np.ndarray(self.shape, self.data_type.dtype, body, base + self.start)
 
 
 class RequestPlan:

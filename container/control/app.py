@@ -13,6 +13,7 @@ import io
 import logging
 import sys
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
@@ -66,10 +67,14 @@ class _Names(PathConverter):
 
 
 class ControlPlane:
-    """Hands each request to the loop's hot routes, or to an operation and then to Flask."""
+    """Hands each request to the loop's hot routes, or to an operation and then to Flask.
+
+    Attributes:
+        handle: answers an inference request on the loop, any other when its operation is over.
+    """
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
-        self._dispatch: Callable[[Any], bool] = service.routes.dispatch
+        self.handle: Callable[[HttpRequest], None] = partial(service.routes.dispatch, otherwise=self._begin)
         self._poll = service.engine.poll
         self._loop = loop
         self._keys = service.keys
@@ -108,10 +113,7 @@ class ControlPlane:
             return None, {}
         return self._routes[rule.endpoint], dict(names)
 
-    def handle(self, exchange: HttpRequest) -> None:
-        """Answer an inference request on the loop, any other when its operation is over."""
-        if self._dispatch(exchange):
-            return
+    def _begin(self, exchange: HttpRequest) -> None:
         task = self._loop.create_task(self._answer(exchange))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)

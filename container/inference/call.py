@@ -224,7 +224,9 @@ class Call:
                     self._behind = behind = deque(((event, value),))
                     self._writer = asyncio.get_running_loop().create_task(self._encode_in_order(behind))
                     return
-                self._send(event, value, self.reply.encode(value, event))
+                self.reply.send(self, value, self.reply.encode(value, event), event)
+                if event == LAST:
+                    self.finish(None)
             else:
                 self._tell(event, value)
         except Exception as error:  # noqa: BLE001 - a response that can't be written ends this call and no other

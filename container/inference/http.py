@@ -46,7 +46,7 @@ from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_
 from container.inference.limits import Inflating, RequestMemory, out_of_request_memory
 from container.inference.offload import by_thread as on_thread
 from container.steps.sessions import SESSION_ID, SessionCalls
-from container.steps.shared_memory import AT_ONCE, Regions, Unread
+from container.steps.shared_memory import Regions, Unread
 from container.traces.tracing import follow
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.scripts.default_script import takes_raw_body
@@ -75,7 +75,6 @@ _QUICK_ANSWER = 1 << 18  # bytes that take less than a millisecond to be compres
 _READ_AT_ONCE = 2  # large bodies of JSON: their elements take memory, where others are no more than bodies
 
 _ACCEPT = "accept"
-_STRINGS = b'"BYTES"'  # in the header of a request that sends some
 _STREAM_ACCEPT = "x-amzn-sagemaker-accept"  # boto3's, for event streams
 _JSON = b"application/json"
 _LINES = b"application/jsonlines"
@@ -95,6 +94,8 @@ class HttpReply(Reply):
         self.wanted: OutputOptions | None = None  # for tensors, once the request is decoded
         self.kserve_form = False  # a binary answer tells the length of its header as KServe has it
         self.session = b""  # header lines that tell of the session that the request is of
+        attributes = exchange.headers.get(CUSTOM_ATTRIBUTES)  # the client's, which every answer hands back
+        self._attributes = b"" if attributes is None else errors.custom_attributes(attributes)
         self._server = server
         self._flavor = route.flavor or Flavor.SAGEMAKER
         self._is_kserve = route.flavor is Flavor.KSERVE
@@ -111,23 +112,21 @@ class HttpReply(Reply):
             return self.kind is not InferenceType.INFER and takes_long(response, _AS_JSON)
         if takes_long(response, wanted):
             return True
-        return self._is_kserve and event == LAST and bool(self._encoding()) and _size(response) > _QUICK_ANSWER
+        if not self._is_kserve or event != LAST or "accept-encoding" not in self.exchange.headers:
+            return False
+        return _size(response) > _QUICK_ANSWER and bool(self._encoding())
 
     def encoding(self, response: InferenceResponse, event: int) -> Callable[[], Any]:
         """Return what makes content type, further header lines and the parts of the body."""
-        return functools.partial(self._encode, response, event, self._names(response))
+        names = None if self.wanted is None or not self.wanted.classes else self._names(response)
+        return functools.partial(self.encode, response, event, names)
 
-    def encode(self, response: InferenceResponse, event: int) -> tuple[bytes, bytes, Parts]:
-        return self._encode(response, event, self._names(response))
-
-    def _names(self, response: InferenceResponse) -> Names | None:
-        """What has to be known of a model for its classes, None where the client wants none."""
-        wanted = self.wanted
-        if wanted is None or not wanted.classes:
-            return None
+    def _names(self, response: InferenceResponse) -> Names:
+        """What has to be known of a model for its classes. On the loop."""
         return self._server.engine.index.class_names(response.model_name, response.model_version)
 
-    def _encode(self, response: InferenceResponse, event: int, names: Names | None) -> tuple[bytes, bytes, Parts]:
+    def encode(self, response: InferenceResponse, event: int, names: Names | None = None) -> tuple[bytes, bytes, Parts]:
+        """Return the response as `send` takes it; on a thread with the names that its classes need."""
         literal, wanted = self._server.literal_json, self.wanted
         if self.kind is InferenceType.GENERATE_STREAM:
             return _EVENTS, b"", (sse_event(encode_generate(response, literal=literal)),)
@@ -135,8 +134,9 @@ class HttpReply(Reply):
             return _JSON, b"", (encode_generate(response, literal=literal),) if event == LAST else ()
         if wanted is None:
             return content_type_of(response), b"", (body_of(response),)
-        if names is not None:
-            response = classified(response, wanted.classes, names[1], batches=names[0])
+        if wanted.classes:
+            batches, labels = names or self._names(response)
+            response = classified(response, wanted.classes, labels, batches=batches)
         if event == PART:
             return _LINES, b"", (encode_line(response, wanted.places, literal=literal),)
         parts, length = encode(response, wanted, literal=literal)
@@ -145,8 +145,7 @@ class HttpReply(Reply):
             content_type, lines = b"application/octet-stream", b"Inference-Header-Content-Length: %d\r\n" % length
         elif length is not None:
             content_type = b"%b%d" % (BINARY_TYPE, length)
-        encoding = self._encoding() if self._is_kserve else ""
-        if encoding:
+        if self._is_kserve and "accept-encoding" in self.exchange.headers and (encoding := self._encoding()):
             lines += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding.encode()
             return content_type, lines, (compress(parts, encoding),)
         return content_type, lines, parts
@@ -171,8 +170,11 @@ class HttpReply(Reply):
                 self._write(part)
             if event == LAST:
                 self.exchange.end()
-        else:
+        elif self._framed:
             self._whole(content_type, lines + self._headers(call, response), parts)
+        else:
+            headers = b"Content-Type: %b\r\n%b%b" % (content_type, lines, self._headers(call, response))
+            self.exchange.respond(200, headers, parts)
 
     def _whole(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
         if not self._framed:
@@ -216,17 +218,12 @@ class HttpReply(Reply):
         self.exchange.end()
 
     def _headers(self, call: Call, response: InferenceResponse | None) -> bytes:
-        headers = self._attributes() + self.session
+        headers = self._attributes + self.session
         if self._flavor is Flavor.RUNTIME:
             headers += errors.runtime_headers(self.exchange.headers.get(TARGET_VARIANT, ""))
         if call.report is not None or self._flavor is Flavor.RUNTIME:
             headers += errors.server_timing(None if response is None else response.timings, call.report)
         return headers
-
-    def _attributes(self) -> bytes:
-        """The client's custom attributes, which every answer hands back."""
-        attributes = self.exchange.headers.get(CUSTOM_ATTRIBUTES)
-        return b"" if attributes is None else errors.custom_attributes(attributes)
 
     # -- errors --------------------------------------------------------------------------------------------------
 
@@ -259,7 +256,7 @@ class HttpReply(Reply):
                 headers += _ENCODINGS
             if error.kind is Kind.UNAVAILABLE and isinstance(error, StillLoadingError):
                 status, headers, body = errors.runtime_error("ModelNotReadyException", error.told)
-            self.exchange.respond(status, headers + self._attributes(), (body,))
+            self.exchange.respond(status, headers + self._attributes, (body,))
         elif self._framed:
             self.exchange.write(bodies.exception(error.message))
             self.exchange.end()
@@ -368,11 +365,11 @@ class TensorBody(HttpBody):
             if body is None:
                 body = self._inflated()
             try:
-                length = self._header_length(body)
+                length, self._reply.kserve_form = header_length(
+                    self._exchange.headers, len(body), kserve=self._is_kserve
+                )
                 if length == 0:
                     return self._alone(call, body, config)
-                if self._is_long(body, length):
-                    raise NeedsThread
                 found = self._taken(call, *self._server.decoder.decode(body, length, call.name, call.complete))
             except Unread:
                 raise NeedsThread from None
@@ -390,10 +387,9 @@ class TensorBody(HttpBody):
         await self._inflate()
         body = self._inflated()
         try:
-            length = self._header_length(body)
+            length, self._reply.kserve_form = header_length(self._exchange.headers, len(body), kserve=self._is_kserve)
             if length == 0:
                 return
-            by_thread = by_thread or self._is_long(body, length)
             if not by_thread:
                 try:
                     decoded = self._server.decoder.decode(body, length, call.name, call.complete)
@@ -411,17 +407,6 @@ class TensorBody(HttpBody):
                 raise
             self._decoded = error.bare()
 
-    def _header_length(self, body: bytes) -> int | None:
-        length, self._reply.kserve_form = header_length(self._exchange.headers, len(body), kserve=self._is_kserve)
-        return length
-
-    def _is_long(self, body: bytes, length: int | None) -> bool:
-        """Return whether decoding takes long: large JSON, many strings."""
-        size = len(body)
-        if length is None:
-            return size > LARGE
-        return length > LARGE or (size - length > AT_ONCE and _STRINGS in body[:length])
-
     def _alone(self, call: Call, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Return the request of a body without a header: what it means depends on the model's configuration."""
         if self._is_kserve and config.decoupled:
@@ -436,6 +421,8 @@ class TensorBody(HttpBody):
             if accepts_binary(self._exchange.headers.get(name, self._server.settings.default_accept)):
                 wanted = wanted.accepting_binary()
         self._reply.wanted = wanted
+        if self._is_kserve and self._server.forwarding is None:
+            return request
         return self._made(call, request, takes_several=not self._is_kserve)
 
 
@@ -533,19 +520,17 @@ class InferRoutes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions = SessionCalls(engine, settings.session_seconds, enabled=settings.sessions)
 
-    def dispatch(self, exchange: HttpRequest) -> bool:
-        """Take the exchange if its route is a hot one; False leaves it to others."""
+    def dispatch(self, exchange: HttpRequest, otherwise: Callable[[HttpRequest], None]) -> None:
+        """Answer a request whose route is a hot one; `otherwise` is given any other."""
         target = exchange.target
         try:
             route = self._routes[target]
         except KeyError:
             route = self._learn(target)
-        if route is None:
-            return False
-        if route.flavor is None:
-            return self._ping(exchange)
-        if exchange.method != "POST":
-            return False
+        if route is None or exchange.method != "POST" or route.flavor is None:
+            if route is None or route.flavor is not None or not self._ping(exchange):
+                otherwise(exchange)
+            return
         kind = route.inference_type or self.settings.inference_type
         reply = HttpReply(self, exchange, route, kind)
         body: HttpBody
@@ -557,35 +542,37 @@ class InferRoutes:
         exchange.on_disconnect = call.abandon
         if self._tracer is not None and (following := follow(self._tracer, exchange)) is not None:
             call.steps = (following,)
+        headers = exchange.headers
         try:
-            rest = self._start(call, route, exchange, body, reply)
+            if self._restrictions is not None:
+                self._restrictions.check("inference", headers)
+            named_by_path = route.model and TARGET_MODEL not in headers
+            name = route.model if named_by_path else self._model_name(route, name_of(headers.get(TARGET_MODEL, "")))
+            call.name = self.engine.registry.canonical(name)
+            if route.version:
+                call.version = path_version(route.version)
+            if route.flavor is Flavor.RUNTIME:
+                call.patience = self.settings.request_timeout
+            if SESSION_ID in headers and route.flavor is not Flavor.KSERVE:
+                rest = self._start_in_session(call, route, headers[SESSION_ID], body, reply)
+            else:
+                rest = call.start()
         except MmeError as error:
             call.fail(error)
-            return True
+            return
         if rest is not None:
             task = asyncio.get_running_loop().create_task(rest)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return True
 
-    def _start(
-        self, call: Call, route: HotTarget, exchange: HttpRequest, body: HttpBody, reply: HttpReply
+    def _start_in_session(
+        self, call: Call, route: HotTarget, session_id: str, body: HttpBody, reply: HttpReply
     ) -> Coroutine[Any, Any, None] | None:
-        """Start the call; returns what is left to be awaited for that."""
-        headers = exchange.headers
-        if self._restrictions is not None:
-            self._restrictions.check("inference", headers)
-        call.name = self._model_name(route, name_of(headers.get(TARGET_MODEL, "")))
-        if route.version:
-            call.version = path_version(route.version)
-        if route.flavor is Flavor.RUNTIME:
-            call.patience = self.settings.request_timeout
-        if SESSION_ID in headers and route.flavor is not Flavor.KSERVE:
-            creates = not route.event_stream
-            visit = self._sessions.visit(call.name, headers[SESSION_ID], body.peek(), reply, creates=creates)
-            if visit.word:
-                return self._acknowledge(call, reply, visit)
-            call.steps = (visit, *call.steps)
+        """As `Call.start`."""
+        visit = self._sessions.visit(call.name, session_id, body.peek(), reply, creates=not route.event_stream)
+        if visit.word:
+            return self._acknowledge(call, reply, visit)
+        call.steps = (visit, *call.steps)
         return call.start()
 
     async def _acknowledge(self, call: Call, reply: HttpReply, visit: Visit) -> None:
@@ -637,7 +624,7 @@ class InferRoutes:
             )
         if route.model and header and route.flavor is Flavor.SAGEMAKER:
             self.engine.registry.check_alias(name, header)
-        return self.engine.registry.canonical(name)
+        return name
 
 
 def _size(response: InferenceResponse) -> int:
