@@ -180,7 +180,7 @@ class Engine:
             threads=ThreadBudget(options.framework_threads) if options.framework_threads else None,
             instances=self.pools.instances,
             left=self.pools.heap.left,
-            resident=lambda name: self.cache.resident(name),  # noqa: PLW0108 - as above
+            resident=lambda name: self.cache.ready.target(name),  # noqa: PLW0108 - as above
         )
 
     def _cache(self, loader: ModelLoader) -> ModelCache:
@@ -206,7 +206,7 @@ class Engine:
 
     def grown(self) -> Footprint:
         """Bytes that executions took beyond what models took when they were loaded, charged to a model or not."""
-        return total((each.target.growth() for each in self.cache.residencies()), self.cache.room.grown)
+        return total((each.target.growth() for each in self.cache.residents.own), self.cache.room.grown)
 
     def _disk_has_room(self, size: int) -> bool:
         return self.origins.room is None or self.origins.room.has(size)
@@ -237,7 +237,7 @@ class Engine:
         Raises:
             MmeError: the request was not accepted.
         """
-        lease = self.cache.lease(name)
+        lease = self.cache.ready.lease(name)
         if lease is None:
             return False
         self._submit_leased(lease, version, request, at_once)
@@ -249,7 +249,7 @@ class Engine:
         Raises:
             MmeError: as `submit_made`, and whatever else `make` raises.
         """
-        lease = self.cache.lease(name)
+        lease = self.cache.ready.lease(name)
         if lease is None:
             return False
         try:
@@ -298,7 +298,7 @@ class Engine:
         Raises:
             MmeError: as `submit_cold`, and what `make` raises; CANCELLED where the client left before that.
         """
-        lease, report = self.cache.lease(name), LoadReport()
+        lease, report = self.cache.ready.lease(name), LoadReport()
         if lease is None:
             lease, report = await self._load_api.acquire(name, version)
         try:
@@ -394,7 +394,7 @@ class Engine:
         if event.type is not EventType.LOADED:
             return
         self._footprints.changed()
-        target = self.cache.resident(event.name)
+        target = self.cache.ready.target(event.name)
         assert target is not None  # noqa: S101 - it was just loaded
         self.registry.versions[event.name] = sorted(target.versions)
         source = origin(self.cache.entries[event.name].source)

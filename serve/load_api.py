@@ -147,7 +147,7 @@ class LoadApi:
             MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded.
         """
         self._refuse_loaded(name, alias)
-        entry = self._registry.add(name, source_of(url) if url else self._registry.find(name))
+        entry = self._registry.add(name, source_of(url) if url else self._origins.find(name))
         self._registry.call(name, alias)
         reload = _Reload()
         reload.names.add(name)

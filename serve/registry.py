@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError, invalid_argument
-from serve.cache.entry import Event
+from serve.cache.entry import Entry, Event
 from serve.cache.events import EventType
 from serve.sources.catalog import ModelCatalog, unavailable, unknown
 from serve.sources.source import Archived, Overridden, S3Model, Source, Unpacked, origin, source_of
@@ -22,7 +22,6 @@ from serve.statistics import TargetStats
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from serve.cache.entry import Entry
     from serve.cache.events import CacheEvent
     from serve.cache.model_cache import ModelCache
     from serve.state_file import Journal
@@ -119,15 +118,14 @@ class Registry:
             return
         entry = self._cache.entries.get(known)
         if entry is None:
-            self.find(known)
-        elif self._is_uncalled(entry) and self.canonical(alias) not in self._cache.entries:
+            self._origins.find(known)
+        elif isinstance(origin(entry.source), Unpacked) and not (
+            known in self._called or self.canonical(alias) in self._cache.entries
+        ):
             return
         raise invalid_argument(
             f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
         )
-
-    def _is_uncalled(self, entry: Entry) -> bool:
-        return entry.name not in self._called and isinstance(origin(entry.source), Unpacked)
 
     def call(self, name: str, alias: str) -> None:
         if alias and alias != name:
@@ -145,25 +143,23 @@ class Registry:
                 UNAVAILABLE if they name a version that it had then; and as `ModelCatalog.find`.
         """
         if self._served is not None and name not in self._served:
-            if name in self._cache.entries:
-                raise unavailable(name, version, self._last_versions(self._cache.entries[name]))
-            self.find(name)  # which may know better why it means no model
+            if (known := self._cache.entries.get(name)) is not None:
+                failed = () if known.failure is None else (known.failure.version,)
+                raise unavailable(name, version, [*self.versions.get(name, ()), *failed])
+            self._origins.find(name)  # which may know better why it means no model
             raise unknown(name)
         entry = self._cache.entries.get(name)
         if entry is not None and not (entry.unloaded and isinstance(origin(entry.source), Unpacked)):
             return entry
-        return self.add(name, self.find(name))
-
-    def _last_versions(self, entry: Entry) -> list[int]:
-        failed = entry.failure.version if entry.failure is not None else None
-        return [*self.versions.get(entry.name, ()), *([] if failed is None else [failed])]
+        return self.add(name, self._origins.find(name))
 
     def add(self, name: str, source: Source) -> Entry:
         """The entry of a name, which from now on comes from that source."""
         self.enable(name)
         entry = self._cache.entries.get(name)
         if entry is None:
-            return self._cache.add(name, source, self.stats.setdefault(name, TargetStats()))
+            stats = self.stats.setdefault(name, TargetStats())
+            entry = self._cache.entries[name] = Entry(name, source, stats)
         entry.source = source
         return entry
 
@@ -172,9 +168,6 @@ class Registry:
         entry = self._cache.entries.get(name)
         if entry is not None and not entry.unloaded and isinstance(posted := origin(entry.source), Unpacked):
             return posted
-        return self.find(name)
-
-    def find(self, name: str) -> Source:
         return self._origins.find(name)
 
     def enable(self, name: str) -> None:
@@ -302,7 +295,7 @@ class Registry:
     def _source_in(self, row: Row) -> Source:
         base: Source | None = None
         try:
-            base = source_of(row.url) if row.url else self.find(row.name)
+            base = source_of(row.url) if row.url else self._origins.find(row.name)
         except MmeError:
             if not row.folder:
                 raise

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from model_handlers.base import Footprint
@@ -85,9 +86,13 @@ class StepLoads:
     async def _try_joint(
         self, name: str, version: int | None, report: LoadReport
     ) -> tuple[Residency | JointLease | None, LoadReport]:
-        lease = self._cache.lease(name)
+        ready = self._cache.ready
+        lease = ready.lease(name)
         tried: set[str] = set()
-        while lease is None and not tried.issuperset(away := self._cache.away(name)):
+        while lease is None:
+            there, away = ready.parts(name)
+            if tried.issuperset(away):
+                break
             tried.update(away)  # what was loaded may have left again; those of an ensemble in it are known only then
             if name in away:
                 found, more = await self._load(name, self._registry.entry(name, version))
@@ -95,10 +100,10 @@ class StepLoads:
                 found.release()
             else:
                 await self._check_together(name, self._cache.entries[name].steps)
-                with self._cache.wanting(name):
+                with self._cache.residents.wanting([*there, *away]):
                     _, more = await self._load_all(name, away)
             report = report.then(more)
-            lease = self._cache.lease(name)
+            lease = ready.lease(name)
         return lease, report
 
     async def bring(self, name: str, steps: tuple[str, ...]) -> Mapping[str, Target]:
@@ -157,7 +162,7 @@ class StepLoads:
                 needs.update(zip(level, (need for need, _ in found), strict=True))
                 level = list(dict.fromkeys(step for _, more in found for step in more if step not in needs))
             try:
-                self._cache.check_together(name, needs)
+                self._cache.room.check_together(name, sum(needs.values(), Footprint()).whole(), needs)
             except MmeError:
                 if exact:
                     raise
@@ -165,8 +170,18 @@ class StepLoads:
                 return
 
     async def _need(self, name: str, *, exact: bool) -> tuple[Footprint, tuple[str, ...]]:
+        """What a step's model takes by itself, and the served models that it consists of.
+
+        If that need not be `exact`, one that was evicted is what it was.
+        """
         try:
-            return await self._cache.need(self._step(name), exact=exact)
+            entry = self._step(name)
+            if entry.residency is not None:
+                own = self._cache.residents.own.get(entry.residency, Footprint())
+                return replace(own, shared=self._cache.residents.shared.files(entry.residency)), entry.steps
+            if entry.measured is not None and entry.measured != Footprint() and not exact:
+                return entry.measured, ()
+            return await self._cache.loading.estimate(entry)
         except MmeError:  # as its load says
             return Footprint(), ()
 

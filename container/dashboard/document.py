@@ -159,7 +159,7 @@ class Watcher:
             loads=self._loads,
             queued=sum([each.queued for entry in busy if entry.resident for each in entry.resident.models()]),
             cold=sum([entry.waiting for entry in busy]),
-            resident=cache.resident_count,
+            resident=len(cache.ready.models),
             host=used.host,
             device=used.device,
         )
@@ -232,7 +232,7 @@ class Documents:
             "disk": self._disk(),
             "counts": {
                 "known": len(entries),
-                "resident": self._engine.cache.resident_count,
+                "resident": len(self._engine.cache.ready.models),
                 "matching": len(matching),
                 "loading": len(loads),
                 "failed": sum(_has_failed(entry) for entry in entries),

@@ -126,7 +126,7 @@ class EmfReporter:
         """
         found = self._found()
         loaded = _Values()
-        loaded.add(self._engine.cache.resident_count)
+        loaded.add(len(self._engine.cache.ready.models))
         hits, misses = (sum(counts[which] for counts in found.values()) for which in (0, 1))
         used = _Values()
         used.add(self._engine.cache.room.used().host + self._engine.on_the_way())

@@ -243,7 +243,7 @@ class Residency:
         self.pinned = pinned
         self.leases = 0
         self.loaded_at = time.monotonic()
-        self.age = 0.0  # see `serve/cache/residents.py`
+        self.age = 0.0  # that of the cache at its last use: see `serve/cache/residents.py`
         self.leaving = False
         self.closing: asyncio.Future[None] | None = None  # its end, once it is leaving
         self._used_before = entry.stats.hits + entry.stats.misses - waiting
@@ -329,3 +329,66 @@ class JointLease:
     def release(self) -> None:
         for residency in self._residencies:
             residency.release()
+
+
+class Ready:
+    """The models that serve, by name: one look-up for a request."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Residency] = {}
+        self.reading = 0  # which grows with each change of those
+
+    def __repr__(self) -> str:
+        return f"<Ready {len(self.models)} models>"
+
+    def put(self, residency: Residency) -> None:
+        self.models[residency.name] = residency
+        self.reading += 1
+
+    def remove(self, residency: Residency) -> None:
+        if self.models.get(residency.name) is residency:
+            del self.models[residency.name]
+            self.reading += 1
+
+    def serves(self, target: Target) -> bool:
+        """Whether this is what requests for its name are answered by, and is to stay."""
+        return self.target(target.name) is target
+
+    def target(self, name: str) -> Target | None:
+        """What requests for that name are answered by, if it is in memory."""
+        residency = self.models.get(name)
+        return None if residency is None else residency.target
+
+    def lease(self, name: str) -> Residency | JointLease | None:
+        """The model if it is in memory, leased; else None.
+
+        An ensemble is there if the models of all its steps are; they are leased with it, or none is.
+        """
+        residency = self.models.get(name)
+        if residency is None:
+            return None
+        if residency.target.steps:
+            return self._lease_joint(name, residency.target)
+        residency.leases += 1
+        residency.stats.hits += 1
+        return residency
+
+    def _lease_joint(self, name: str, whole: Target) -> JointLease | None:
+        joint = whole.joint
+        if joint is None or joint.reading != self.reading:
+            there, away = self.parts(name)
+            if away:
+                return None
+            joint = whole.joint = JointLease(there, self.reading)
+        return joint.take()
+
+    def parts(self, name: str) -> tuple[dict[str, Residency], list[str]]:
+        """A model and all that it consists of, as far as that is known: what serves, and the names of the rest."""
+        there: dict[str, Residency] = {}
+        names = [name]
+        for each in names:  # which grows
+            residency = self.models.get(each)
+            if residency is not None and each not in there:
+                there[each] = residency
+                names += residency.target.steps
+        return there, list(dict.fromkeys(each for each in names if each not in there))

@@ -217,7 +217,7 @@ def _release(fetching: asyncio.Future[Any]) -> None:
 class Loading:
     """Loads models into a room, within `patience` seconds each; for `relieve` see `ModelCache`.
 
-    `give_way` has the model begin to leave whose place the load is to take; `lease_ended` is told of residencies.
+    `give_way` has the model begin to leave whose place the load is to take.
     """
 
     def __init__(
@@ -234,7 +234,6 @@ class Loading:
         give_way: Callable[[Load], None],
         relieve: Relieve,
         bring: Bring,
-        lease_ended: Callable[[Residency], None],
     ) -> None:
         self._loader = loader
         self._room = room
@@ -250,7 +249,6 @@ class Loading:
         self._give_way = give_way
         self._relieve = relieve
         self._bring = bring
-        self._lease_ended = lease_ended
 
     async def run(self, load: Load) -> tuple[Residency, LoadReport] | None:
         """Bring a model into memory. None: it would change nothing, and was not loaded."""
@@ -380,6 +378,11 @@ class Loading:
         entry.download_ns = prepared.download_ns or entry.download_ns
         self._residents.charge(residency, taken)
         return residency
+
+    def _lease_ended(self, residency: Residency) -> None:
+        residency.age = self._residents.age
+        if self._room.is_waited_for:
+            self._room.lease_ended(self._residents.evictable(residency))
 
     async def estimate(self, entry: Entry) -> tuple[Footprint, tuple[str, ...]]:
         """What a model that was never in memory takes at least, and the served models that it consists of."""

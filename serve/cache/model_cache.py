@@ -12,13 +12,11 @@ import asyncio
 import functools
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.base import Footprint
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
 from serve.cache import eviction
-from serve.cache.entry import Entry, Event, Failure, JointLease, Residency, State
+from serve.cache.entry import Entry, Event, Failure, Ready, Residency, State
 from serve.cache.events import CacheEvent, CacheEvents, EventType
 from serve.cache.load import Load, Loading, no_steps, retry_pause
 from serve.cache.residents import Residents
@@ -26,13 +24,11 @@ from serve.cache.room import Room, megabytes
 from serve.request import LoadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
     from concurrent.futures import Executor
-    from contextlib import AbstractContextManager
 
+    from model_handlers.base import Footprint
     from serve.cache.load import Bring
-    from serve.loading.loader import ModelLoader, Target
-    from serve.statistics import TargetStats
+    from serve.loading.loader import ModelLoader
 
 _log = logging.getLogger("mme.cache")
 _now = time.perf_counter_ns
@@ -81,9 +77,8 @@ class ModelCache:
             evicts=evicts,
             patience=memory_patience,
         )
-        self._ready: dict[str, Residency] = {}  # those that serve, for one look-up a request
-        self._reading = 0  # which grows with each change of those
-        self._loading = Loading(
+        self.ready = Ready()
+        self.loading = Loading(
             loader,
             self.room,
             self.residents,
@@ -95,93 +90,13 @@ class ModelCache:
             give_way=self._give_way,
             relieve=self.relieve,
             bring=bring,
-            lease_ended=self._lease_ended,
         )
         self._evicts = evicts
         self._closed = False
         self._drain_patience = drain_patience
 
     def __repr__(self) -> str:
-        return f"<ModelCache {len(self._ready)} ready of {len(self.entries)} known, {self.room!r}>"
-
-    @property
-    def resident_count(self) -> int:
-        return len(self._ready)
-
-    def add(self, name: str, source: Any, stats: TargetStats) -> Entry:
-        entry = self.entries[name] = Entry(name, source, stats)
-        return entry
-
-    def residencies(self) -> Iterable[Residency]:
-        """Everything in memory: what names mean, and what leaves, whose names may mean others by now."""
-        return self.residents.own
-
-    def _lease_ended(self, residency: Residency) -> None:
-        if self.room.is_waited_for:
-            self.room.lease_ended(self.residents.evictable(residency))
-
-    def lease(self, name: str) -> Residency | JointLease | None:
-        """The model if it is in memory, leased; else None. The one look-up of a request for a resident model.
-
-        An ensemble is there if the models of all its steps are; they are leased with it, or none is.
-        """
-        residency = self._ready.get(name)
-        if residency is None:
-            return None
-        if residency.target.steps:
-            return self._lease_joint(name, residency.target)
-        residency.leases += 1
-        residency.stats.hits += 1
-        return residency
-
-    def _lease_joint(self, name: str, whole: Target) -> JointLease | None:
-        joint = whole.joint
-        if joint is None or joint.reading != self._reading:
-            held: dict[str, Residency] = {}
-            if any(self._away((name,), held)):
-                return None
-            joint = whole.joint = JointLease(held, self._reading)
-        return joint.take()
-
-    def away(self, name: str) -> list[str]:
-        """Of a model and all that it consists of, as far as that is known, what is not in memory to take requests."""
-        return list(dict.fromkeys(self._away((name,), {})))
-
-    def wanting(self, name: str) -> AbstractContextManager[None]:
-        """While what is `away` of a model is loaded, others leave for it rather than the rest of that model."""
-        held: dict[str, Residency] = {}
-        away = list(self._away((name,), held))
-        return self.residents.wanting([*held, *away])
-
-    def _away(self, names: Iterable[str], held: dict[str, Residency]) -> Iterator[str]:
-        for name in names:
-            residency = self._ready.get(name)
-            if residency is None:
-                yield name
-            elif name not in held:
-                held[name] = residency
-                yield from self._away(residency.target.steps, held)
-
-    async def need(self, entry: Entry, *, exact: bool) -> tuple[Footprint, tuple[str, ...]]:
-        """What a model takes by itself, and the served models that it consists of.
-
-        If that need not be `exact`, one that was evicted is what it was.
-        """
-        if entry.residency is not None:
-            own = self.residents.own.get(entry.residency, Footprint())
-            return replace(own, shared=self.residents.shared.files(entry.residency)), entry.steps
-        if entry.measured is not None and entry.measured != Footprint() and not exact:
-            return entry.measured, ()
-        return await self._loading.estimate(entry)
-
-    def check_together(self, whole: str, needs: Mapping[str, Footprint]) -> None:
-        """Refuse models that can never be in memory at the same time: OUT_OF_MEMORY."""
-        self.room.check_together(whole, sum(needs.values(), Footprint()).whole(), needs)
-
-    def resident(self, name: str) -> Target | None:
-        """What requests for that name are answered by, if it is in memory."""
-        residency = self._ready.get(name)
-        return None if residency is None else residency.target
+        return f"<ModelCache {len(self.ready.models)} ready of {len(self.entries)} known, {self.room!r}>"
 
     def keep(self, entry: Entry, *, pinned: bool) -> None:
         """Have a model in memory stay there for good, or leave as any other; what asks for itself to stay does."""
@@ -193,16 +108,12 @@ class ModelCache:
             self.residents.pin(residency, pinned=pinned)
             self.room.settle()
 
-    def serves(self, name: str, target: Target) -> bool:
-        """Whether this is what requests for that name are answered by, and is to stay."""
-        return self.resident(name) is target
-
     async def acquire(self, entry: Entry) -> tuple[Residency, LoadReport]:
         """Lease a model, loading it first if need be; what the load cost. The caller must release the lease.
 
         All callers that come while it loads wait for the same load, and get the same error.
         """
-        residency = self._ready.get(entry.name)
+        residency = self.ready.models.get(entry.name)
         if residency is not None and residency.entry is entry:
             residency.stats.hits += 1
             residency.leases += 1
@@ -303,7 +214,7 @@ class ModelCache:
         self.cut_short()
         leaving = [entry for entry in self.entries.values() if not (ends and entry.goes_with_process)]
         await asyncio.gather(*(self.unload(entry) for entry in leaving))
-        left = [each for each in self.residencies() if each.leaving]
+        left = [each for each in self.residents.own if each.leaving]
         await asyncio.gather(*(self._refuse_in_time(each) for each in left))
         await asyncio.gather(*(each.closing for each in left if each.closing is not None))
         orphans = [entry.orphan for entry in self.entries.values() if entry.orphan is not None]
@@ -317,7 +228,7 @@ class ModelCache:
         try:
             if load.entry.closing is not None:
                 await asyncio.wait([load.entry.closing])  # however that ends
-            loaded = await self._loading.run(load)
+            loaded = await self.loading.run(load)
         except BaseException as error:
             is_told = load.cancelled is not None or not isinstance(error, asyncio.CancelledError)
             failure = _as_ours(load, error).bare()  # the frames hold what was made
@@ -348,8 +259,7 @@ class ModelCache:
         entry.load, entry.residency, entry.source = None, residency, load.source
         entry.reason, entry.failure, entry.failures = "", None, 0
         entry.last_used = residency.loaded_at = time.monotonic()
-        self._ready[entry.name] = residency
-        self._reading += 1
+        self.ready.put(residency)
         self.residents.arrived(residency)
         for waiter in load.waiters:
             if not waiter.done():
@@ -423,7 +333,7 @@ class ModelCache:
     # -- leaving -------------------------------------------------------------------------------------------------
 
     def _evict(self, plan: eviction.Plan, beneficiary: str, reason: str) -> None:
-        self.residents.advance(plan.age)
+        self.residents.age = max(self.residents.age, plan.age)
         for name in plan.victims:
             entry = self.entries[name]
             entry.tell(Event.EVICT)
@@ -451,9 +361,7 @@ class ModelCache:
     def _start_closing(self, residency: Residency, reason: str, *, hurries: bool = True) -> None:
         """From here on it is leased no more. Without hurry it waits for all requests that it has, however long."""
         self.residents.leaves(residency)
-        if self._ready.get(residency.name) is residency:
-            del self._ready[residency.name]
-            self._reading += 1
+        self.ready.remove(residency)
         residency.closing = asyncio.get_running_loop().create_task(
             self._close(residency, reason, hurries=hurries), name=f"close {residency.name}"
         )
@@ -470,7 +378,7 @@ class ModelCache:
         if hurries:
             await self._refuse_in_time(residency)
         await residency.drained()
-        await self._loading.close(entry.name, residency.target)
+        await self.loading.close(entry.name, residency.target)
         footprint = residency.footprint
         self.residents.left(residency)
         residency.prepared.release()

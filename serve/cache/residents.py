@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from bisect import bisect_left
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -158,8 +157,7 @@ class Residents:
         self._entries = entries
         self._rules = rules
         self._budget = budget
-        self._ages = [0.0]  # of GreedyDual-Size-Frequency, which only grow
-        self._aged_at = [0.0]  # from when on it was that age
+        self.age = 0.0  # that of GreedyDual-Size-Frequency, now: the worth of what left for it; it only grows
 
     # -- what a plan asks ------------------------------------------------------------------------------------------
 
@@ -189,7 +187,7 @@ class Residents:
             residency.entry.last_used,
             residency.uses,
             (residency.entry.reload_ns + (residency.entry.download_ns if and_from_disk else 0)) / 1e9,
-            self._age_at_last_use(residency),
+            residency.age,
             self._keep_until(residency),
             residency.leases > 0,
             residency.leaving,
@@ -261,6 +259,7 @@ class Residents:
         self._reorder({entry.residency for entry in entries if entry.residency is not None})
 
     def arrived(self, residency: Residency) -> None:
+        residency.age = self.age
         self.order.put(residency)
 
     def remeasured(self, residency: Residency, footprint: Footprint) -> None:
@@ -285,22 +284,6 @@ class Residents:
         beside = self._beside(residency)
         self._discharge(residency)
         self._reorder(beside - {residency})
-
-    @property
-    def age(self) -> float:
-        """That of GreedyDual-Size-Frequency, now."""
-        return self._ages[-1]
-
-    def advance(self, age: float) -> None:
-        """Victims of that worth are about to go: see `eviction`."""
-        if age <= self.age:
-            return
-        if len(self._ages) > max(_FEW, len(self.own)):
-            for residency in self.own:
-                residency.age = self._age_at_last_use(residency)
-            del self._ages[:-1], self._aged_at[:-1]
-        self._ages.append(age)
-        self._aged_at.append(time.monotonic())
 
     def _discharge(self, residency: Residency) -> None:
         self._disown(residency)
@@ -346,10 +329,6 @@ class Residents:
         if policy is eviction.Policy.GDSF:
             return eviction.worth(self.candidate(residency), self._budget), residency.entry.last_used
         return (residency.uses if policy is eviction.Policy.LFU else 0), residency.entry.last_used
-
-    def _age_at_last_use(self, residency: Residency) -> float:
-        reached = bisect_left(self._aged_at, residency.entry.last_used) - 1
-        return self._ages[reached] if reached >= 0 else residency.age
 
     def _may_go(self, residency: Residency, now: float) -> bool:
         return residency.leases == 0 and self._keep_until(residency) <= now

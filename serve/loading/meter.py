@@ -249,7 +249,7 @@ class Meter:
             grown = Footprint(
                 self._host.charged.get(target, 0), tuple(growth.charged.get(target, 0) for growth in self._gpus)
             )
-            if grown != target.grown and self._cache.serves(target.name, target):
+            if grown != target.grown and self._cache.ready.serves(target):
                 target.grown = grown
                 self._cache.remeasured(self._cache.entries[target.name], target.takes())
                 self._counted(target)

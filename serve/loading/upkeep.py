@@ -181,4 +181,4 @@ class Upkeep:
         return watched.is_due(entry.leases, entry.last_used)
 
     def _serves(self, watched: _Watched) -> bool:
-        return not self.maintenance.closed and self._cache.serves(watched.root.name, watched.root)
+        return not self.maintenance.closed and self._cache.ready.serves(watched.root)

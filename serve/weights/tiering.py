@@ -254,7 +254,7 @@ class Tiering:
             _log.log(level, "now %s, %s of its own", tier.value, own, extra={"target_model": target.name})
 
     def _serves(self, watched: _Watched) -> bool:
-        return not self._closed and self._cache.serves(watched.root.name, watched.root)
+        return not self._closed and self._cache.ready.serves(watched.root)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work, name="weights")

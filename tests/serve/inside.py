@@ -91,12 +91,12 @@ def noted_use(register):
 
 def loader_of(cache):
     """What prepares and loads for it."""
-    return cache._loading._loader
+    return cache.loading._loader
 
 
 def give_loads(cache, seconds):
     """Another time for loads that begin from now on."""
-    cache._loading._patience = seconds
+    cache.loading._patience = seconds
 
 
 def evict(cache, name):

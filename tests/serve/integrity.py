@@ -6,15 +6,15 @@ from tests.serve.inside import books_of, residents_of
 
 def check_integrity(cache):
     """The bookkeeping adds up."""
-    for residency in cache.residencies():
+    for residency in cache.residents.own:
         entry = residency.entry
         assert residency.leases >= 0, entry
         assert residency.footprint.host >= cache.residents.shared.charge(residency), entry
-        assert cache.serves(entry.name, residency.target) != residency.leaving, entry
+        assert cache.ready.serves(residency.target) != residency.leaving, entry
         assert residency is entry.residency or residency in entry.retiring, entry
     for entry in cache.entries.values():
-        assert entry.state.serves == (entry.resident is not None and cache.serves(entry.name, entry.resident)), entry
-    assert cache.resident_count == sum(entry.state.serves for entry in cache.entries.values())
+        assert entry.state.serves == (entry.resident is not None and cache.ready.serves(entry.resident)), entry
+    assert len(cache.ready.models) == sum(entry.state.serves for entry in cache.entries.values())
     books = books_of(cache)
     listed = Listed(lambda: residents_of(cache), cache.room.budget)
     assert books.taken == listed.taken

@@ -382,7 +382,7 @@ async def test_an_ensemble_does_not_leave_with_a_part_if_somebody_decided_otherw
     lay_out(e=ENSEMBLE)
     async with on_request(tmp_path) as engine:
         await engine.reload("e")
-        part = engine.cache.lease("a")
+        part = engine.cache.ready.lease("a")
         unloading = asyncio.ensure_future(engine.unload("a"))
         while not part.entry.unloaded:  # noqa: ASYNC110 - an unload's doing
             await asyncio.sleep(0)

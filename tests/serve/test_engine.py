@@ -255,7 +255,7 @@ async def test_a_restart_does_not_forget_what_models_take(toys, tmp_path, store)
         await answered(engine, toys, name)
         measured = engine.cache.entries[name].footprint
     async with engine_of(tmp_path, store=str(store)) as engine:
-        prepared = loader_of(engine.cache).prepare(name, engine.registry.find(name), NEVER)
+        prepared = loader_of(engine.cache).prepare(name, engine.origins.find(name), NEVER)
         assert prepared.estimate == measured
 
 

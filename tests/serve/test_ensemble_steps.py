@@ -86,7 +86,7 @@ def world(tmp_path, write_onnx):
 
 def ready(engine):
     """The models in memory, by name."""
-    return sorted(each.name for each in engine.cache.residencies() if not each.leaving)
+    return sorted(each.name for each in engine.cache.residents.own if not each.leaving)
 
 
 async def refused(engine, toys, name):
@@ -202,7 +202,7 @@ async def test_a_step_in_use_is_not_evicted(toys, world):
     world.ensembles(e=ensemble("a", "b"))
     async with world.engine(Footprint(int(2.7 * SIZE))) as engine:
         await answered(engine, toys, "e")
-        lease = engine.cache.lease("e")
+        lease = engine.cache.ready.lease("e")
         assert [engine.cache.entries[name].leases for name in "abe"] == [1, 1, 1]
         call = toys.Call(1)
         other = asyncio.ensure_future(ask(engine, call, "c"))
@@ -337,10 +337,10 @@ async def test_a_request_whose_step_left_this_moment_begins_again(toys, world):
     world.ensembles(e=ensemble("a", "b"))
     async with world.engine() as engine:
         await answered(engine, toys, "e")
-        held = engine.cache.lease("b")
+        held = engine.cache.ready.lease("b")
         leaving = asyncio.ensure_future(engine.unload("b"))
         await until(lambda: engine.cache.entries["b"].state.shown == "UNLOADING")
-        assert engine.cache.lease("e") is None
+        assert engine.cache.ready.lease("e") is None
         assert [engine.cache.entries[name].leases for name in "ae"] == [0, 0]
         held.release()
         await leaving
@@ -372,7 +372,7 @@ async def test_a_step_that_waits_for_the_ensemble_can_not_call_it(toys, world, n
         except MmeError as refusal:
             error = refusal
         assert (error.kind, chain in error.message) == (Kind.INVALID_ARGUMENT, True), error
-        await until(lambda: all(each.leases == 0 for each in engine.cache.residencies()))
+        await until(lambda: all(each.leases == 0 for each in engine.cache.residents.own))
 
 
 async def test_an_ensemble_s_cached_answers_go_with_a_step_that_changed(toys, world, write_onnx):

@@ -143,7 +143,7 @@ def test_a_load_under_way_is_shown_with_its_time(own, capsys, json_inputs):
 
 def test_a_model_that_is_in_use_was_used_now(own, capsys):
     """A request that has been executing for an hour is no use of an hour ago."""
-    lease = own.on_loop.call(own.engine.cache.lease, "twice")
+    lease = own.on_loop.call(own.engine.cache.ready.lease, "twice")
     lease.entry.last_used -= 3600
     try:
         cells = [row[4] for row in models(capsys, f"http://127.0.0.1:{own.port}") if row[0] == "twice"]

@@ -131,7 +131,7 @@ def test_the_index_tells_what_the_cache_knows(own, json_inputs):
 def test_the_index_shows_a_load_under_way_and_who_holds_a_model(own, json_inputs):
     """A load by when it began, a request that executes as a lease."""
     document = {"inputs": json_inputs(X=[1, 2, 3, 4])}
-    lease = own.on_loop.call(own.engine.cache.lease, "twice")
+    lease = own.on_loop.call(own.engine.cache.ready.lease, "twice")
     try:
         with ThreadPoolExecutor(1) as pool, own.loads_held_up():
             pool.submit(ask, own, "/v2/models/thrice/infer", document)

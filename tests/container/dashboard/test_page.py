@@ -65,7 +65,7 @@ def test_a_load_under_way_is_in_the_data(served, ask, until):
 def test_a_model_in_use_was_used_now(served):
     """However long ago its lease began."""
     running = served({"a": 10}, "a")
-    lease = running.on_loop.call(running.engine.cache.lease, "a")
+    lease = running.on_loop.call(running.engine.cache.ready.lease, "a")
     lease.entry.last_used -= 3600
     running.on_loop.call(running.service.watcher.sample)
     row = data(running)["models"][0]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
-from serve.cache.entry import State
+from serve.cache.entry import Entry, State
 from serve.cache.eviction import Policy, Rules
 from serve.cache.model_cache import ModelCache
 from serve.loading.measuring import Scales
@@ -240,7 +240,7 @@ class World:
 
     def entry(self, name):
         """A model that the cache knows."""
-        return self.cache.entries.get(name) or self.cache.add(name, f"source of {name}", TargetStats())
+        return self.cache.entries.setdefault(name, Entry(name, f"source of {name}", TargetStats()))
 
     def audit(self):
         """The books agree with themselves and with what really is in memory."""
@@ -250,7 +250,7 @@ class World:
         listed = Listed(lambda: residents_of(cache), cache.room.budget, self.policy)
         in_order = [listed.place(each) for each in listed.candidates(now)]
         assert [listed.place(each) for each in books.candidates(now)] == in_order
-        residents = list(cache.residencies())
+        residents = list(cache.residents.own)
         assert sum((each.footprint for each in residents), cache.room.reserved) == cache.room.used()
         for each in residents:
             assert each.target.started == 1
@@ -356,7 +356,7 @@ def failure(task):
 
 async def test_a_cold_model_is_loaded_and_leased(world):
     """`acquire` prepares, loads, starts and leases; then `lease` finds it, until nobody holds it and it is unloaded."""
-    assert world.cache.lease("a") is None
+    assert world.cache.ready.lease("a") is None
     task = await world.begin("a")
     assert world.entry("a").state is State.LOADING
     assert world.desk.pending == ["prepare a"]
@@ -365,7 +365,7 @@ async def test_a_cold_model_is_loaded_and_leased(world):
     assert world.cache.room.reserved == mb(60)
     await world.do("load a")
     report = await task
-    entry = world.cache.lease("a")
+    entry = world.cache.ready.lease("a")
     assert (entry.leases, entry.entry.state, entry.footprint) == (2, State.READY, mb(60))
     assert entry.target is world.press.made[0]
     assert report.evicted == ()
@@ -504,11 +504,11 @@ async def test_a_slow_load_is_in_nobodys_way(world):
     """While one model loads, waits for room or unloads, another is leased and released at once."""
     world.press.sizes = {"hot": (mb(10), mb(10))}
     await world.resident("hot", "old")
-    entry = world.cache.lease("hot")
+    entry = world.cache.ready.lease("hot")
     slow = await world.begin("slow")
     for piece in ("prepare slow", "close old", "load slow"):
         assert piece in world.desk.pending
-        assert world.cache.lease("hot") is entry
+        assert world.cache.ready.lease("hot") is entry
         entry.release()
         await world.do(piece)
     entry.release()
@@ -594,12 +594,12 @@ async def test_the_least_recently_used_goes(world):
     """A load evicts who was used longest ago, is told whom, and the evicted one comes back with its next request."""
     world.press.sizes = {name: (mb(40), mb(40)) for name in "abc"}
     await world.resident("a", "b")
-    world.cache.lease("a").release()
+    world.cache.ready.lease("a").release()
     task = await world.begin("c")
     await world.do("prepare c")
     assert world.desk.pending == ["close b"]
     assert world.entry("b").state is State.EVICTING
-    assert world.cache.lease("b") is None
+    assert world.cache.ready.lease("b") is None
     await world.do_all()
     assert (await task).evicted == ("b",)
     entry = world.entry("b")
@@ -633,8 +633,8 @@ async def test_the_policy_chooses(policy, victim):
         world.press.sizes = {name: (mb(50), mb(50)) for name in ("often", "rarely", "new")}
         await world.resident("often", "rarely")
         for _ in range(5):
-            world.cache.lease("often").release()
-        world.cache.lease("rarely").release()
+            world.cache.ready.lease("often").release()
+        world.cache.ready.lease("rarely").release()
         for name in ("often", "rarely"):
             world.entry(name).reload_ns = 10**9
         task = await world.begin("new")
@@ -651,9 +651,9 @@ async def test_uses_count_from_the_last_load(world):
     entry = world.entry("a")
     assert entry.residency.uses == 0
     for _ in range(3):
-        world.cache.lease("a").release()
+        world.cache.ready.lease("a").release()
     assert entry.residency.uses == 3
-    lease = world.cache.lease("a")
+    lease = world.cache.ready.lease("a")
     unload = await world.begin("a", "unload")
     waiting = [await world.begin("a") for _ in range(2)]
     lease.release()
@@ -666,13 +666,13 @@ async def test_uses_count_from_the_last_load(world):
 
 
 async def test_the_age_at_the_last_use_is_that_of_the_textbook():
-    """GDSF notes nothing when a model is used, and yet ranks it by the age that it was used at."""
+    """GDSF ranks a model by the age that the cache had when the model was used last."""
     async with world_of(rules=Rules(Policy.GDSF)) as world:
         world.press.sizes = {name: (mb(25), mb(25)) for name in "abcdef"}
         ages = {}
 
         def ask(name):
-            lease = world.cache.lease(name)
+            lease = world.cache.ready.lease(name)
             lease.entry.reload_ns = 10**9 * (ord(name) - ord("a") + 1)
             lease.release()
             ages[name] = books_of(world.cache).age
@@ -680,7 +680,7 @@ async def test_the_age_at_the_last_use_is_that_of_the_textbook():
         await world.resident("a", "b", "c", "d")
         for turn in range(40):
             for name in "abcdef"[turn % 3 :: 2]:
-                if world.cache.lease(name) is None:
+                if world.cache.ready.lease(name) is None:
                     await world.resident(name)
                     ages[name] = books_of(world.cache).age
                 else:
@@ -699,7 +699,7 @@ async def test_an_eviction_looks_at_those_in_front(policy):
         world.press.sizes = {name: (mb(1), mb(1)) for name in [*names, "x", "y", "z"]}
         await world.resident(*names)
         for name in names[3:20]:
-            world.cache.lease(name).release()
+            world.cache.ready.lease(name).release()
         looks = books_of(world.cache).order.looks
         for name in "xyz":
             task = asyncio.create_task(world.cache.load(world.entry(name)))
@@ -770,13 +770,13 @@ async def test_a_model_nobody_used_yet_is_as_recent_as_its_load(world):
 async def test_a_model_loaded_anew_serves_until_the_new_one_does(narrow):
     """Leases are had all the time; the old one closes after the last of its own, though the new one is in use."""
     await narrow.resident("a")
-    old = narrow.cache.lease("a")
+    old = narrow.cache.ready.lease("a")
     reload = await narrow.begin("a", "reload")
     await narrow.do("prepare a")
-    assert narrow.cache.lease("a") is old
+    assert narrow.cache.ready.lease("a") is old
     await narrow.do("load a")
     await reload
-    new = narrow.cache.lease("a")
+    new = narrow.cache.ready.lease("a")
     assert new is not old
     assert (old.leaving, new.leaving, new.entry.state) == (True, False, State.READY)
     assert narrow.cache.room.used() == mb(80)
@@ -795,7 +795,7 @@ async def test_requests_of_a_model_that_was_replaced_have_all_the_time_they_need
     """Nobody who is queued there is refused, unless the name is unloaded: then he has as long as at any unload."""
     async with world_of(sizes=OF_40, drain_patience=0.01) as world:
         await world.resident("a")
-        old = world.cache.lease("a")
+        old = world.cache.ready.lease("a")
         reload = await world.begin("a", "reload")
         await world.do("prepare a", "load a")
         await reload
@@ -835,7 +835,7 @@ async def test_where_memory_has_no_room_for_both_the_old_one_goes_first(evicts):
     """Who asks meanwhile waits for the new one, and the model counts as registered all the time."""
     async with world_of(evicts=evicts) as world:
         await world.resident("a")
-        old = world.cache.lease("a")
+        old = world.cache.ready.lease("a")
         reload = await world.begin("a", "reload")
         await world.do("prepare a")
         assert (old.leaving, world.entry("a").state) == (True, State.RETURNING)
@@ -888,7 +888,7 @@ async def test_the_old_one_goes_after_all_when_a_platform_loads_what_leaves_no_r
     async with world_of(evicts=False) as world:
         world.press.sizes = {"a": (mb(40), mb(40)), "b": (mb(50), mb(50)), "c": (mb(10), mb(10))}
         await world.resident("a", "b")
-        lease = world.cache.lease("b")
+        lease = world.cache.ready.lease("b")
         unload = await world.begin("b", "unload")
         world.press.measured["a"] = mb(60)
         reload = await world.begin("a", "reload")
@@ -909,7 +909,7 @@ async def test_the_bytes_of_an_old_one_that_went_first_are_its_successors_on_a_p
         world.press.sizes = {"a": (mb(50), mb(50)), "small": (mb(40), mb(40))}
         await world.resident("a")
         world.press.measured["a"] = mb(70)
-        lease = world.cache.lease("a")
+        lease = world.cache.ready.lease("a")
         reload = await world.begin("a", "reload")
         await world.do("prepare a")
         small = await world.begin("small", "load")
@@ -925,7 +925,7 @@ async def test_no_old_one_goes_for_bytes_that_another_waits_for_on_a_platform():
     async with world_of(evicts=False) as world:
         world.press.sizes = {"a": (mb(30), mb(30)), "b": (mb(60), mb(60)), "early": (mb(40), mb(40))}
         await world.resident("a", "b")
-        lease = world.cache.lease("b")
+        lease = world.cache.ready.lease("b")
         unload = await world.begin("b", "unload")
         early = await world.begin("early", "load")
         await world.do("prepare early")
@@ -971,7 +971,7 @@ async def test_a_model_loaded_anew_waits_for_another_that_will_make_room(world):
     world.press.sizes = {"a": (mb(45), mb(45)), "b": (mb(45), mb(45)), "c": (mb(10), mb(10))}
     await world.resident("a", "b", "c")
     old = [world.entry(name).residency for name in "ab"]
-    lease = world.cache.lease("c")
+    lease = world.cache.ready.lease("c")
     world.press.sizes["b"] = (mb(10), mb(10))
     world.press.measured["b"] = mb(10)
     reloads = [await world.begin(name, "reload") for name in "ab"]
@@ -988,7 +988,7 @@ async def test_a_model_loaded_anew_waits_for_another_that_will_make_room(world):
 async def test_others_leave_for_a_successor_before_the_one_that_it_replaces(narrow):
     """No request is lost for want of room as long as somebody idle can make it."""
     await narrow.resident("a", "b")
-    old = narrow.cache.lease("a")
+    old = narrow.cache.ready.lease("a")
     reload = await narrow.begin("a", "reload")
     await narrow.do("prepare a")
     assert (old.leaving, narrow.entry("b").state) == (False, State.EVICTING)
@@ -1065,7 +1065,7 @@ async def test_reloads_of_one_source_share_a_load_and_one_of_another_comes_after
 async def test_unloading_what_is_being_loaded_anew_unloads_both(narrow, stage):
     """The successor is given up, or closed if it has come that far; whoever waits for it is told."""
     await narrow.resident("a")
-    old = narrow.cache.lease("a")
+    old = narrow.cache.ready.lease("a")
     reload = await narrow.begin("a", "reload")
     await narrow.do(*stage)
     unload = await narrow.begin("a", "unload")
@@ -1125,8 +1125,8 @@ async def test_what_is_not_in_memory_is_loaded_from_the_new_source(world):
 async def test_a_leased_model_is_no_victim(world):
     """A load waits while everybody is in use, and goes on the moment that the last lease of one ends."""
     await world.resident("a")
-    entry = world.cache.lease("a")
-    world.cache.lease("a")
+    entry = world.cache.ready.lease("a")
+    world.cache.ready.lease("a")
     task = await world.begin("b")
     await world.do("prepare b")
     entry.release()
@@ -1165,7 +1165,7 @@ async def test_an_estimate_too_small_is_corrected_by_evicting(world):
     task = await world.begin("grown")
     await world.do("prepare grown", "load grown")
     assert world.desk.pending == ["close a"]
-    assert world.cache.lease("grown") is None
+    assert world.cache.ready.lease("grown") is None
     await world.do_all()
     assert (await task).evicted == ("a",)
     assert world.cache.room.used() == mb(80)
@@ -1214,7 +1214,7 @@ async def test_a_load_that_waits_for_room_holds_up_no_other():
     async with world_of(turns=1) as world:
         world.press.sizes = {"big": (mb(60), mb(60)), "small": (mb(10), mb(10)), "held": (mb(80), mb(80))}
         await world.resident("held")
-        held = world.cache.lease("held")
+        held = world.cache.ready.lease("held")
         waiting = await world.begin("big")
         await world.do("prepare big")
         assert (world.desk.pending, waiting.done()) == ([], False)
@@ -1314,10 +1314,10 @@ async def test_two_models_that_fit_one_at_a_time_take_turns(world):
 async def test_an_unload_waits_for_requests_and_hands_out_no_more_leases(world):
     """A model being unloaded stays until the last lease ends; whoever asks meanwhile gets it loaded anew."""
     await world.resident("a")
-    entry = world.cache.lease("a")
+    entry = world.cache.ready.lease("a")
     unload = await world.begin("a", "unload")
     assert (entry.entry.state, world.desk.pending) == (State.UNLOADING, [])
-    assert world.cache.lease("a") is None
+    assert world.cache.ready.lease("a") is None
     newcomer = await world.begin("a")
     assert not newcomer.done()
     entry.release()
@@ -1334,7 +1334,7 @@ async def test_an_unload_that_lost_patience_refuses_those_who_queue():
     """After `drain_patience` the queued are told, and the unload still waits for those who execute."""
     async with world_of(drain_patience=0.005) as world:
         await world.resident("a")
-        entry = world.cache.lease("a")
+        entry = world.cache.ready.lease("a")
         unload = await world.begin("a", "unload")
         await world.press.made[0].told.wait()
         assert not unload.done()
@@ -1401,7 +1401,7 @@ async def test_unloading_what_waits_to_be_equipped_ends_the_wait():
 async def test_unloading_what_waits_for_room_ends_the_wait(world):
     """A load that waits for leased models need not wait any longer once nobody wants it."""
     await world.resident("a")
-    lease = world.cache.lease("a")
+    lease = world.cache.ready.lease("a")
     waiting = await world.begin("b")
     await world.do("prepare b")
     unload = await world.begin("b", "unload")
@@ -1519,7 +1519,7 @@ async def test_a_cancelled_load_leaves_nothing_and_tells_those_who_wait(world, s
     """When the load's own task is cancelled, as a loop that ends does, waiters get an error and bytes come back."""
     world.press.sizes["b"] = (mb(30), mb(70)) if stage == "correction" else (mb(60), mb(60))
     await world.resident("a")
-    lease = world.cache.lease("a")
+    lease = world.cache.ready.lease("a")
     waiting = await world.begin("b")
     world.press.bare = {"b"} if stage == "equip" else set()
     steps = {
@@ -1698,7 +1698,7 @@ async def test_closing_ends_everything_that_is_in_flight(world):
     """Close with a model leased, one loading, one waiting for room, one leaving: all end, and nothing comes after."""
     world.press.sizes = {name: (mb(30), mb(30)) for name in ("leased", "leaving", "loading")}
     await world.resident("leased", "leaving")
-    lease = world.cache.lease("leased")
+    lease = world.cache.ready.lease("leased")
     leaving = await world.begin("leaving", "unload")
     loading = await world.begin("loading")
     await world.do("prepare loading")
@@ -1724,7 +1724,7 @@ async def test_where_the_process_ends_idle_models_of_memory_alone_stay(world):
     await world.resident("idle", "leased", "apart")
     residents = {name: world.entry(name).resident for name in ("idle", "leased", "apart")}
     residents["idle"].memory_only = residents["leased"].memory_only = True
-    lease = world.cache.lease("leased")
+    lease = world.cache.ready.lease("leased")
     closing = asyncio.create_task(world.cache.close(ends=True))
     await world.do_all()
     assert not closing.done()
@@ -1738,10 +1738,10 @@ async def test_where_the_process_ends_idle_models_of_memory_alone_stay(world):
 async def test_repr_is_fit_for_logs(world):
     """A cache and its entries say what is where."""
     await world.resident("a")
-    world.cache.lease("a")
+    world.cache.ready.lease("a")
     assert repr(world.cache) == ("<ModelCache 1 ready of 1 known, <Room 60.0 MB of 100.0 MB taken, 0 claims waiting>>")
     assert repr(world.entry("a")) == "<Entry a: ready, 60.0 MB, 1 leases>"
-    assert world.cache.resident_count == 1
+    assert len(world.cache.ready.models) == 1
     world.release("a")
 
 
@@ -1818,7 +1818,7 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
             elif action == "cut" and argument in world.cache.entries:
                 world.cut(argument)
             elif action == "lease":
-                entry = world.cache.lease(argument)
+                entry = world.cache.ready.lease(argument)
                 held += [entry] if entry is not None else []
             elif action == "release" and held:
                 held.pop(argument % len(held)).release()
@@ -1844,7 +1844,7 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
                 assert isinstance(task.exception(), MmeError | type(None))
         left = [entry for entry in world.cache.entries.values() if entry.leases or entry.load or entry.retiring]
         assert left == []
-        assert not any(each.leaving for each in world.cache.residencies())
+        assert not any(each.leaving for each in world.cache.residents.own)
 
 
 async def test_a_load_that_is_cancelled_before_it_begins_is_answered(world):

@@ -113,7 +113,7 @@ async def test_memory_that_others_use_is_waited_for_or_the_platforms_to_free(tmp
     write_hungry(tmp_path / "models", "grows", load=100, pause=0.01)
     async with engine_of(tmp_path, 130, evicts=evicts) as engine:
         await ask(engine, "a")
-        lease = engine.cache.lease("a")
+        lease = engine.cache.ready.lease("a")
         asking = asyncio.create_task(ask(engine, "grows"))
         if evicts:
             await asyncio.sleep(1)

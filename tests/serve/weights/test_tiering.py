@@ -115,7 +115,7 @@ async def test_a_reload_finds_what_was_refined(serving, write, expected, tmp_pat
     [name] = kept(tmp_path)
     assert "-" in name
     async with serving() as served:
-        estimates = loader_of(served.cache).prepare("m", served.engine.registry.find("m"), NEVER).estimate
+        estimates = loader_of(served.cache).prepare("m", served.engine.origins.find("m"), NEVER).estimate
         assert sum(estimates.shared.values()) == settings.backbone
         assert estimates.host < settings.backbone
         np.testing.assert_allclose(await served.ask(), expected, rtol=1e-4, atol=1e-4)
@@ -178,7 +178,7 @@ async def test_a_model_in_a_process_of_its_own_is_loaded_plainly(serving, write,
     """Its process reads the model's own file; nothing is kept on disk."""
     write(config='parameters { key: "MME_PLACEMENT" value: { string_value: "process" } }')
     async with serving() as served:
-        prepared = loader_of(served.cache).prepare("m", served.engine.registry.find("m"), NEVER)
+        prepared = loader_of(served.cache).prepare("m", served.engine.origins.find("m"), NEVER)
         assert prepared.forms is None
     assert not (tmp_path / "cache" / "weights").exists()
 
