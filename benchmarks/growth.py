@@ -9,7 +9,7 @@ Draw what was saved by `python -m benchmarks.plots docs/plots --growth FILE`. Ea
     threads  of all processes of the server                      ┐
     memory   what a model adds to the server while it is idle    │ a store of archives, so many of which
     idle     processor time a second that an idle server takes   │ are in memory; a server of its own for
-    scrape   GET /metrics, and how long others wait meanwhile    │ each size
+    scrape   GET /metrics, and how long others wait beside it    │ each size
     load     the first request to a model that is not in memory  │
     sigterm  from SIGTERM until the server has ended             ┘
     list     GET /models, the first page                         ┐ as SageMaker runs it, so many
@@ -74,6 +74,7 @@ _CLIENTS = 2  # that fill a server
 _DRAIN = {"MME_DRAIN_SECONDS": "300"}  # a stop is measured to its end: by default the server is killed after 28 s
 _MIB = 1 << 20
 _SETTLE_SECONDS = 1
+_PAUSE_SECONDS = 0.1  # before and behind a scrape
 _STOP_SECONDS = 400
 _CONFIG = "max_batch_size: 32\n"
 _IDENTITY = b"""\
@@ -276,22 +277,32 @@ def idle_time(run: Run, server: Server, _size: int) -> Figures:
 
 
 def scrape(run: Run, server: Server, _size: int) -> Figures:
-    """See the module. Others: one client that sends small requests without a pause, in a process of its own."""
-    windows = []
+    """See the module. Others: one client that sends small requests without a pause, in a process of its own.
+
+    Its longest wait beside a scrape is set against that in a window as long in which there is none.
+    """
+    beside, without = [], []
     with asking(server, invoke(0)) as asked:
         for _ in range(run.effort.scrapes):
-            time.sleep(0.1)
+            time.sleep(_PAUSE_SECONDS)
             began = time.monotonic()
-            took, _ = server.ask("GET", "/metrics")
-            windows.append((began, began + took))
-    waits = [
-        max((end - begin for begin, end in asked if end > began and begin < ended), default=0.0)
-        for began, ended in windows
-    ]
+            server.ask("GET", "/metrics")
+            ended = time.monotonic()
+            beside.append((began, ended))
+            time.sleep(_PAUSE_SECONDS + ended - began)
+            without.append((ended + _PAUSE_SECONDS, 2 * ended + _PAUSE_SECONDS - began))
+    waited, usual = (statistics.median(longest(asked, *window) for window in windows) for windows in (beside, without))
     return {
-        "time, ms": statistics.median(ended - began for began, ended in windows) * 1e3,
-        "others' longest wait, ms": statistics.median(waits) * 1e3,
+        "time, ms": statistics.median(ended - began for began, ended in beside) * 1e3,
+        "others' longest wait, ms": waited * 1e3,
+        "their longest wait without it, ms": usual * 1e3,
+        "delay, ms": (waited - usual) * 1e3,
     }
+
+
+def longest(asked: Sequence[tuple[float, float]], began: float, ended: float) -> float:
+    """Seconds that the slowest of these took which were under way in a window; 0 of none."""
+    return max((end - begin for begin, end in asked if end > began and begin < ended), default=0.0)
 
 
 @contextlib.contextmanager

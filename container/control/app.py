@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger("mme.wsgi")
 _THREADS = 8
+_AT_ONCE = 1 << 18  # bytes of an answer that is one write, and of a longer one that its client may leave unread
+_PIECE = 1 << 16  # bytes of that in a turn of the loop
+_AGAIN_SECONDS = 0.005
 _OUTCOME = "mme.outcome"  # in the WSGI environment: what makes the response, or the error that is raised for it
 _OURS = frozenset({"content-length", "connection", "date", "transfer-encoding"})  # the HTTP server writes these
 _JSON = b"Content-Type: application/json\r\n"
@@ -147,7 +150,10 @@ class ControlPlane:
         self._poll.disarm()
         with contextlib.suppress(asyncio.CancelledError):  # nothing more is sent by a server that has gone
             status, headers, parts = await self._on_thread(lambda: call_application(self._app, environ))
-            exchange.respond(status, headers, parts)
+            if exchange.method == "HEAD" or sum(map(len, parts)) <= _AT_ONCE:
+                exchange.respond(status, headers, parts)
+            else:
+                await _send_slowly(exchange, status, headers, parts)
 
     async def _outcome(self, exchange: HttpRequest, route: Route | None, names: dict[str, Any]) -> Build | None:
         """What makes the response, None where Flask knows by itself."""
@@ -169,6 +175,22 @@ class ControlPlane:
         """Let the threads go; what is still waited for is cancelled with the engine."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _send_slowly(exchange: HttpRequest, status: int, headers: bytes, parts: list[bytes]) -> None:
+    """Send a long answer in pieces, between which the event loop does what else there is to do."""
+    exchange.begin(status, headers)
+    sent = 0
+    for part in parts:
+        for at in range(0, len(part), _PIECE):
+            exchange.write(part[at : at + _PIECE])
+            sent += min(len(part) - at, _PIECE)
+            if sent >= _PIECE:
+                sent = 0
+                await asyncio.sleep(0)
+                while exchange.unsent > _AT_ONCE:  # noqa: ASYNC110 - nothing tells when a client has read
+                    await asyncio.sleep(_AGAIN_SECONDS)
+    exchange.end()
 
 
 def _make_app(routes: Iterable[Route]) -> Flask:

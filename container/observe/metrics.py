@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Write = Callable[[str, str, Any], str]
     Pairs = list[tuple[str, float]]
 
-SLICE = 512  # lines that are written between two rests, in half a millisecond
+SLICE = 128  # lines that are written between two rests, in an eighth of a millisecond
 _REST_SECONDS = 0.0005
 _LOOK = 8  # lines that could be written while the values of one model are read
 _JOINED = 128  # models whose lines of a family are one piece of the text, less than what malloc asks the system for

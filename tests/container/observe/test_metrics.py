@@ -258,6 +258,23 @@ def test_a_thread_that_writes_for_many_models_rests_after_each_slice(own):
     assert len(rests) - written < written / 2
 
 
+def test_a_long_text_is_sent_in_pieces(own):
+    """No write of it keeps the event loop for long; what comes is the same text."""
+    own.on_loop.call(own.engine.stats.update, {(f"m{number}", 1): ModelStats() for number in range(300)})
+
+    rest = own.http("GET", "/metrics").body
+
+    pieces = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        pieces.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    assert pieces.pop() == b""
+    assert max(map(len, pieces)) <= 1 << 16
+    assert len(b"".join(pieces)) > 1 << 18
+    assert len([*families_of(b"".join(pieces).decode())]) > 20
+
+
 OF_A_MODEL = (
     lambda stats, size: stats.executed(size, Timings(0, size, 2 * size, size)),
     lambda stats, size: stats.succeeded(1, size, size, 2 * size, Timings(0, size, size, size)),
