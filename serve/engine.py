@@ -260,7 +260,6 @@ class Engine:
             except BaseException:
                 lease.uncount()  # what can't be read asks for nothing, or comes again
                 raise
-            _check_client(model, request)
             request.lease, request.asked = lease, model
             if target.steps:
                 request.steps = lease.held
@@ -434,15 +433,15 @@ def _made(model: AnyModel, make: Callable[[ModelConfig], InferenceRequest]) -> I
         if error.kind is Kind.CANCELLED:
             model.stats.failed(error.kind, 0)
         raise
-    _check_client(model, request)
+    if request.cancelled:
+        raise _client_left(model)
     return request
 
 
-def _check_client(model: AnyModel, request: InferenceRequest) -> None:
-    """Refuse a request whose client has left: a queue might hold it for long, behind sequences."""
-    if request.cancelled:
-        model.stats.failed(Kind.CANCELLED, 0)
-        raise MmeError(Kind.CANCELLED, f"the client of model '{model.name}' left")
+def _client_left(model: AnyModel) -> MmeError:
+    """Count a request whose client left before it was accepted: a queue might hold it for long, behind sequences."""
+    model.stats.failed(Kind.CANCELLED, 0)
+    return MmeError(Kind.CANCELLED, f"the client of model '{model.name}' left")
 
 
 def _with_suffixes(rules: Rules) -> Rules:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.tensor import element_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -35,6 +36,8 @@ class Layout:
     def __init__(self, inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...], outputs: tuple[str, ...]) -> None:
         self.inputs = inputs  # (name, data type, full shape) of each tensor, in the order of the request
         self.outputs = outputs  # names of the requested outputs, () for all of them
+        # bytes of the arrays of the inputs, which of strings hold references alone
+        self.nbytes = sum([element_count(shape) * data_type.dtype.itemsize for _, data_type, shape in inputs])
 
     def weight(self) -> int:
         """Bytes that it takes, about. Clients choose names and their number: what remembers layouts has to count."""

@@ -225,24 +225,29 @@ class ModelStats:
         batch = self.batches.get(size)
         if batch is None:
             batch = self.batches[size] = BatchStats()
-        batch.compute_input.add(timings.compute_input)
-        batch.compute_infer.add(timings.compute_infer)
-        batch.compute_output.add(timings.compute_output)
+        batch.compute_input.count += 1
+        batch.compute_input.ns += timings.compute_input
+        batch.compute_infer.count += 1
+        batch.compute_infer.ns += timings.compute_infer
+        batch.compute_output.count += 1
+        batch.compute_output.ns += timings.compute_output
 
-    def succeeded(self, requests: int, inferences: int, waited_ns: int, total_ns: int, timings: Timings) -> None:
-        """`requests` of one execution succeeded; sums of their times in the queue and in all."""
-        self.success.add(total_ns, requests)
-        self.computed(requests, inferences, waited_ns, timings)
-        if self.summaries is not None and requests == 1:
-            self.summarise(waited_ns, total_ns, timings)
-
-    def computed(self, requests: int, inferences: int, waited_ns: int, timings: Timings) -> None:
-        """`requests` of one execution were computed, which may not be the last that is to be done for them."""
+    def succeeded(self, requests: int, inferences: int, waited_ns: int, total_ns: int | None, timings: Timings) -> None:
+        """`requests` of one execution succeeded; their times in the queue and in all, None while more is to be done."""
         self.inference_count += inferences
-        self.queue.add(waited_ns, requests)
-        self.compute_input.add(timings.compute_input * requests, requests)
-        self.compute_infer.add(timings.compute_infer * requests, requests)
-        self.compute_output.add(timings.compute_output * requests, requests)
+        self.queue.count += requests
+        self.queue.ns += waited_ns
+        self.compute_input.count += requests
+        self.compute_input.ns += timings.compute_input * requests
+        self.compute_infer.count += requests
+        self.compute_infer.ns += timings.compute_infer * requests
+        self.compute_output.count += requests
+        self.compute_output.ns += timings.compute_output * requests
+        if total_ns is not None:
+            self.success.count += requests
+            self.success.ns += total_ns
+            if self.summaries is not None and requests == 1:
+                self.summarise(waited_ns, total_ns, timings)
 
     def summarise(self, waited_ns: int, total_ns: int, timings: Timings) -> None:
         """One request succeeded, of those that `succeeded` counts together."""

@@ -226,7 +226,7 @@ class Decoder:
         outputs = _objects(document, "outputs") if "outputs" in document else ()
         names = [options.add(item.get("name"), _parameters_of(item), regions) for item in outputs]
         layout = self.layouts.intern(tuple(descriptions), tuple(names))
-        plan = RequestPlan(layout, options, fields)
+        plan = RequestPlan(layout, options, fields if fields is not None and fields.of_request else None)
         plan.id, plan.tensors, plan.size = request_id, tensors, offset
         plan.lasts = plan.lasts and lasts
         return plan

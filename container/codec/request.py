@@ -270,6 +270,11 @@ class RequestFields:
         self.flags = FLAG_SEQUENCE_START * bool(boolean_field(meant, "sequence_start", "the request"))
         self.flags |= FLAG_SEQUENCE_END * bool(boolean_field(meant, "sequence_end", "the request"))
 
+    @property
+    def of_request(self) -> bool:
+        """Whether anything is said of the request, rather than of its outputs."""
+        return bool(self.parameters or self.timeout_us or self.priority or self.correlation_id or self.flags)
+
     def request(
         self, layout: Layout, inputs: list[Array], on_complete: Completion, request_id: str
     ) -> InferenceRequest:

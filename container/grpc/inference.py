@@ -269,9 +269,6 @@ class MessageBody(Body):
             decode, regions = self._inference.decoder.decode, self._inference.regions.held()
             self._decoded, self._reply.wanted = await on_thread(decode, self._opened(), call.complete, regions)
 
-    def forget(self) -> None:
-        self._decoded = self._message = None
-
 
 # -- ModelInfer ------------------------------------------------------------------------------------------------------
 

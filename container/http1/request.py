@@ -83,7 +83,7 @@ class HttpRequest:
 
     def release(self) -> None:
         if self.held > 0:
-            self._memory.free(self.held)
+            self._memory.used -= self.held
         self.held = -1
 
     def respond(self, status: int, headers: bytes, body: Sequence[bytes | memoryview]) -> None:

@@ -55,8 +55,8 @@ class Body:
         """
         raise NotImplementedError
 
-    def forget(self) -> None:
-        """Forget everything that knows the call: it is over."""
+
+_GONE = Body()  # of a call that is over
 
 
 class Reply:
@@ -142,9 +142,9 @@ class Call:
         """Submit the request once its body is read and its model is in memory, or fail."""
         try:
             async with asyncio.timeout(self.patience):
-                await self.body.prepare(self, by_thread=needs_thread)
+                if not self.over:
+                    await self.body.prepare(self, by_thread=needs_thread)
                 if self.over:
-                    self.body.forget()
                     self._refused()
                     return
                 report = await self._submit()
@@ -167,7 +167,7 @@ class Call:
         """Return what is submitted.
 
         Raises:
-            MmeError: CANCELLED where nobody waits any more: the body may be forgotten, and is not read again.
+            MmeError: CANCELLED where nothing waits any more: the body is gone.
         """
         if self.over:
             raise MmeError(Kind.CANCELLED, "the client left")
@@ -301,9 +301,9 @@ class Call:
         """
         self.over = True
         if self._limit is not None:
-            self._limit.over(self)
+            self._limit.under_way.pop(self, None)
         self.request = None
-        self.body.forget()
+        self.body = _GONE
         self.reply.close(self)
         if self.steps:
             for step in self.steps:

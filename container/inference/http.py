@@ -173,8 +173,10 @@ class HttpReply(Reply):
         elif self._framed:
             self._whole(content_type, lines + self._headers(call, response), parts)
         else:
-            headers = b"Content-Type: %b\r\n%b%b" % (content_type, lines, self._headers(call, response))
-            self.exchange.respond(200, headers, parts)
+            headers = self._attributes + self.session
+            if call.report is not None or self._flavor is Flavor.RUNTIME:
+                headers = self._headers(call, response)
+            self.exchange.respond(200, b"Content-Type: %b\r\n%b%b" % (content_type, lines, headers), parts)
 
     def _whole(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
         if not self._framed:
@@ -295,9 +297,6 @@ class HttpBody(Body):
         self._is_kserve = route.flavor is Flavor.KSERVE
         self._body: bytes | None = None if "content-encoding" in exchange.headers else exchange.body
         self._decoded: InferenceRequest | MmeError | None = None  # before its model is known
-
-    def forget(self) -> None:
-        self._decoded = None
 
     def _raw(self, call: Call) -> InferenceRequest:
         """Return the request of a model that takes the body as it came."""

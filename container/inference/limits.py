@@ -44,37 +44,35 @@ class RequestLimit:
         self._tick_seconds = min(max(seconds / _TICKS, _SHORTEST), _LONGEST)
         self._loop = loop
         self._now = 0.0  # at the last tick
-        self._under_way: dict[Call, float] = {}  # and when each came or had its last response, in that order
+        # whose time runs, and when each came or had its last response, in that order; leave when they are over
+        self.under_way: dict[Call, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<RequestLimit of {self._seconds:g} s: {len(self._under_way)} under way>"
+        return f"<RequestLimit of {self._seconds:g} s: {len(self.under_way)} under way>"
 
     def begin(self, request: Call) -> None:
         """A request has come."""
         if self._timer is None:
             self._now = self._loop.time()
             self._timer = self._loop.call_later(self._tick_seconds, self._tick)
-        self._under_way[request] = self._now
+        self.under_way[request] = self._now
 
     def renew(self, request: Call) -> None:
         """It had a response, and others may follow."""
-        if self._under_way.pop(request, None) is not None:
-            self._under_way[request] = self._now
-
-    def over(self, request: Call) -> None:
-        self._under_way.pop(request, None)
+        if self.under_way.pop(request, None) is not None:
+            self.under_way[request] = self._now
 
     def _tick(self) -> None:
         self._timer = None
         self._now = self._loop.time()
         before = self._now - self._seconds - self._tick_seconds  # what was noted may be later than that by a tick
-        while self._under_way:
-            request, since = next(iter(self._under_way.items()))
+        while self.under_way:
+            request, since = next(iter(self.under_way.items()))
             if since > before:
                 self._timer = self._loop.call_later(self._tick_seconds, self._tick)
                 return
-            del self._under_way[request]
+            del self.under_way[request]
             request.expire(
                 MmeError(
                     Kind.TIMED_OUT,

@@ -381,7 +381,7 @@ class Loading:
 
     def _lease_ended(self, residency: Residency) -> None:
         residency.age = self._residents.age
-        if self._room.is_waited_for:
+        if self._room.claims:
             self._room.lease_ended(self._residents.evictable(residency))
 
     async def estimate(self, entry: Entry) -> tuple[Footprint, tuple[str, ...]]:

@@ -64,12 +64,12 @@ class Room:
         self._policy = policy
         self._evicts = evicts
         self._patience = patience
-        self._claims: list[_Claim] = []
+        self.claims: list[_Claim] = []  # that wait
         self._may_leave = Footprint()  # what those hold at most whose leases ended since the last look
         self._look_again: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Room {megabytes(self.used())} of {megabytes(self.budget)} taken, {len(self._claims)} claims waiting>"
+        return f"<Room {megabytes(self.used())} of {megabytes(self.budget)} taken, {len(self.claims)} claims waiting>"
 
     def used(self) -> Footprint:
         """Bytes of everything in memory and of everything promised."""
@@ -113,7 +113,7 @@ class Room:
 
     def spare(self, need: Footprint) -> bool:
         """Have `need` bytes promised if they are free and no load waits for them; to be given back."""
-        if self._claims or not need.fits(self.budget - self.used()):
+        if self.claims or not need.fits(self.budget - self.used()):
             return False
         self.reserved += need
         return True
@@ -123,7 +123,7 @@ class Room:
             return []
         if not whole.fits(self.budget):
             raise out_of_memory(self._too_big(claim.name, whole))
-        self._claims.append(claim)
+        self.claims.append(claim)
         self.settle()
         try:
             async with asyncio.timeout(self._patience):
@@ -173,37 +173,33 @@ class Room:
         """End a reservation: the bytes are free, or counted as a resident's from now on."""
         self.reserved -= bytes_promised
 
-    @property
-    def is_waited_for(self) -> bool:
-        return bool(self._claims)
-
     def lease_ended(self, holds: Footprint) -> None:
         """A resident may leave now that holds so many bytes at most: claims are looked at if that can be enough."""
         self._may_leave += holds
-        if any(claim.short is None or claim.short.fits(self._may_leave) for claim in self._claims):
+        if any(claim.short is None or claim.short.fits(self._may_leave) for claim in self.claims):
             self.settle()
 
     def settle(self) -> None:
         """Look at every claim again, first come first: grant it, evict for it, or refuse it."""
-        if not self._claims:
+        if not self.claims:
             return
         self._may_leave = Footprint()
         set_aside = ahead = Footprint()
         again_at = eviction.FOR_EVER
-        for claim in list(self._claims):
+        for claim in list(self.claims):
             if not claim.granted.done():
                 again_at = min(again_at, self._attempt(claim, set_aside, ahead) or again_at)
             if not claim.granted.done():
                 set_aside += claim.need if claim.awaits_own else Footprint()
                 ahead += claim.need
-        self._claims = [claim for claim in self._claims if not claim.granted.done()]
+        self.claims[:] = [claim for claim in self.claims if not claim.granted.done()]
         self._settle_again(again_at)
 
     def _settle_again(self, at: float) -> None:
         if self._look_again is not None:
             self._look_again.cancel()
             self._look_again = None
-        if at < eviction.FOR_EVER and self._claims:
+        if at < eviction.FOR_EVER and self.claims:
             seconds = max(at - time.monotonic(), 0.0)
             self._look_again = asyncio.get_running_loop().call_later(seconds, self.settle)
 
@@ -263,7 +259,7 @@ class Room:
 
     def _wait_for_each_other(self) -> bool:
         """Whether no model that is to take a place has room beside those that stay until their places are taken."""
-        waiting = {claim.name: claim for claim in self._claims if claim.give_way and not claim.granted.done()}
+        waiting = {claim.name: claim for claim in self.claims if claim.give_way and not claim.granted.done()}
         stay = [each for each in self._named(waiting) if each.keep_until != eviction.FOR_EVER]
         free = self.budget - eviction.beside(self._residents.pinned, stay)
         return not any(claim.need.fits(free) for claim in waiting.values())

@@ -110,7 +110,7 @@ class _Observed:
         rests = not self.inputs and self._executed() == self._total
         if rests:
             for model in self.models:
-                model.executors.executed.first = self.executes
+                model.executors.executed.tell_next(self.executes)
         return rests
 
     def _executed(self) -> int:
@@ -120,7 +120,7 @@ class _Observed:
         for part in self.target.parts():
             part.observer = None
         for model in self.models:
-            model.executors.executed.first = None
+            model.executors.executed.tell_next(None)
 
 
 class Meter:

@@ -154,7 +154,8 @@ class BatchQueue(Generic[R]):
         batching: None to execute each request alone.
     """
 
-    wants_cancellations: ClassVar[bool] = False  # whether it is to be told of clients that leave, by `cancel`
+    # whether it is to be told of clients that leave, by `cancel`, and of batches that were executed, by `release`
+    has_sequences: ClassVar[bool] = False
     timeout_message: ClassVar[str] = "Request timeout expired"  # what the requests of `BatchDecision.expired` are told
 
     def __init__(self, model: str, max_batch_size: int, batching: DynamicBatching | None) -> None:
@@ -168,8 +169,8 @@ class BatchQueue(Generic[R]):
         self._levels: tuple[PriorityLevel[R], ...] = tuple(PriorityLevel(model, policy) for policy in settings.policies)
         self._default_level = self._levels[min(max(settings.default_priority_level, 1), len(self._levels)) - 1]
         self._only = self._default_level if len(self._levels) == 1 else None
-        self._has_deadlines = any(level.policy.default_timeout_microseconds for level in self._levels)
-        self._hurries = not self._delay_ns and not self._has_deadlines
+        self.has_deadlines = any(level.policy.default_timeout_microseconds for level in self._levels)
+        self._hurries = not self._delay_ns and not self.has_deadlines
         self._free = self._only.waiting if self._only is not None and not self._only.limited else None
 
     def __len__(self) -> int:
@@ -245,7 +246,7 @@ class BatchQueue(Generic[R]):
         """It is met when it is its turn, which comes soon."""
 
     def next_deadline(self) -> int:
-        if not self._has_deadlines:
+        if not self.has_deadlines:
             return 0
         return min((deadline for level in self._levels if (deadline := level.next_deadline())), default=0)
 
@@ -263,7 +264,7 @@ class BatchQueue(Generic[R]):
         return waiting
 
     def _expire(self, now: int, take: BatchDecision[R]) -> None:
-        if self._has_deadlines:
+        if self.has_deadlines:
             for level in self._levels:
                 take.expired += level.expire(now)
 

@@ -5,6 +5,7 @@ On the event loop only, but for `OverrunWatch.begun`.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import deque
@@ -65,14 +66,8 @@ class IdleInstances:
     def __init__(self, count: int, limits: LimitedInstances | None, *, turns: bool) -> None:
         self.limits = limits  # its instances, where they share resources with others
         self.numbers: list[int] = list(range(count)) if limits is None else []  # the last of them is next
-        self._turns = turns
-
-    def rest(self, number: int) -> None:
-        """An instance is free: it is the next to execute, whose memory is warm, or the last where they take turns."""
-        if self._turns:
-            self.numbers.insert(0, number)
-        else:
-            self.numbers.append(number)
+        # where a free one goes: it is the next, whose memory is warm, or the last where they take turns
+        self.add: Callable[[int], None] = functools.partial(self.numbers.insert, 0) if turns else self.numbers.append
 
 
 _FAR_TOO_LONG = 10  # times the limit of an execution on the loop: it was no accident
@@ -106,14 +101,6 @@ class InlinePolicy:
             self._ns[cost_class] = took
         else:
             self._ns[cost_class] = known + (min(took, _AT_MOST * known) - known) / 8
-
-
-def input_bytes(batch: Batch) -> int:
-    size = 0
-    for request in batch:
-        for array in request.inputs:
-            size += array.nbytes
-    return size
 
 
 _HOLD_NS = 5_000_000  # after a thread of ours was given work, or brought it back
@@ -226,23 +213,29 @@ class OverrunWatch:
 
 
 class InputMeter:
-    """Bytes of all inputs that were executed; `larger` is told of each batch with more than any before."""
+    """Bytes of all inputs that were executed, and which batches something is to be told of."""
 
     def __init__(self, larger: Callable[[], None] | None) -> None:
         self.bytes = 0
-        self.first: Callable[[], None] | None = None  # called, once, by the next batch
+        self.known = 0  # of any batch so far; -1 to be told of the next one: larger ones are `noted`
+        self._next: Callable[[], None] | None = None
         self._largest = 0
         self._larger = larger
 
-    def add(self, size: int) -> None:
-        self.bytes += size
-        if self.first is not None:
-            first, self.first = self.first, None
-            first()
-        if size > self._largest:
-            self._largest = size
-            if self._larger is not None:
-                self._larger()
+    def tell_next(self, tell: Callable[[], None] | None) -> None:
+        """Have something called, once, by the next batch; None for no more."""
+        self._next = tell
+        self.known = self._largest if tell is None else -1
+
+    def note(self, size: int) -> None:
+        """A batch of more bytes than are known."""
+        tell, self._next = self._next, None
+        if tell is not None:
+            tell()
+        larger = size > self._largest
+        self.known = self._largest = max(size, self._largest)
+        if larger and self._larger is not None:
+            self._larger()
 
 
 class WakeTimer:

@@ -69,7 +69,7 @@ def execute_batch(handler: LoadedModel, signature: TensorMap, batch: Batch, post
         return _execute_apart(handler, signature, batch, proof)
     start = collated = executed = _now()
     processor = time.thread_time_ns()
-    size = signature.rows(batch)
+    size = batch[0].batch_size if len(batch) == 1 and not signature.pads else signature.rows(batch)
     uniform = False
     requests: Sequence[ModelRequest] = ()
     try:
@@ -87,12 +87,18 @@ def execute_batch(handler: LoadedModel, signature: TensorMap, batch: Batch, post
             arrays = handler.execute(inputs, names)
             executed = _now()
             results = signature.scatter(batch, names, arrays, size)
-            uniform = signature.is_dense(batch)
+            uniform = not signature.pads or signature.is_dense(batch)
     except Exception as error:  # noqa: BLE001 - an instance must survive whatever a framework throws, or its model stands still
         results = _failed(signature, batch, error)
-    done = _now()
-    timings, several = timed(signature, results, size, (start, collated, executed, done))
-    stamp(results, timings, requests, apart=several)
+    done, several = _now(), False
+    if handler.sees_requests:
+        timings, several = timed(signature, results, size, (start, collated, executed, done))
+        stamp(results, timings, requests, apart=several)
+    else:
+        timings = Timings(start, collated - start, executed - collated, done - executed, size)
+        for result in results:
+            if isinstance(result, InferenceResponse):
+                result.timings = timings
     took = done - start
     if took > _BRIEF_NS:
         took = time.thread_time_ns() - processor

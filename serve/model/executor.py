@@ -21,7 +21,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.limits import EXECUTION_TIMEOUT, Deadlines
 from serve.model.batcher import BatchLinger
-from serve.model.dispatch import InlinePolicy, InputMeter, OverrunWatch, input_bytes
+from serve.model.dispatch import InlinePolicy, InputMeter, OverrunWatch
 from serve.model.execution import begin_batch, execute_batch, finish_batch, requests_executed
 
 if TYPE_CHECKING:
@@ -172,10 +172,17 @@ class InProcessExecutor(ThreadExecutor):
 
     def submit(self, batch: Batch, done: Done) -> Execution | None:
         alone = self.pending < 2  # else the instance executes on its thread, and this one waits behind that
-        if alone and self._costs.limit_ns and self._costs.should_inline(size := input_bytes(batch)):
-            execution = self._execute(batch)
+        size = 0
+        for request in batch:
+            size += request.layout.nbytes
+        if alone and self._costs.limit_ns and self._costs.should_inline(size):
+            self.turn += 1  # as in `_execute`
+            execution = execute_batch(self.handler, self._around.signature, batch, self._around.post)
+            self.turn += 1
             self._costs.observe(size, execution.processor_ns)
-            self._executed.add(size)
+            self._executed.bytes += size
+            if size > self._executed.known:
+                self._executed.note(size)
             self._around.poll.arm()
             return execution
         return super().submit(batch, done)
@@ -202,11 +209,13 @@ class InProcessExecutor(ThreadExecutor):
         return following
 
     def _ended(self, execution: Execution, done: Done) -> None:
-        size = input_bytes(execution.batch)
+        size = sum([request.layout.nbytes for request in execution.batch])
         if self._costs.limit_ns:
             self._costs.observe(size, execution.processor_ns)
             self.depth = 2 if execution.timings.compute_infer < _QUICK_NS else 1
-        self._executed.add(size)
+        self._executed.bytes += size
+        if size > self._executed.known:
+            self._executed.note(size)
         super()._ended(execution, done)
 
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from serve.model.replies import RetryRequest
     from serve.model.response_cache import CachedResponses, ResponseCache
     from serve.model.sequence_batcher import Queue
-    from serve.model.tensors import Batch
     from serve.request import InferenceRequest
     from serve.statistics import ModelStats
 
@@ -98,6 +97,9 @@ class Model:
             functools.partial(retry, self) if retry is not None and self._order is None else None,
             decoupled=bool(self.config.decoupled),
             unasked=unasked,
+        )
+        self._hand_over: Callable[[Execution], None] = (  # what became of a batch
+            self._replies.complete if self._order is None else functools.partial(self._hand_over_in_order, self._order)
         )
         self.executors = executors_for(  # what executes it
             handlers,
@@ -166,12 +168,13 @@ class Model:
             self.stats.failed(error.kind, 0)
             raise
         self._replies.outstanding += 1
-        if self._queue.wants_cancellations:
+        if self._queue.has_sequences:
             request.on_cancel = functools.partial(self._client_left, request)
         if at_once:
             self._dispatch()
-        else:
-            self._ask_for_dispatch()
+        elif not self._dispatch_asked:
+            self._dispatch_asked = True
+            self._dispatches.schedule(self._dispatch)
 
     def _requeue(self, request: InferenceRequest) -> None:
         try:
@@ -181,7 +184,7 @@ class Model:
         except MmeError as error:
             self._replies.refuse(request, error)
             return
-        if self._queue.wants_cancellations:
+        if self._queue.has_sequences:
             request.on_cancel = functools.partial(self._client_left, request)
             if request.cancelled:
                 self._client_left(request)
@@ -215,7 +218,10 @@ class Model:
             return
         self._dispatch_asked = False
         wake_at = self._give_out() if self._idle.limits is None else self._give_out_in_turn(self._idle.limits)
-        self._timer.set(wake_at or self._queue.next_deadline())
+        if not wake_at and self._queue.has_deadlines:
+            wake_at = self._queue.next_deadline()
+        if wake_at or self._timer.wakes_at:
+            self._timer.set(wake_at)
 
     def _give_out_in_turn(self, limits: LimitedInstances) -> int:
         wakes_at = []
@@ -234,48 +240,47 @@ class Model:
         return min(filter(None, wakes_at), default=0)
 
     def _give_out(self) -> int:
+        idle = self._idle.numbers
         while len(self._queue):
-            take = self._next()
-            if take is None:
+            take: BatchDecision[InferenceRequest] | None
+            if idle:
+                most = self.executors.most(idle[-1], len(self._queue)) if self.executors.coalesces else 1
+                take = self._queue.take(_now(), idle, most)
+                if take.batch:
+                    idle.remove(take.instance)
+            elif (take := self._ahead()) is None:
                 break
             if take.expired or take.cancelled:
                 self._replies.drop(take)
             if take.batch:
-                self._start(self.executors.each[take.instance], take.batch)
+                if self._order is not None:
+                    self._order.enter(id(take.batch))
+                executor = self.executors.each[take.instance]
+                executor.pending += 1
+                execution = executor.submit(take.batch, self._done)
+                if execution is not None:
+                    self._rest(executor)
+                    self._hand_over(execution)
             elif not take.cancelled:
                 return take.wake_at
         return 0
 
-    def _next(self) -> BatchDecision[InferenceRequest] | None:
-        idle = self._idle.numbers
-        if idle:
-            most = self.executors.most(idle[-1], len(self._queue)) if self.executors.coalesces else 1
-            take = self._queue.take(_now(), idle, most)
-            if take.batch:
-                idle.remove(take.instance)
-            return take
+    def _ahead(self) -> BatchDecision[InferenceRequest] | None:
+        """Return a batch for an executor that takes another one while all are busy."""
         executor = self.executors.takes_ahead() if self._idle.limits is None else None
         if executor is None or not self._queue.is_full():  # one that is not full may grow meanwhile
             return None
         return self._queue.take(_now(), (executor.number,))
 
-    def _start(self, executor: Executor, batch: Batch) -> None:
-        if self._order is not None:
-            self._order.enter(id(batch))
-        executor.pending += 1
-        execution = executor.submit(batch, self._done)
-        if execution is not None:
-            self._rest(executor)
-            self._hand_over(execution)
-
     def _rest(self, executor: Executor) -> None:
         executor.pending -= 1
-        self._queue.release(executor.number, _now())
+        if self._queue.has_sequences:
+            self._queue.release(executor.number, _now())
         if self._idle.limits is not None:
             self._idle.limits.done(executor.number, again=len(self._queue) > 0)
             self._ask_for_dispatch()
         elif not executor.pending:
-            self._idle.rest(executor.number)
+            self._idle.add(executor.number)
 
     def _done(self, executor: Executor, execution: Execution) -> None:
         """Answer a batch; before that give out those that wait for nothing else, so that its executor has work."""
@@ -289,12 +294,9 @@ class Model:
             self._dispatch()
         self._hand_over(execution)
 
-    def _hand_over(self, execution: Execution) -> None:
-        if self._order is None:
-            self._replies.complete(execution)
-        else:
-            for ready in self._order.release(id(execution.batch), execution):
-                self._replies.complete(ready)
+    def _hand_over_in_order(self, order: InOrder[Execution], execution: Execution) -> None:
+        for ready in order.release(id(execution.batch), execution):
+            self._replies.complete(ready)
 
     def fail(self, request: InferenceRequest, error: MmeError) -> None:
         """Count and answer a request that was taken back and not submitted again."""

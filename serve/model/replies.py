@@ -199,7 +199,11 @@ class Replies:
             good = [request for request, result in answered if not isinstance(result, MmeError)]
             size = sum([request.batch_size for request in good])
         self.outstanding -= len(answered)
-        start = self._count_executions(execution)
+        if execution.one_by_one:
+            start = self._count_one_by_one(execution)
+        else:
+            start = timings.start
+            self._stats.executed(execution.size, timings)
         if good:
             self._count_answers(good, size, start, done, timings)
         for request, result in answered:
@@ -217,13 +221,9 @@ class Replies:
             else:
                 request.resolve(result)
 
-    def _count_executions(self, execution: Execution) -> int:
-        """When the execution of each request began: where one follows another, in the mean."""
-        timings = execution.timings
-        if not execution.one_by_one:
-            self._stats.executed(execution.size, timings)
-            return timings.start
-        begun = execution.begun
+    def _count_one_by_one(self, execution: Execution) -> int:
+        """Return when the execution of each request began, in the mean."""
+        timings, begun = execution.timings, execution.begun
         for request in begun:
             self._stats.executed(request.batch_size, timings)
         return timings.start + (len(begun) - 1) * _computing(timings) // 2
@@ -244,7 +244,7 @@ class Replies:
 
     def _reschedule(self, request: InferenceRequest, timings: Timings) -> None:
         """Count an execution of a request that waits for the next one now."""
-        self._stats.computed(1, request.batch_size, timings.start - _queued_since(request), timings)
+        self._stats.succeeded(1, request.batch_size, timings.start - _queued_since(request), None, timings)
         request.put_back_ns = timings.start + _computing(timings)
 
     def _is_retried(self, request: InferenceRequest, error: MmeError) -> bool:

@@ -180,7 +180,8 @@ _UNNAMED = 1 << 63  # where the ids begin of requests that come without one: cli
 class SequenceQueue(Generic[R]):
     """The requests that wait for the instances of one model version, by their sequences."""
 
-    wants_cancellations: ClassVar[bool] = True
+    has_sequences: ClassVar[bool] = True
+    has_deadlines: ClassVar[bool] = True
     timeout_message: ClassVar[str] = "timeout of the corresponding sequence has been expired"
 
     def __init__(self, model: str, batching: SequenceBatching, max_batch_size: int, instances: int) -> None:

@@ -79,10 +79,12 @@ class TensorMap:
 
     Attributes:
         split: outputs that are split by the shapes of an input, and its index.
+        pads: whether a batch may have rows that are no request's.
     """
 
-    def __init__(self, name: str, version: int, config: ModelConfig) -> None:
+    def __init__(self, name: str, version: int, config: ModelConfig, *, pads: bool = False) -> None:
         self.name = name
+        self.pads = pads
         self.version = str(version)
         self.batches = config.max_batch_size > 0
         self.one_by_one = config.one_by_one  # whether the requests of a batch are executed one by one
@@ -135,14 +137,11 @@ class TensorMap:
         for given, index in self.told:
             told = batch_input(given.kind, _shapes(batch, index), given.data_type.dtype, batches=self.batches)
             inputs |= dict.fromkeys(given.target_name, told)
-        return inputs, self._wanted(batch)
+        return inputs, self._wanted(batch) if first.layout.outputs else self.output_names
 
     def _wanted(self, batch: Batch) -> tuple[str, ...]:
-        first = batch[0].layout.outputs
-        if not first:
-            return self.output_names
-        wanted = set(first)
-        for request in batch[1:]:
+        wanted: set[str] = set()
+        for request in batch:
             if not request.layout.outputs:
                 return self.output_names
             wanted.update(request.layout.outputs)
@@ -301,7 +300,7 @@ class SequenceTensorMap(TensorMap):
     """
 
     def __init__(self, name: str, version: int, config: ModelConfig, initial: Mapping[str, Array]) -> None:
-        super().__init__(name, version, config)
+        super().__init__(name, version, config, pads=True)
         assert config.sequence_batching is not None  # noqa: S101 - see `tensor_map_for`
         batching: SequenceBatching = config.sequence_batching
         self._signals = [_signal(control_name, control) for control_name, control in batching.controls()]

@@ -206,7 +206,7 @@ async def test_a_step_in_use_is_not_evicted(toys, world):
         assert [engine.cache.entries[name].leases for name in "abe"] == [1, 1, 1]
         call = toys.Call(1)
         other = asyncio.ensure_future(ask(engine, call, "c"))
-        await until(lambda: engine.cache.room.is_waited_for)
+        await until(lambda: engine.cache.room.claims)
         assert ready(engine) == ["a", "b", "e"]
         lease.release()
         await other

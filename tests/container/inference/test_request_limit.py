@@ -24,7 +24,7 @@ async def test_those_are_told_that_are_neither_answered_nor_renewed_in_time():
     waits, over, streams = Request(), Request(), Request()
     for request in (waits, over, streams):
         limit.begin(request)
-    limit.over(over)
+    limit.under_way.pop(over)
     while not waits.told.done():
         limit.renew(streams)
         await asyncio.sleep(0.005)

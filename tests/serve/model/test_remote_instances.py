@@ -250,8 +250,8 @@ async def test_an_end_waits_for_answers_that_the_last_response_overtook(toys, mo
 def note_batches_under_way(model):
     """For each batch that is answered from now on, whether the process has another one already."""
     under_way = []
-    resolve, executor = model._replies.complete, model.executors.each[0]
-    model._replies.complete = lambda execution: (under_way.append(executor.pending > 0), resolve(execution))
+    hand_over, executor = model._hand_over, model.executors.each[0]
+    model._hand_over = lambda execution: (under_way.append(executor.pending > 0), hand_over(execution))
     return under_way
 
 
