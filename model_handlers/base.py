@@ -9,26 +9,29 @@ framework's exceptions where it calls the framework.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import starmap, zip_longest
 from operator import add, sub
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
-from model_handlers.model_calls import Outside, offered
 from model_handlers.system.importing import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.wanted import Wanted
     from model_handlers.errors import MmeError
+    from model_handlers.model_calls import Outside
     from model_handlers.requests import ModelRequest, ModelResponse
     from model_handlers.tensor import Array
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,30 @@ class Traits:
     # took when it is closed
     gpu_shared: bool = False
     code: AuthorCode | None = None  # that of the model's author; None where there is none
+
+
+class Ambient(Generic[T]):
+    """A value that a load is given on its thread, for all that it calls; None where nothing is given."""
+
+    def __init__(self, name: str) -> None:
+        self._value: ContextVar[T | None] = ContextVar(name, default=None)
+
+    def get(self) -> T | None:
+        return self._value.get()
+
+    @contextmanager
+    def given(self, value: T | None) -> Iterator[None]:
+        """What runs inside has this one."""
+        token = self._value.set(value)
+        try:
+            yield
+        finally:
+            self._value.reset(token)
+
+
+_offered: Ambient[Outside] = Ambient("outside of the models that are loaded")
+offering = _offered.given  # models that are loaded inside may ask this of the server
+offered = _offered.get  # what a model that is loaded here and now may ask; None for nothing
 
 
 class LoadedModel(ABC):

@@ -1,4 +1,4 @@
-"""What a model may ask of the server that it is in, and what a load is given on its thread. Interfaces and values.
+"""What a model may ask of the server that it is in. Interfaces and values.
 
 A handler whose models are code of their authors is given an `Outside` by what serves it; without one, its models can
 call no other. It has it from the beginning of its load on: the load says so around it, on its thread.
@@ -6,36 +6,8 @@ call no other. It has it from the beginning of its load on: the load says so aro
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-T = TypeVar("T")
-
-
-class Ambient(Generic[T]):
-    """A value that a load is given on its thread, for all that it calls; None where nothing is given."""
-
-    def __init__(self, name: str) -> None:
-        self._value: ContextVar[T | None] = ContextVar(name, default=None)
-
-    def get(self) -> T | None:
-        return self._value.get()
-
-    @contextmanager
-    def given(self, value: T | None) -> Iterator[None]:
-        """What runs inside has this one."""
-        token = self._value.set(value)
-        try:
-            yield
-        finally:
-            self._value.reset(token)
-
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,8 +90,3 @@ class Caller:
     def _ended(self) -> None:
         """The last response came: what it would be told to is not held any longer."""
         self._tell = []
-
-
-_offered: Ambient[Outside] = Ambient("outside of the models that are loaded")
-offering = _offered.given  # models that are loaded inside may ask this of the server
-offered = _offered.get  # what a model that is loaded here and now may ask; None for nothing

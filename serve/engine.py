@@ -214,8 +214,10 @@ class Engine:
     def _begins_to_serve(self, target: Target) -> None:
         if any(part.forms is not None for part in target.parts()):
             self._tiering.watch(target)
-        self._upkeep.watch(target)
-        self._meter.watch(target)
+        if any(part.apart for part in target.parts()):
+            self._upkeep.watch(target)
+        if target.executes_here or target.takes().devices:
+            self._meter.watch(target)
 
     def _has_grown(self, target: Target) -> None:
         residency = self.cache.entries[target.name].residency

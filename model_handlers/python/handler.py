@@ -9,10 +9,9 @@ from __future__ import annotations
 import _thread
 from typing import TYPE_CHECKING, ClassVar
 
-from model_handlers.base import Device, Handler, Placement, Traits
+from model_handlers.base import Device, Handler, Placement, Traits, offered
 from model_handlers.config.validate import normalise
 from model_handlers.errors import MmeError, unsupported
-from model_handlers.model_calls import offered
 from model_handlers.python.author_code import ANY_RUNTIME, ModelFile, check_class, check_syntax
 from model_handlers.python.host import PythonHost
 

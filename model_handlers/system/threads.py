@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from model_handlers.base import Ambient
 from model_handlers.errors import Kind, MmeError
-from model_handlers.model_calls import Ambient
 from model_handlers.system import memory
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from model_handlers.base import Ambient
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.metrics import MetricKind
-from model_handlers.model_calls import Ambient, Caller, ModelCall, Override
+from model_handlers.model_calls import Caller, ModelCall, Override
 from model_handlers.requests import ModelResponse
 from model_handlers.tensor import BY_NAME, estimated_size
 from model_handlers.worker.memory import Frame, FrameReader

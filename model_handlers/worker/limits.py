@@ -14,10 +14,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from model_handlers.base import Placement
+from model_handlers.base import Ambient, Placement
 from model_handlers.config.model_config import number
 from model_handlers.errors import Kind, MmeError, invalid_model
-from model_handlers.model_calls import Ambient
 from model_handlers.system import memory
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from model_handlers.base import Device
+from model_handlers.base import Device, offering
 from model_handlers.config.convert import config_fields, config_from
 from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memory
-from model_handlers.model_calls import offering
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import memory
 from model_handlers.system.priority import low_priority, lower_priority_for_good

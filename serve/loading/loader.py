@@ -11,10 +11,9 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement, total
+from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement, offering, total
 from model_handlers.config.model_config import Guess
 from model_handlers.errors import Kind, MmeError
-from model_handlers.model_calls import offering
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import NEVER, within
@@ -438,7 +437,10 @@ class ModelLoader:
         handlers: list[LoadedModel] = []
         lanes: list[tuple[str, LoadedModel]] = []
         shared: dict[Device, LoadedModel] = {}
-        outside = self._outside(prepared.target, token) if self._outside is not None else None
+        here = prepared.placement is Placement.INLINE
+        # what may run on the event loop is no author's code, and asks nothing
+        asks = self._outside if not (here and prepared.traits.inline) else None
+        outside = asks(prepared.target, token) if asks is not None else None
         try:
             for lane, device in prepared.lanes:
                 handler = shared.get(device)
@@ -449,7 +451,7 @@ class ModelLoader:
                         handler = prepared.start(version, config, device, lane)
                     handlers.append(handler)
                     config = handler.config
-                if prepared.placement is Placement.INLINE:  # a process executes one batch at a time
+                if here:  # a process executes one batch at a time
                     shared[device] = handler
                 lanes.append((lane, handler))
             if config.model_warmup:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
 from serve.loading.measuring import taken
-from serve.maintenance import Maintenance
+from serve.threads import Maintenance
 
 if TYPE_CHECKING:
     import asyncio
@@ -161,7 +161,8 @@ class Meter:
         return f"<Meter of {self._observed} models, {self._host.counted} bytes grown>"
 
     def watch(self, target: Target) -> None:
-        if not self.maintenance.closed and (target.executes_here or target.takes().devices):
+        """Know what a target executes in this process or on GPUs, from now on."""
+        if not self.maintenance.closed:
             observed = _Observed(self, target)
             self._observed += 1
             self._targets_take += observed.known

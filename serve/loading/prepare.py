@@ -62,7 +62,8 @@ def asked_checks(config: ModelConfig, backend: str, traits: Traits | None) -> It
     yield f"parameters['{PIN}']", partial(is_pinned, config)
     if traits is None:
         return
-    yield f"parameters['{WEIGHTS}']", partial(weights_of, config, Weights.AUTO)
+    if WEIGHTS in config.parameters:
+        yield f"parameters['{WEIGHTS}']", partial(weights_of, config, Weights.AUTO)
     yield f"parameters['{PLACEMENT}']", partial(placement_of, config, traits.placement)
     yield "parameters", partial(Deadlines.of, config)
     if traits.sees_requests and (config.batch_input or config.batch_output):
@@ -205,6 +206,8 @@ def still_there(name: str, folders: Iterable[Path]) -> Iterator[None]:
 
 def in_order(target: PreparedTarget) -> list[PreparedTarget]:
     """The members of a target, ensembles behind those that they consist of; INVALID_MODEL for a circle."""
+    if not target.members and not _steps(target):
+        return []
     steps = {model.directory.path.name: _steps(model) for model in (target, *target.members)}
     for name in steps:
         check_circle(name, steps)

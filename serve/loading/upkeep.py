@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from serve.maintenance import Maintenance
+from serve.threads import Maintenance
 
 if TYPE_CHECKING:
     import asyncio
@@ -117,12 +117,13 @@ class Upkeep:
         return f"<Upkeep of {len(self._watched)} models>"
 
     def watch(self, target: Target) -> None:
-        parts = [part for part in target.parts() if part.apart]
-        if parts and not self.maintenance.closed:
-            if not self._watched:  # nothing was looked at meanwhile
-                self._looked_at = self._loop.time()
-            self._watched.append(_Watched(target, parts))
-            self.maintenance.look_in(_SECONDS)
+        """Look after a target of which at least one part has processes, from now on."""
+        if self.maintenance.closed:
+            return
+        if not self._watched:  # nothing was looked at meanwhile
+            self._looked_at = self._loop.time()
+        self._watched.append(_Watched(target, [part for part in target.parts() if part.apart]))
+        self.maintenance.look_in(_SECONDS)
 
     async def close(self) -> None:
         await self.maintenance.close()

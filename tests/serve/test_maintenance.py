@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from serve.maintenance import Maintenance
+from serve.threads import Maintenance
 
 
 @pytest.mark.parametrize(
