@@ -25,7 +25,6 @@ from model_handlers.system.priority import lower_priority
 from model_handlers.system.threads import ThreadBudget
 from model_handlers.worker.fork_client import stop_fork_servers
 from serve.cache import footprints
-from serve.cache.events import CacheEvent, CacheTimes, EventType
 from serve.cache.footprints import Footprints
 from serve.cache.model_cache import ModelCache
 from serve.index import ModelIndex
@@ -33,8 +32,7 @@ from serve.load_api import LoadApi, WaitGraph
 from serve.loading import verify
 from serve.loading.environments import EnvironmentStep
 from serve.loading.loader import ModelLoader
-from serve.loading.measuring import HeapTrim
-from serve.loading.meter import Meter
+from serve.loading.measuring import HeapTrim, Meter
 from serve.loading.prepare import Preparer
 from serve.loading.upkeep import Upkeep
 from serve.loading.verify import BatchVerdicts, Proofs
@@ -50,6 +48,7 @@ from serve.sources.scripts import SharedScript
 from serve.sources.source import InRepository, S3Model, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import Journal, LazyFile, StateFile
+from serve.statistics import CacheEvent, CacheTimes, EventType
 from serve.threads import LOAD_PATIENCE_SECONDS, STARTER, ThreadPool, on_daemon
 from serve.weights.forms import target_forms
 from serve.weights.store import WeightStore

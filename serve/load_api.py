@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from serve.cache.entry import JointLease
-from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
 from serve.registry import Dependents
 from serve.request import LoadReport
 from serve.sources.catalog import unknown
 from serve.sources.source import Archived, InRepository, Overridden, S3Model, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
+from serve.statistics import CacheEvent, EventType
 from serve.step_loads import StepLoads, blaming
 
 if TYPE_CHECKING:

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError, invalid_argument
 from serve.cache.entry import Entry, Event
-from serve.cache.events import EventType
 from serve.sources.catalog import ModelCatalog, unavailable, unknown
 from serve.sources.source import Archived, Overridden, S3Model, Source, Unpacked, origin, source_of
 from serve.state_file import Row, clock
-from serve.statistics import TargetStats
+from serve.statistics import EventType, TargetStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from serve.cache.events import CacheEvent
     from serve.cache.model_cache import ModelCache
     from serve.state_file import Journal
+    from serve.statistics import CacheEvent
 
 
 _log = logging.getLogger("mme.engine")

@@ -1,6 +1,7 @@
-"""What happened to a model's requests, in Triton's terms: counters, durations, histograms, recent quantiles.
+"""What happened to models: their requests, in Triton's terms, and what the cache did, told as it happens.
 
-Durations are nanoseconds, summed: counting is a handful of integer additions a batch. On the event loop only.
+Counters, durations, histograms, recent quantiles. Durations are nanoseconds, summed: counting is a handful of integer
+additions a batch. On the event loop only.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from model_handlers.config.model_config import ModelConfig
     from serve.control import Latencies
     from serve.request import Timings
+
+    Listener = Callable[["CacheEvent"], None]
 
 
 # Triton's, of the time to a first response, where a model's configuration names no others. Milliseconds.
@@ -96,6 +99,7 @@ class Summaries:
 
 
 _log = logging.getLogger("mme.model")
+_cache_log = logging.getLogger("mme.cache")
 # Triton's reasons for a failed request.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 # Why a model left memory for another: that one's load, that it turned out larger than was reserved for it, that an
@@ -339,3 +343,69 @@ class TargetStats:
     download: Duration = field(default_factory=Duration)
     load: Duration = field(default_factory=Duration)
     unload: Duration = field(default_factory=Duration)
+
+
+class EventType(Enum):
+    """What happened to a target model."""
+
+    WAITED = "waited"  # a request, until its model was there
+    LOADED = "loaded"
+    FAILED = "failed"  # to load
+    EVICTED = "evicted"  # chosen to leave; UNLOADED follows
+    UNLOADED = "unloaded"
+
+
+@dataclass(slots=True)
+class CacheEvent:
+    """One thing that happened."""
+
+    type: EventType
+    name: str
+    ns: int = 0  # nanoseconds that waiting, loading (without the download) or unloading took
+    download_ns: int = 0  # nanoseconds of a load's download, 0 when it was on disk
+    footprint: Footprint = field(default_factory=Footprint)  # what the model takes, or took
+    why: str = ""  # FAILED: the error; EVICTED: the model that needs the room; UNLOADED: the reason
+    kind: Kind | None = None  # FAILED: of the error
+    at: float = field(default_factory=time.time)  # when, in seconds since 1970
+
+
+class CacheEvents:
+    """Tells listeners, as histograms, CloudWatch and the dashboard, of loads, evictions and unloads.
+
+    Also of requests that waited for a load; never of one whose model was there.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def tell(self, event: CacheEvent) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:  # noqa: BLE001 - a load must not fail because it could not be counted
+                _cache_log.exception(
+                    "a listener failed: a model %s", event.type.value, extra={"target_model": event.name}
+                )
+
+
+class CacheTimes:
+    """How long requests waited, and how long downloads, loads and unloads took, of all models together."""
+
+    def __init__(self) -> None:
+        self.wait = Histogram()
+        self.download = Histogram()
+        self.load = Histogram()
+        self.unload = Histogram()
+
+    def hear(self, event: CacheEvent) -> None:
+        if event.type is EventType.WAITED:
+            self.wait.add(event.ns)
+        elif event.type is EventType.UNLOADED:
+            self.unload.add(event.ns)
+        elif event.type is EventType.LOADED:
+            self.load.add(event.ns)
+            if event.download_ns:
+                self.download.add(event.download_ns)

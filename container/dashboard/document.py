@@ -17,9 +17,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from container.settings import Mode
-from serve.cache.events import EventType
 from serve.index import DOWN
 from serve.model.batch_proof import Batching
+from serve.statistics import EventType
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from container.settings import Settings
     from model_handlers.base import Footprint
     from serve.cache.entry import Entry
-    from serve.cache.events import CacheEvent
     from serve.cache.load import Load
     from serve.engine import Engine
+    from serve.statistics import CacheEvent
 
 
 SECONDS = 300  # what is kept

@@ -27,15 +27,15 @@ import orjson
 from container.observe.logs import LinePipe
 from container.settings import Mode
 from model_handlers.errors import Kind
-from serve.cache.events import EventType
+from serve.statistics import EventType
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from container.settings import Settings
-    from serve.cache.events import CacheEvent
     from serve.engine import Engine
+    from serve.statistics import CacheEvent
 
 _log = logging.getLogger("mme.emf")
 _MOST_VALUES = 100  # in an array

@@ -23,7 +23,7 @@ from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_
 from model_handlers.scripts.default_script import SESSION_ID as BODY_SESSION_ID
 from model_handlers.scripts.default_script import takes_raw_body
 from model_handlers.tensor import BYTES
-from serve.cache.events import CacheEvent, EventType
+from serve.statistics import CacheEvent, EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import ElsewhereError, Kind, MmeError, out_of_memory
 from serve.cache import eviction
 from serve.cache.entry import Entry, Event, Failure, Ready, Residency, State
-from serve.cache.events import CacheEvent, CacheEvents, EventType
 from serve.cache.load import Load, Loading, no_steps, retry_pause
 from serve.cache.residents import Residents
 from serve.cache.room import Room, megabytes
 from serve.request import LoadReport
+from serve.statistics import CacheEvent, CacheEvents, EventType
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

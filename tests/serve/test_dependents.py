@@ -11,10 +11,10 @@ import pytest
 from model_handlers.config.model_config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
-from serve.cache.events import CacheEvent, EventType
 from serve.control import Control
 from serve.registry import Dependents
 from serve.state_file import life_of
+from serve.statistics import CacheEvent, EventType
 from tests.serve.engines import answered, ask, engine_of
 from tests.serve.integrity import check_integrity
 from tests.waiting import until

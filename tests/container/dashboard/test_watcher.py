@@ -3,9 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from container.settings import Mode
-from serve.cache.events import CacheEvent, EventType
 from serve.request import Timings
-from serve.statistics import Duration, ModelStats
+from serve.statistics import CacheEvent, Duration, EventType, ModelStats
 
 
 def columns(running):

@@ -11,7 +11,7 @@ import pytest
 from container.observe.emf import EmfReporter, dimension
 from container.settings import Mode
 from model_handlers.base import Footprint
-from serve.cache.events import CacheEvent, EventType
+from serve.statistics import CacheEvent, EventType
 from tests.contract import models
 from tests.waiting import eventually
 

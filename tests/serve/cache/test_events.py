@@ -8,7 +8,7 @@ import pytest
 
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
-from serve.cache.events import CacheEvent, CacheTimes, EventType
+from serve.statistics import CacheEvent, CacheTimes, EventType
 from tests.serve.engines import answered, ask, engine_of
 
 HEAVY = 100_000_000

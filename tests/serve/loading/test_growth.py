@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.loading.meter import Growth
+from serve.loading.measuring import Growth
 
 
 def looked(*looks):

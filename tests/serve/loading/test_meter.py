@@ -13,7 +13,7 @@ from model_handlers.onnx.session import trim_arena
 from model_handlers.system import devices, memory
 from serve.cache.entry import State
 from serve.cache.footprints import FORM
-from serve.loading import meter
+from serve.loading import measuring
 from serve.loading.loader import Target
 from serve.state_file import StateFile
 from tests.serve import engines, hungry
@@ -25,9 +25,9 @@ from tests.waiting import until
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch):
     """The process is measured when the test says so; few bytes are the server's own."""
-    monkeypatch.setattr(meter, "_SECONDS", 3600.0)
-    monkeypatch.setattr(meter, "_SOON_SECONDS", 3600.0)
-    monkeypatch.setattr(meter, "_OWN", 16 * MB)
+    monkeypatch.setattr(measuring, "_SECONDS", 3600.0)
+    monkeypatch.setattr(measuring, "_SOON_SECONDS", 3600.0)
+    monkeypatch.setattr(measuring, "_OWN", 16 * MB)
     gc.collect()  # what tests before this one have left goes now, and nothing of it while bytes are counted
     gc.disable()
     trim_arena()
