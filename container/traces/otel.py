@@ -6,51 +6,25 @@ and sent by a thread of the library's. No other module imports that.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from container.traces.tracing import Tracing
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
-
     from container.traces.settings import TraceSettings
     from container.traces.tracing import Phase, Trace
     from model_handlers.errors import MmeError
 
 
 _SECONDS = 3.0  # for a collector to take spans, and so for the last of them at the end
-_now = time.perf_counter_ns
-
-
-class _Ids(RandomIdGenerator):  # type: ignore[misc]  # where the library is not installed it has no type
-    """Random ones, the trace's that a client named without a span of it, or those that a model was told: 0 is none."""
-
-    trace_id = 0
-    span_id = 0
-
-    def generate_trace_id(self) -> int:
-        return self.trace_id or int(super().generate_trace_id())
-
-    def generate_span_id(self) -> int:
-        given, self.span_id = self.span_id, 0
-        return given or int(super().generate_span_id())
 
 
 class Tracer(Tracing):
@@ -58,50 +32,59 @@ class Tracer(Tracing):
 
     def __init__(self, url: str, first: TraceSettings, service_name: str) -> None:
         super().__init__(first)
-        self._ids = _Ids()
-        resource = Resource.create({"service.name": service_name})
-        self._provider = TracerProvider(
-            sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False
-        )
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=_SECONDS)))
-        self._spans = self._provider.get_tracer("mme")
+        self._random = RandomIdGenerator()
+        self._resource = Resource.create({"service.name": service_name})
+        self._scope = InstrumentationScope("mme")
+        self._sender = BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=_SECONDS))
 
     def handed_on(self, trace: Trace) -> str:
         """W3C's header, of the span that will be made of the request; a model's own spans may be below it."""
         if not trace.decided:
             return ""
-        self._ids.trace_id = trace.origin.trace_id if trace.origin is not None else 0
-        trace_id, span_id = trace.ids = self._ids.generate_trace_id(), self._ids.generate_span_id()
+        trace_id, span_id = trace.ids = self._ids(trace)
         return f'{{"traceparent":"00-{trace_id:032x}-{span_id:016x}-01"}}'
 
-    def write(self, trace: Trace, root: Phase, epoch: int, error: MmeError | None) -> None:
-        context, found = None, trace.origin
-        if found is not None and found.span_id:
-            flags = TraceFlags(TraceFlags.SAMPLED)
-            parent = SpanContext(found.trace_id, found.span_id, is_remote=True, trace_flags=flags)
-            context = set_span_in_context(NonRecordingSpan(parent))
-        self._ids.trace_id = found.trace_id if found is not None else trace.ids[0]
-        self._ids.span_id = trace.ids[1]
-        self._make(root, context, epoch, SpanKind.SERVER, error)
+    def _ids(self, trace: Trace) -> tuple[int, int]:
+        """Of the trace, which a client may have named, and of a span in it."""
+        found = trace.origin
+        trace_id = self._random.generate_trace_id() if found is None else found.trace_id
+        return trace_id, self._random.generate_span_id()
 
-    def _make(
+    def write(self, trace: Trace, root: Phase, epoch: int, error: MmeError | None) -> None:
+        found = trace.origin
+        parent = None if found is None or not found.span_id else _context(found.trace_id, found.span_id, remote=True)
+        own = _context(*(trace.ids if trace.ids[1] else self._ids(trace)))
+        self._send(root, own, parent, epoch, SpanKind.SERVER, error)
+
+    def _send(
         self,
         phase: Phase,
-        context: Context | None,
+        own: SpanContext,
+        parent: SpanContext | None,
         epoch: int,
         kind: SpanKind = SpanKind.INTERNAL,
         error: MmeError | None = None,
     ) -> None:
-        began = epoch + phase.begin
-        span = self._spans.start_span(phase.name, context, kind, attributes=phase.attributes, start_time=began)
-        if error is not None:
-            span.set_status(Status(StatusCode.ERROR, error.message))
-            span.set_attribute("error.type", error.kind.name)
-        inside = set_span_in_context(span)
         for each in phase.below:
-            self._make(each, inside, epoch)
-        span.end(epoch + phase.end)
+            self._send(each, _context(own.trace_id, self._random.generate_span_id()), own, epoch)
+        span = ReadableSpan(
+            phase.name,
+            own,
+            parent,
+            self._resource,
+            phase.attributes if error is None else {**phase.attributes, "error.type": error.kind.name},
+            kind=kind,
+            status=Status() if error is None else Status(StatusCode.ERROR, error.message),
+            start_time=epoch + phase.begin,
+            end_time=epoch + phase.end,
+            instrumentation_scope=self._scope,
+        )
+        self._sender.on_end(span)
 
     def close(self) -> None:
         """Send what is left. Blocks for some seconds where it is not taken: not for the loop."""
-        self._provider.shutdown()
+        self._sender.shutdown()
+
+
+def _context(trace_id: int, span_id: int, *, remote: bool = False) -> SpanContext:
+    return SpanContext(trace_id, span_id, is_remote=remote, trace_flags=TraceFlags(TraceFlags.SAMPLED))

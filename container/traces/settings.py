@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.trace")
 TIMESTAMPS, TENSORS, OFF = "TIMESTAMPS", "TENSORS", "OFF"
-_FIELDS = {
-    "trace_level": ("on",),
-    "trace_rate": ("rate",),
-    "trace_count": ("count",),
-    "log_frequency": ("frequency",),
-}
+_FIELDS = {"trace_level": "on", "trace_rate": "rate", "trace_count": "count", "log_frequency": "frequency"}
 _TO_FILES = "triton"
 _MOST = 2**31 - 1
 _SHOWN = 100  # characters of a value in a sentence
@@ -60,18 +55,12 @@ class TraceSettings:
         """These with what a client wants otherwise, by name: a text, or null for what it was at `first`."""
         new, fixed = self, self._fixed()
         for name, value in wanted.items():
-            if name == "trace_level":
-                level = first if value is None else self._at_level(value)
-                new = replace(new, on=level.on)
-            elif name == "trace_rate":
-                new = replace(new, rate=first.rate if value is None else _number(name, value, 0))
-            elif name == "trace_count":
-                new = replace(new, count=first.count if value is None else _number(name, value, -1))
-            elif name == "log_frequency":
-                frequency = first.frequency if value is None else _number(name, value, 0)
-                if frequency and self.mode != _TO_FILES:
+            field = _FIELDS.get(name)
+            if field is not None:
+                given: Any = getattr(first, field) if value is None else self._given(name, value)
+                if name == "log_frequency" and given and self.mode != _TO_FILES:
                     raise _not_here(name, "0", value)
-                new = replace(new, frequency=frequency)
+                new = replace(new, **{field: given})
             elif name not in fixed:
                 known = ", ".join(self.as_document())
                 raise invalid_argument(f"trace setting '{name}' is none of {known}")
@@ -79,12 +68,12 @@ class TraceSettings:
                 raise _not_here(name, fixed[name], value)
         return new
 
-    def _at_level(self, value: Any) -> TraceSettings:
+    def _given(self, name: str, value: Any) -> int:
+        if name != "trace_level":
+            return _number(name, value, -1 if name == "trace_count" else 0)
         levels = set(map(str, value)) if isinstance(value, list) else {str(value)}
-        if not levels:
-            return self
         if levels == {OFF}:
-            return replace(self, on=False)
+            return False
         if not levels <= {TIMESTAMPS, TENSORS}:
             if levels <= {TIMESTAMPS, TENSORS, OFF}:
                 raise invalid_argument(f"Expect only one trace level '{OFF}' is specified")
@@ -93,7 +82,7 @@ class TraceSettings:
             _log.warning(
                 "trace_level TENSORS is without effect: tensors are not traced, and 0.3 refuses it; leave it out"
             )
-        return replace(self, on=self.on or TIMESTAMPS in levels)
+        return self.on or TIMESTAMPS in levels
 
 
 class TraceControl:
@@ -127,12 +116,9 @@ class TraceControl:
             self.server = new
             return
         own = self._models.pop(model, {})
-        for field, value in ((field, value) for name, value in wanted.items() for field in _FIELDS.get(name, ())):
-            if value is None:
-                own.pop(field, None)
-            else:
-                own[field] = getattr(new, field)
-        if own:
+        for name in _FIELDS.keys() & wanted.keys():
+            own[_FIELDS[name]] = None if wanted[name] is None else getattr(new, _FIELDS[name])
+        if own := {field: value for field, value in own.items() if value is not None}:
             self._models[model] = own
 
     def traces(self, model: str, sampled: bool | None) -> bool:  # noqa: FBT001 - None says nothing
