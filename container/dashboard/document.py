@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from container.settings import Settings
     from model_handlers.base import Footprint
     from serve.cache.entry import Entry
-    from serve.cache.load import Load
     from serve.engine import Engine
     from serve.statistics import CacheEvent
 
@@ -121,18 +120,17 @@ class Watcher:
         self._timer: asyncio.TimerHandle | None = None
         engine.cache.events.listen(self._hear)
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._tick(loop, loop.time())
+    def start(self, loop: asyncio.AbstractEventLoop, due: float | None = None) -> None:
+        """Sample now and once a second; one that the loop stood still is not made up for."""
+        self.sample()
+        now = loop.time()
+        after = max((now if due is None else due) + _INTERVAL, now)
+        self._timer = loop.call_at(after, self.start, loop, after)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
-        self.sample()
-        after = max(due + _INTERVAL, loop.time())  # a second that the loop stood still is not made up for
-        self._timer = loop.call_at(after, self._tick, loop, after)
 
     def sample(self) -> None:
         self.history.add(self._totals())
@@ -175,20 +173,14 @@ class Watcher:
         elif event.type is EventType.UNLOADED and event.name in self._leaving:
             self._leaving.remove(event.name)  # its eviction has been told
             return
-        self._remember(event)
-
-    def _remember(self, event: CacheEvent) -> None:
+        told = (event.type, event.name, event.why)
         times, since = 1, event.at
-        for happening in self.happenings:
-            before = happening.event
-            if event.type is EventType.FAILED and (before.type, before.name, before.why) == (
-                EventType.FAILED,
-                event.name,
-                event.why,
-            ):
-                times, since = happening.times + 1, happening.since
-                self.happenings.remove(happening)
-                break
+        if event.type is EventType.FAILED:
+            for each in self.happenings:
+                if (each.event.type, each.event.name, each.event.why) == told:
+                    times, since = each.times + 1, each.since
+                    self.happenings.remove(each)
+                    break
         self.happenings.appendleft(Happening(event, times, since))
 
 
@@ -219,17 +211,18 @@ class Documents:
     def _made(self, wanted: str) -> dict[str, Any]:
         now = time.monotonic()
         entries = list(self._engine.cache.entries.values())
-        matching = [entry for entry in entries if _matches(entry, wanted)]
+        matching = [entry for entry in entries if wanted.casefold() in entry.name.casefold()]
         shown = _shown(matching)
         failed = self._failed_requests()
         budgets = _sizes(self._engine.cache.room.budget)
+        room = self._engine.origins.room  # of unpacked archives and what was made of them; None where there are none
         loads = sorted((entry.load for entry in entries if entry.load is not None), key=attrgetter("began"))
         return {
             "at": time.time(),
             "source": self._source,
             "uptime": now - self._began,
             "memory": [self._memory(kind, budget, entries, now) for kind, budget in budgets.items()],
-            "disk": self._disk(),
+            "disk": room and {each: getattr(room, each) for each in ("budget", "used", "archives", "evictions")},
             "counts": {
                 "known": len(entries),
                 "resident": len(self._engine.cache.ready.models),
@@ -239,7 +232,10 @@ class Documents:
             },
             "models": [{**_row(entry, now), "failed": failed[entry.name]} for entry in shown],
             "rest": _rest(matching, shown),
-            "loading": [_load(load, now) for load in loads[:_LOADS]],
+            "loading": [
+                {"name": load.name, "seconds": now - load.began, "waiting": len(load.waiters)}
+                for load in loads[:_LOADS]
+            ],
             "events": [_told(happening) for happening in self._watcher.happenings],
             "history": self._watcher.history.columns(),
         }
@@ -252,13 +248,6 @@ class Documents:
         for name, target in self._engine.registry.stats.items():
             failed[name] += target.refused
         return failed
-
-    def _disk(self) -> dict[str, int] | None:
-        """The bytes of unpacked archives and what was made of them; None where there are none."""
-        room = self._engine.origins.room
-        if room is None:
-            return None
-        return {"budget": room.budget, "used": room.used, "archives": room.archives, "evictions": room.evictions}
 
     def _memory(self, kind: str, budget: int, entries: Iterable[Entry], now: float) -> dict[str, Any]:
         """One budget and how much of it each model takes, the largest first."""
@@ -285,21 +274,13 @@ def _sizes(footprint: Footprint) -> dict[str, int]:
 
 
 def _source(settings: Settings) -> str:
+    folders = list(map(str, settings.repositories))
     return {
         Mode.PLATFORM: "models as SageMaker loads them",
         Mode.SINGLE: f"one model in {settings.model_dir}",
         Mode.STORE: f"archives in {settings.model_store}",
-        Mode.REPOSITORY: _repositories(settings),
+        Mode.REPOSITORY: f"the {'repository' if len(folders) == 1 else 'repositories'} {', '.join(folders)}",
     }[settings.mode]
-
-
-def _repositories(settings: Settings) -> str:
-    folders = [str(repository) for repository in settings.repositories]
-    return f"the {'repository' if len(folders) == 1 else 'repositories'} {', '.join(folders)}"
-
-
-def _matches(entry: Entry, wanted: str) -> bool:
-    return not wanted or wanted.casefold() in entry.name.casefold()
 
 
 def _has_failed(entry: Entry) -> bool:
@@ -324,15 +305,10 @@ def _rank(entry: Entry) -> tuple[bool, int, bool, float, str]:
     return entry.resident is not None, size, entry.load is not None, entry.last_used, entry.name
 
 
-def _idle(entry: Entry, now: float) -> float | None:
-    if entry.leases:
-        return 0.0
-    return max(now - entry.last_used, 0.0) if entry.last_used else None
-
-
 def _bar(entry: Entry, now: float) -> dict[str, Any]:
+    since = now if entry.leases else entry.last_used
     state = "FAILED" if _has_failed(entry) else entry.state.shown
-    return {"name": entry.name, "state": state, "idle": _idle(entry, now)}
+    return {"name": entry.name, "state": state, "idle": max(now - since, 0.0) if since else None}
 
 
 def _row(entry: Entry, now: float) -> dict[str, Any]:
@@ -371,10 +347,6 @@ def _rest(matching: list[Entry], shown: list[Entry]) -> dict[str, int]:
         "host": sum(footprint.host for footprint in others),
         "device": sum(footprint.device for footprint in others),
     }
-
-
-def _load(load: Load, now: float) -> dict[str, Any]:
-    return {"name": load.name, "seconds": now - load.began, "waiting": len(load.waiters)}
 
 
 def _told(happening: Happening) -> dict[str, Any]:
