@@ -10,7 +10,7 @@ from pathlib import Path
 
 from container.cli.command import Command
 
-_BYTES = 32  # of chance
+_BYTES = 32  # of entropy
 _EXAMPLES = """\
 examples:
   mme key inference
@@ -23,7 +23,7 @@ examples:
 
 
 def _roles(text: str) -> str:
-    from container.steps.access import parse_roles  # noqa: PLC0415 - with it comes all that follows files
+    from container.steps.access import parse_roles  # noqa: PLC0415 - its module imports what follows files
 
     try:
         parse_roles(text)
@@ -50,19 +50,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         print(key)
     else:
-        _add(arguments.output, key, os.O_EXCL)
+        _write_line(arguments.output, key, os.O_EXCL)
     if arguments.key_file is None:
         print(line, file=sys.stderr)
     else:
-        _add(arguments.key_file, line, os.O_APPEND)
+        _write_line(arguments.key_file, line, os.O_APPEND)
     return 0
 
 
-def _add(path: Path, line: str, flag: int) -> None:
-    """Write a line at the end of a file, in a write of its own: a server may read the file at any time."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
+def _write_line(path: Path, line: str, flag: int) -> None:
+    """Write the one line of a new file (O_EXCL), or one at the end (O_APPEND), which a server may read at any time."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
     try:
-        os.write(file, f"{line}\n".encode())
+        size = os.fstat(file).st_size
+        is_open = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # an editor left the last line without its end
+        os.write(file, b"\n" * is_open + f"{line}\n".encode())
     finally:
         os.close(file)
 

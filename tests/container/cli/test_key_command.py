@@ -42,3 +42,14 @@ def test_what_a_key_is_for_has_to_be_there(capsys):
     with pytest.raises(SystemExit):
         main(["key", "everything"])
     assert "model-repository" in capsys.readouterr().err
+
+
+def test_a_line_is_one_of_its_own_behind_one_without_an_end(tmp_path, capsys):
+    """As some editors leave the last line of a file."""
+    keys = tmp_path / "keys"
+    keys.write_text("# ours")
+    for _ in range(2):
+        main(["key", "inference", "--key-file", str(keys)])
+    first, *lines = keys.read_text().splitlines()
+    assert first == "# ours"
+    assert [line.startswith("sha256:") and line.endswith(" inference") for line in lines] == [True, True]
