@@ -35,7 +35,7 @@ _IR_VERSIONS = (10, 11)
 _IR_VERSION = re.compile(rb"<net\b[^>]*\bversion=\"(\d+)\"")
 _HEAD = 4096
 _NOISE = re.compile(r"^(Exception from |Check '.*' failed at |FrontEnd API failed|While validating )")
-_MOST_WORDS = 300
+_MAX_CHARACTERS = 300
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def translated(error: Exception, model: str, *, loading: bool) -> MmeError:
     """OpenVINO's exceptions have no kinds, but for memory that the C++ library does not get."""
     lines = [line.strip() for line in str(error).splitlines()]
     words = " ".join(line for line in lines if line and not _NOISE.match(line)) or " ".join(lines)
-    return OPENVINO.error(error, model, words[:_MOST_WORDS], loading=loading)
+    return OPENVINO.error(error, model, words[:_MAX_CHARACTERS], loading=loading)
 
 
 DEVICE = "TARGET_DEVICE"
@@ -120,7 +120,7 @@ class Shaping:
     as_configured: bool = False  # inputs take the dimensions of the configuration
 
 
-def shaping(config: ModelConfig) -> Shaping:
+def shaping_of(config: ModelConfig) -> Shaping:
     return Shaping(
         switch(config, "SKIP_OV_DYNAMIC_BATCHSIZE", default=False),
         switch(config, "ENABLE_BATCH_PADDING", default=False),
@@ -285,14 +285,14 @@ class OpenvinoHandler(Handler):
     default_filename: ClassVar[str] = "model.xml"
 
     def __init__(self, graph: Any, compiled: Any, config: ModelConfig, *, pads: bool = False) -> None:
-        self._batch = fixed_batch(config, graph, shaping(config))
+        self._batch = fixed_batch(config, graph, shaping_of(config))
         inputs, outputs = signature(graph, config, self._batch)
         super().__init__(complete(config, inputs, outputs))
         self._pads = pads
         self._compiled = compiled
         self._idle: deque[Any] = deque()
-        self._positions = {name_of(port, config): index for index, port in enumerate(graph.outputs)}
-        self._ports = {name_of(port, config): index for index, port in enumerate(graph.inputs)}
+        self._output_index = {name_of(port, config): index for index, port in enumerate(graph.outputs)}
+        self._input_index = {name_of(port, config): index for index, port in enumerate(graph.inputs)}
         self._texts = takes_text(inputs)
         self._answers_text = set(takes_text(outputs))
 
@@ -303,18 +303,18 @@ class OpenvinoHandler(Handler):
 
     @classmethod
     def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        wanted = shaping(config)
+        wanted = shaping_of(config)
         graph = open_graph(config, model_file, wanted)
         return complete(config, *signature(graph, config, fixed_batch(config, graph, wanted)))
 
     @classmethod
     def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str = "") -> OpenvinoHandler:  # noqa: ARG003 - the CPU's, shared by lanes
-        wanted = shaping(config)
+        wanted = shaping_of(config)
         options = properties(config, default_threads(_weights_file(model_file)))
         target = device_name(config, core().available_devices)
         graph = open_graph(config, model_file, wanted)
         lanes = sum(group.count for group in config.instance_group) or 1
-        prove_room(lanes + 1, f"worker of '{config.name}'")  # it would call the file bad
+        prove_room(lanes + 1, f"worker of '{config.name}'")  # OpenVINO would call the file bad
         try:
             compiled = core().compile_model(graph, target, options)
         except Exception as error:  # plain RuntimeError
@@ -329,7 +329,7 @@ class OpenvinoHandler(Handler):
         except IndexError:
             request = self._compiled.create_infer_request()
         try:
-            given = {self._ports[name]: self._given(name, array, size) for name, array in inputs.items()}
+            given = {self._input_index[name]: self._given(name, array, size) for name, array in inputs.items()}
             request.infer(given, share_inputs=True, share_outputs=not self._answers_text, decode_strings=False)
             results = [self._result(request, name) for name in outputs]
         except MmeError:
@@ -337,7 +337,8 @@ class OpenvinoHandler(Handler):
         except Exception as error:  # plain RuntimeError
             raise translated(error, self.config.name, loading=False) from error
         finally:
-            # OpenVINO's wrapper keeps all; what can't be written to is copied, and its memory is wanted elsewhere.
+            # OpenVINO's wrapper keeps its inputs. Of those that are read only it made copies: the originals, which may
+            # lie in shared memory, are let go.
             request._inputs_data = [array for array in given.values() if array.flags.writeable]  # noqa: SLF001
             self._idle.append(request)
         return [array[:size] for array in results] if size else results
@@ -360,7 +361,7 @@ class OpenvinoHandler(Handler):
 
     def _result(self, request: Any, name: str) -> Array:
         # A copy: the next execution of the request writes where the result lies.
-        tensor = request.get_output_tensor(self._positions[name])
+        tensor = request.get_output_tensor(self._output_index[name])
         if name in self._answers_text:
             return np.array(tensor.bytes_data, dtype=np.object_)
         copy: Array = np.array(tensor.data)

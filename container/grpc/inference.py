@@ -182,9 +182,9 @@ class GrpcReply(Reply):
     def encode(self, response: InferenceResponse, event: int) -> bytes:
         if self.wanted is PLAIN:
             return self._inference.encoder.encode(response, self.final(response, event))
-        return self.encoding(response, event)()
+        return self.encoder(response, event)()
 
-    def encoding(self, response: InferenceResponse, event: int) -> Callable[[], bytes]:
+    def encoder(self, response: InferenceResponse, event: int) -> Callable[[], bytes]:
         names = None
         if self.wanted.classes:
             names = self._inference.engine.index.class_names(response.model_name, response.model_version)

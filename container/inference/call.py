@@ -5,7 +5,12 @@
     respond, respond_error, complete   what the model sends, to the client in its order
 
 A response that takes long to encode is encoded by a thread; what the model sends meanwhile waits for it. A client that
-leaves cancels its request. How requests are read and responses are written is for the protocol's `Body` and `Reply`.
+leaves cancels its request.
+
+How requests are read and responses are written is for the protocol's `Body` and `Reply`. `Body.decode` makes the
+request once the model's configuration is known; where that takes long it raises `NeedsThread`, `Body.prepare` reads the
+body by a thread, and `decode` is called again. `Reply.send` is given a response of several (PART) or the only one
+(LAST); `send_error` says whether others may follow the error, else `fail` ends the call with it.
 """
 
 from __future__ import annotations
@@ -66,13 +71,13 @@ class Reply:
         """Return whether encoding the response would keep the event loop from others."""
         raise NotImplementedError
 
-    def encoding(self, response: InferenceResponse, event: int) -> Callable[[], Any]:
+    def encoder(self, response: InferenceResponse, event: int) -> Callable[[], Any]:
         """Return what encodes the response, to be called on any thread."""
         raise NotImplementedError
 
     def encode(self, response: InferenceResponse, event: int) -> Any:
         """Return the response as `send` takes it."""
-        return self.encoding(response, event)()
+        return self.encoder(response, event)()
 
     def send(self, call: Call, response: InferenceResponse, encoded: Any, event: int) -> None:
         """Send a response: one of several (PART), or the only one (LAST)."""
@@ -90,7 +95,7 @@ class Reply:
         """Send an error as the end; `final` where a model was given the request."""
         raise NotImplementedError
 
-    def patience_is_over(self, call: Call) -> MmeError:
+    def timeout_error(self, call: Call) -> MmeError:
         """Return what is told where the model has not been loaded in time."""
         return MmeError(Kind.UNAVAILABLE, f"model '{call.name}' still loads")
 
@@ -149,7 +154,7 @@ class Call:
                     return
                 report = await self._submit()
         except TimeoutError:
-            self.refuse(self.reply.patience_is_over(self))
+            self.refuse(self.reply.timeout_error(self))
         except Exception as error:  # noqa: BLE001 - as above
             self.refuse(error)
         else:
@@ -240,7 +245,7 @@ class Call:
                 if not isinstance(value, InferenceResponse):
                     self._tell(event, value)
                 elif self.reply.is_expensive(value, event):
-                    encoded = await by_thread(self.reply.encoding(value, event))
+                    encoded = await by_thread(self.reply.encoder(value, event))
                     if not self.over:
                         self._send(event, value, encoded)
                 else:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from container.inference.limits import RequestLimit
     from container.settings import Settings
     from container.steps.restrictions import Forwarding, Restrictions
-    from container.steps.sessions import Visit
+    from container.steps.sessions import SessionRequest
     from container.traces.tracing import Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
@@ -114,9 +114,9 @@ class HttpReply(Reply):
             return True
         if not self._is_kserve or event != LAST or "accept-encoding" not in self.exchange.headers:
             return False
-        return _size(response) > _QUICK_ANSWER and bool(self._encoding())
+        return _size(response) > _QUICK_ANSWER and bool(self._content_encoding())
 
-    def encoding(self, response: InferenceResponse, event: int) -> Callable[[], Any]:
+    def encoder(self, response: InferenceResponse, event: int) -> Callable[[], Any]:
         """Return what makes content type, further header lines and the parts of the body."""
         names = None if self.wanted is None or not self.wanted.classes else self._names(response)
         return functools.partial(self.encode, response, event, names)
@@ -145,12 +145,12 @@ class HttpReply(Reply):
             content_type, lines = b"application/octet-stream", b"Inference-Header-Content-Length: %d\r\n" % length
         elif length is not None:
             content_type = b"%b%d" % (BINARY_TYPE, length)
-        if self._is_kserve and "accept-encoding" in self.exchange.headers and (encoding := self._encoding()):
+        if self._is_kserve and "accept-encoding" in self.exchange.headers and (encoding := self._content_encoding()):
             lines += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding.encode()
             return content_type, lines, (compress(parts, encoding),)
         return content_type, lines, parts
 
-    def _encoding(self) -> str:
+    def _content_encoding(self) -> str:
         """What the answer is compressed by, "" for nothing."""
         accepted = self.exchange.headers.get("accept-encoding")
         return wanted_encoding(accepted) if accepted and self.kind is InferenceType.INFER else ""
@@ -162,7 +162,7 @@ class HttpReply(Reply):
         content_type, lines, parts = encoded
         if self.kind is InferenceType.GENERATE and event == PART:
             if self._first is not None:
-                raise _not_one()
+                raise _one_response_error()
             self._first = response
         elif event == PART or self.kind is InferenceType.GENERATE_STREAM:
             self._begin_once(call, content_type)
@@ -171,14 +171,14 @@ class HttpReply(Reply):
             if event == LAST:
                 self.exchange.end()
         elif self._framed:
-            self._whole(content_type, lines + self._headers(call, response), parts)
+            self._respond(content_type, lines + self._headers(call, response), parts)
         else:
             headers = self._attributes + self.session
             if call.report is not None or self._flavor is Flavor.RUNTIME:
                 headers = self._headers(call, response)
             self.exchange.respond(200, b"Content-Type: %b\r\n%b%b" % (content_type, lines, headers), parts)
 
-    def _whole(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
+    def _respond(self, content_type: bytes, headers: bytes, parts: Parts) -> None:
         if not self._framed:
             self.exchange.respond(200, b"Content-Type: %b\r\n%b" % (content_type, headers), parts)
             return
@@ -205,16 +205,16 @@ class HttpReply(Reply):
     def acknowledge(self, call: Call, body: bytes) -> None:
         """Answer a request that was not for the model, if the client waits for it."""
         if not call.over:
-            self._whole(_JSON, self._headers(call, None), (body,))
+            self._respond(_JSON, self._headers(call, None), (body,))
             call.finish(None)
 
     def end(self, call: Call) -> None:
         """Send the end of several responses, or the one of `generate`."""
         if self.kind is InferenceType.GENERATE:
             if self._first is None:
-                raise _not_one()
+                raise _one_response_error()
             content_type, lines, parts = self.encode(self._first, LAST)
-            self._whole(content_type, lines + self._headers(call, self._first), parts)
+            self._respond(content_type, lines + self._headers(call, self._first), parts)
             return
         self._begin_once(call, _EVENTS if self.kind is InferenceType.GENERATE_STREAM else _LINES)
         self.exchange.end()
@@ -268,7 +268,7 @@ class HttpReply(Reply):
             self.exchange.write(self._error(error))
             self.exchange.end()
 
-    def patience_is_over(self, call: Call) -> MmeError:
+    def timeout_error(self, call: Call) -> MmeError:
         return StillLoadingError(call.name)
 
     def close(self, call: Call) -> None:  # noqa: ARG002 - it is the same whatever the call
@@ -298,7 +298,7 @@ class HttpBody(Body):
         self._body: bytes | None = None if "content-encoding" in exchange.headers else exchange.body
         self._decoded: InferenceRequest | MmeError | None = None  # before its model is known
 
-    def _raw(self, call: Call) -> InferenceRequest:
+    def _raw_request(self, call: Call) -> InferenceRequest:
         """Return the request of a model that takes the body as it came."""
         headers = self._exchange.headers
         accept = headers.get(_STREAM_ACCEPT if self._route.event_stream else _ACCEPT, "")
@@ -309,7 +309,7 @@ class HttpBody(Body):
         request.on_response, request.on_error = call.respond, call.respond_error
         return request
 
-    def _made(self, call: Call, request: InferenceRequest, *, takes_several: bool) -> InferenceRequest:
+    def _with_callbacks(self, call: Call, request: InferenceRequest, *, takes_several: bool) -> InferenceRequest:
         if takes_several:
             request.on_response, request.on_error = call.respond, call.respond_error
         if self._server.forwarding is not None:
@@ -357,7 +357,7 @@ class TensorBody(HttpBody):
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
         if not self._is_kserve and takes_raw_body(config):
-            return self._raw(call)
+            return self._raw_request(call)
         found, self._decoded = self._decoded, None
         if found is None:
             body = self._body
@@ -368,8 +368,8 @@ class TensorBody(HttpBody):
                     self._exchange.headers, len(body), kserve=self._is_kserve
                 )
                 if length == 0:
-                    return self._alone(call, body, config)
-                found = self._taken(call, *self._server.decoder.decode(body, length, call.name, call.complete))
+                    return self._decode_raw_tensor(call, body, config)
+                found = self._accept(call, *self._server.decoder.decode(body, length, call.name, call.complete))
             except Unread:
                 raise NeedsThread from None
             except NoInputsError as error:
@@ -377,7 +377,7 @@ class TensorBody(HttpBody):
         if isinstance(found, MmeError):
             raise found.of(config) if isinstance(found, NoInputsError) else found
         if self._is_kserve and config.decoupled:
-            raise _several()
+            raise _decoupled_error()
         return found
 
     async def prepare(self, call: Call, *, by_thread: bool) -> None:
@@ -392,7 +392,7 @@ class TensorBody(HttpBody):
             if not by_thread:
                 try:
                     decoded = self._server.decoder.decode(body, length, call.name, call.complete)
-                    self._decoded = self._taken(call, *decoded)
+                    self._decoded = self._accept(call, *decoded)
                 except Unread:
                     by_thread = True
             if by_thread:
@@ -400,20 +400,20 @@ class TensorBody(HttpBody):
                 async with self._server.reading:
                     if not call.over:
                         decoded = await on_thread(decode, body, length, call.name, call.complete, regions)
-                        self._decoded = self._taken(call, *decoded)
+                        self._decoded = self._accept(call, *decoded)
         except MmeError as error:
             if self._is_kserve and not (isinstance(error, NoInputsError) and call.is_resident):
                 raise
             self._decoded = error.bare()
 
-    def _alone(self, call: Call, body: bytes, config: ModelConfig) -> InferenceRequest:
+    def _decode_raw_tensor(self, call: Call, body: bytes, config: ModelConfig) -> InferenceRequest:
         """Return the request of a body without a header: what it means depends on the model's configuration."""
         if self._is_kserve and config.decoupled:
-            raise _several()
+            raise _decoupled_error()
         request, self._reply.wanted = self._server.decoder.decode_raw(body, config, call.complete)
-        return self._made(call, request, takes_several=not self._is_kserve)
+        return self._with_callbacks(call, request, takes_several=not self._is_kserve)
 
-    def _taken(self, call: Call, request: InferenceRequest, wanted: OutputOptions) -> InferenceRequest:
+    def _accept(self, call: Call, request: InferenceRequest, wanted: OutputOptions) -> InferenceRequest:
         """Return what is submitted of what was decoded."""
         if not self._is_kserve:
             name = _STREAM_ACCEPT if self._route.event_stream else _ACCEPT
@@ -422,7 +422,7 @@ class TensorBody(HttpBody):
         self._reply.wanted = wanted
         if self._is_kserve and self._server.forwarding is None:
             return request
-        return self._made(call, request, takes_several=not self._is_kserve)
+        return self._with_callbacks(call, request, takes_several=not self._is_kserve)
 
 
 class GenerateBody(HttpBody):
@@ -434,7 +434,7 @@ class GenerateBody(HttpBody):
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
         if not self._is_kserve and takes_raw_body(config):
-            return self._raw(call)
+            return self._raw_request(call)
         found, self._decoded = self._decoded, None
         if found is None or self._config is not config:
             body = self._inflated()
@@ -443,7 +443,7 @@ class GenerateBody(HttpBody):
             found = decode_generate(body, config, self._server.decoder.layouts, call.complete)
         if isinstance(found, MmeError):
             raise found
-        return self._made(call, found, takes_several=True)
+        return self._with_callbacks(call, found, takes_several=True)
 
     async def prepare(self, call: Call, *, by_thread: bool) -> None:  # noqa: ARG002 - its size says enough
         """Nothing else is read before the model is known."""
@@ -569,12 +569,12 @@ class InferRoutes:
     ) -> Coroutine[Any, Any, None] | None:
         """As `Call.start`."""
         visit = self._sessions.visit(call.name, session_id, body.peek(), reply, creates=not route.event_stream)
-        if visit.word:
+        if visit.command:
             return self._acknowledge(call, reply, visit)
         call.steps = (visit, *call.steps)
         return call.start()
 
-    async def _acknowledge(self, call: Call, reply: HttpReply, visit: Visit) -> None:
+    async def _acknowledge(self, call: Call, reply: HttpReply, visit: SessionRequest) -> None:
         """A session is created or closed, and its model asked for nothing; but for a new one it has to be there."""
         try:
             if visit.new:
@@ -582,7 +582,7 @@ class InferRoutes:
                     pass
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
             visit.leave(failed=True)
-            call.fail(reply.patience_is_over(call) if isinstance(error, TimeoutError) else known(error))
+            call.fail(reply.timeout_error(call) if isinstance(error, TimeoutError) else known(error))
             return
         visit.leave(failed=visit.new and call.over)  # a session whose id is never told is none
         reply.acknowledge(call, b'{"sessionId":"%b"}' % visit.session.id.encode())
@@ -630,7 +630,7 @@ def _size(response: InferenceResponse) -> int:
     return sum([array.nbytes for _, _, array in response.outputs])
 
 
-def _several() -> MmeError:
+def _decoupled_error() -> MmeError:
     return MmeError(
         Kind.UNSUPPORTED,
         "HTTP end point doesn't support models with decoupled transaction policy: use generate_stream, /invocations, "
@@ -638,7 +638,7 @@ def _several() -> MmeError:
     )
 
 
-def _not_one() -> MmeError:
+def _one_response_error() -> MmeError:
     return invalid_argument(
         "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
         "number of responses"

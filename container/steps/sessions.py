@@ -150,22 +150,22 @@ class SessionCalls:
         self._timer: asyncio.TimerHandle | None = None
         engine.cache.events.listen(self._heard)
 
-    def visit(self, model: str, asked: str, body: bytes, reply: HttpReply, *, creates: bool) -> Visit:
+    def visit(self, model: str, asked: str, body: bytes, reply: HttpReply, *, creates: bool) -> SessionRequest:
         """What the header of a request asks for; `reply` tells of the session, which can be created if it `creates`."""
         if not self._enabled:
             raise invalid_argument(
                 "stateful sessions are switched off here: leave SessionId out, or start the server with "
                 "SAGEMAKER_ENABLE_STATEFUL_SESSIONS=true"
             )
-        word = _word(body)
+        command = _command(body)
         if asked != NEW:
-            word = word if word == CLOSE else ""
-            return Visit(self, self.known.use(asked, model, _now()), word, reply, new=False)
+            command = command if command == CLOSE else ""
+            return SessionRequest(self, self.known.use(asked, model, _now()), command, reply, new=False)
         if not creates:
             raise invalid_argument("a session can't be created on a streamed invocation: use invoke_endpoint")
-        if word == CLOSE:
+        if command == CLOSE:
             raise invalid_argument("a session is closed by its id in SessionId, which is NEW_SESSION here")
-        visit = Visit(self, self.known.begin(model, _now()), word, reply, new=True)
+        visit = SessionRequest(self, self.known.begin(model, _now()), command, reply, new=True)
         self._set_timer()
         return visit
 
@@ -182,7 +182,10 @@ class SessionCalls:
         return f"X-Amzn-SageMaker-New-Session-Id: {said}X-Amzn-SageMaker-Session-Id: {said}".encode()
 
     def _heard(self, event: CacheEvent) -> None:
-        """A model that was replaced is told to be unloaded when its successor has been serving for a while."""
+        """End the sessions whose sequences were lost: their model was loaded again, or unloaded without a successor.
+
+        So are those of ensembles around it. Of one that was replaced the unloading is told when its successor serves.
+        """
         gone = event.type is EventType.UNLOADED and not self._engine.index.is_resident(event.name)
         if gone or event.type is EventType.LOADED:
             for model in (event.name, *self._engine.wholes_of(event.name)):
@@ -201,27 +204,33 @@ class SessionCalls:
         self._set_timer()
 
 
-class Visit(CallStep):
+class SessionRequest(CallStep):
     """One request of a session.
 
+    The session ends with it
+
+        where it creates the session, and the client was never told the id
+        where it closes the session or ends its sequence, and succeeded
+        where it was cancelled, and its model kept a sequence, which has ended then
+
     Attributes:
-        session: it.
-        word: what the body says instead of being a request for the model: NEW, CLOSE, or "" for such a request.
+        session: that of the request.
+        command: what the body says instead of being a request for the model: NEW, CLOSE, or "" for such a request.
         new: whether the request creates the session.
     """
 
-    def __init__(self, calls: SessionCalls, session: Session, word: str, reply: HttpReply, *, new: bool) -> None:
+    def __init__(self, calls: SessionCalls, session: Session, command: str, reply: HttpReply, *, new: bool) -> None:
         self._calls = calls
         self.session = session
-        self.word = word
+        self.command = command
         self.new = new
         self._reply = reply
         self._starts = False
-        self._ends = word == CLOSE
-        self._state = False
-        self._tell()
+        self._ends = command == CLOSE
+        self._has_sequence = False
+        self._set_reply_headers()
 
-    def _tell(self) -> None:
+    def _set_reply_headers(self) -> None:
         lines = self._calls.created(self.session) if self.new else b""
         if self._ends:
             lines += b"X-Amzn-SageMaker-Closed-Session-Id: %s\r\n" % self.session.id.encode()
@@ -231,7 +240,7 @@ class Visit(CallStep):
         """Make the request a step of the session's sequence; one that names a sequence itself is left alone."""
         self._calls.known.check(self.session)
         self._ends = bool(request.flags & FLAG_SEQUENCE_END)
-        self._state = config.sequence_batching is not None or bool(config.ensemble)
+        self._has_sequence = config.sequence_batching is not None or bool(config.ensemble)
         if not request.correlation_id:
             request.correlation_id = self.session.correlation_id(text=_wants_text(config))
             request.flags |= FLAG_SEQUENCE_KEPT
@@ -240,7 +249,7 @@ class Visit(CallStep):
                 request.flags |= FLAG_SEQUENCE_START
         if takes_raw_body(config):
             request.parameters = {**(request.parameters or {}), BODY_SESSION_ID: self.session.id}
-        self._tell()
+        self._set_reply_headers()
 
     def refused(self, call: Call) -> None:  # noqa: ARG002
         """A request that is not accepted has begun nothing."""
@@ -250,7 +259,7 @@ class Visit(CallStep):
 
     def completed(self, call: Call, result: InferenceResponse | MmeError | None) -> None:
         failed = isinstance(result, MmeError) or (self.new and call.over)  # whose id was never told
-        if isinstance(result, MmeError) and result.kind is Kind.CANCELLED and self._state:
+        if isinstance(result, MmeError) and result.kind is Kind.CANCELLED and self._has_sequence:
             self._ends, failed = True, False  # its sequence has ended with it
         self.leave(failed=failed)
 
@@ -261,7 +270,7 @@ class Visit(CallStep):
             self._calls.end(self.session)
 
 
-def _word(body: bytes) -> str:
+def _command(body: bytes) -> str:
     """What a body says of its session that is nothing else: NEW, CLOSE or ""."""
     if len(body) > _MAX_WORD or _WORD not in body:
         return ""
@@ -269,8 +278,8 @@ def _word(body: bytes) -> str:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return ""
-    word = document.get("requestType") if isinstance(document, dict) else None
-    return word if word in (NEW, CLOSE) else ""
+    command = document.get("requestType") if isinstance(document, dict) else None
+    return command if command in (NEW, CLOSE) else ""
 
 
 def _wants_text(config: ModelConfig) -> bool:

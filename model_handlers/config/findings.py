@@ -72,7 +72,7 @@ def understand(text: str, *, model: str, strict_name: bool = False) -> Understoo
     if message is None:
         return Understood(None, tuple(problems))
     _take_out_excesses(message, problems)
-    notes = tuple(_judge_fields(message, model, problems))
+    notes = _judge_fields(message, model, problems)
     if strict_name and message.name and message.name != model:
         sentence = (
             f"unexpected directory name '{model}' for model '{message.name}', directory name must equal model name"
@@ -103,8 +103,8 @@ def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | 
         try:
             return read_text(text, allow_unknown_field=skips_fields)
         except text_format.ParseError as error:
-            before, place = place, place_of(text, error)
-            if place == before:  # no field of a name that does not exist
+            last, place = place, place_of(text, error)
+            if place == last:  # nothing that can be skipped or replaced
                 return None
             problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model), hint_for(text, error)))
             repaired = _with_other_value(text, place)
@@ -117,8 +117,8 @@ def _with_other_value(text: str, place: int) -> str | None:
     before, value = _ENUM_VALUE.search(text, 0, place), _NAME.match(text, place)
     if before is None or value is None:
         return None
-    stand_in = "11" if before[1] == "data_type" else "0"
-    return text[:place] + stand_in.ljust(len(value[0])) + text[value.end() :]
+    stand_in = str(_FP32) if before[1] == "data_type" else "0"
+    return text[:place] + stand_in.ljust(len(value[0])) + text[value.end() :]  # as long: later errors keep their place
 
 
 def _bare(error: MmeError, model: str) -> str:
@@ -148,8 +148,9 @@ def _top(path: str) -> str:
     return re.split(r"[.\[]", path)[0]
 
 
-def _judge_fields(message: pb.ModelConfig, model: str, problems: list[Finding]) -> Iterator[Finding]:
-    unknown = []
+def _judge_fields(message: pb.ModelConfig, model: str, problems: list[Finding]) -> tuple[Finding, ...]:
+    """Take out the fields that are not known, and return what to note of others."""
+    unknown, notes = [], []
     for path, field, value, rule in set_fields(message):
         error = field_error(path, field, value, rule, model)
         if error is not None:
@@ -157,9 +158,10 @@ def _judge_fields(message: pb.ModelConfig, model: str, problems: list[Finding]) 
             if rule.support is not Support.REFUSED:
                 unknown.append(path)
         elif rule.support is Support.HARMLESS:
-            yield Finding(path, f"is ignored: {rule.reason}")
+            notes.append(Finding(path, f"is ignored: {rule.reason}"))
     for path in unknown:
         _clear(message, _top(path))
+    return tuple(notes)
 
 
 def _complete_tensors(message: pb.ModelConfig, model: str, problems: list[Finding]) -> None:

@@ -1,6 +1,6 @@
 """PyTorch itself: the one module that imports it, tensors to and from arrays, and its exceptions as ours.
 
-Called on load threads and in fork servers; `translated` on any.
+Called on load threads, on those that execute, and in fork servers.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _strings(strings: Sequence[str], spec: TensorSpec, rows: int | None) -> Arra
         return array
 
 
-PRELOAD = "model_handlers.pytorch.runtime:pytorch"
+PRELOAD = "model_handlers.pytorch.runtime:pytorch"  # what a fork server calls before it forks
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]", re.MULTILINE)  # of its version.py, which says None otherwise
-_WORDS = 600  # characters of an exception, whose C++ stack is of no use to a client
+_MAX_CHARACTERS = 600  # characters of an exception, whose C++ stack is of no use to a client
 _one_at_a_time = threading.Lock()
 
 
@@ -134,9 +134,9 @@ def on_device(device: Any) -> AbstractContextManager[Any]:
 
 
 def lost(failure: MmeError, device: Any) -> MmeError:
-    """`failure`, or what to raise in its place where CUDA answers nothing but errors from now on.
+    """Return `failure`, or what to raise in its place where CUDA fails whatever it is asked from now on.
 
-    So it does in a process whose kernel went wrong, by an index out of range for one. Only a new process helps.
+    So it does in a process in which a kernel failed, by an index out of range for example. Only a new process helps.
     """
     try:
         pytorch().cuda.synchronize(device)
@@ -173,4 +173,4 @@ def first_words(error: Exception) -> str:
     text = str(error).split("\nException raised from", 1)[0]
     if "Traceback of TorchScript" in text:
         text = text.rstrip().rpartition("\n")[2]
-    return " ".join(f"{text or type(error).__name__}".split())[:_WORDS]
+    return " ".join(f"{text or type(error).__name__}".split())[:_MAX_CHARACTERS]

@@ -2,7 +2,8 @@
 
 Libraries check little of that. They follow whatever numbers a file has for children, for ever where those lead back,
 and read whatever lies where a number out of range points to. Numbers of splits and leaves may be damaged all the same:
-answers are wrong then, and nothing else is harmed. What is wrong is a ValueError that says so.
+answers are wrong then, and nothing else is harmed. What is wrong is a ValueError that says so, what is missing a
+KeyError.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _UBJ_TYPES = {b"U": ">u1", b"i": ">i1", b"I": ">i2", b"l": ">i4", b"L": ">i8", b
 
 
 def check_tree(number: int, left: Array, right: Array, split: Array, features: int) -> None:
-    """Look through one tree: of each node its children, -1 for a leaf, and its feature. Node 0 is the root."""
+    """Look through one tree: of each node its children, -1 for a leaf, and its feature. Node 0 is the root.
+
+    The root is the child of no node, and no node the child of two: so what can be reached from it has no circle.
+    """
     nodes = len(left)
     if not nodes or len(right) != nodes or len(split) != nodes:
         raise ValueError(f"tree {number} has {nodes} left children, {len(right)} right ones and {len(split)} splits")
@@ -37,7 +41,11 @@ def check_tree(number: int, left: Array, right: Array, split: Array, features: i
 
 
 def check_xgboost(model: bytes | bytearray, parameters: Mapping[str, str]) -> None:
-    """Look through a model as XGBoost, having read it, writes it in UBJSON, with its `learner_model_param`."""
+    """Look through a model as XGBoost, having read it, writes it in UBJSON, with its `learner_model_param`.
+
+    Texts of its author (names of features) that look like an array only add one, which is looked through as well, or
+    make the numbers of arrays differ, which is refused.
+    """
     arrays: dict[bytes, list[Array]] = {}
     for match in _UBJ_ARRAY.finditer(model):
         count = int.from_bytes(match[3], "big")

@@ -78,7 +78,7 @@ class TensorMap:
     """What every execution of a model version has to know, worked out once from its configuration.
 
     Attributes:
-        split: outputs that are split by the shapes of an input, and its index.
+        split_source: outputs that are split by the shapes of an input, and its index.
         pads: whether a batch may have rows that are no request's.
     """
 
@@ -93,8 +93,8 @@ class TensorMap:
         self.output_names = tuple(self.outputs)
         places = {spec.name: index for index, spec in enumerate(config.inputs)}
         # inputs that are worked out of each batch, and the index of the input that they are about
-        self.told = [(given, places[given.source_input[0]]) for given in config.batch_input]
-        self.split = {
+        self.derived_inputs = [(given, places[given.source_input[0]]) for given in config.batch_input]
+        self.split_source = {
             target: places[given.source_input[0]] for given in config.batch_output for target in given.target_name
         }
         # of a model whose batch dimension is guessed, what is known of it; None for any other
@@ -134,7 +134,7 @@ class TensorMap:
             if spec.reshape is not None:
                 array = refitted(array, spec.dims, spec.reshape, batches=self.batches)
             inputs[spec.name] = array
-        for given, index in self.told:
+        for given, index in self.derived_inputs:
             told = batch_input(given.kind, _shapes(batch, index), given.data_type.dtype, batches=self.batches)
             inputs |= dict.fromkeys(given.target_name, told)
         return inputs, self._wanted(batch) if first.layout.outputs else self.output_names
@@ -158,7 +158,7 @@ class TensorMap:
         columns: list[tuple[TensorSpec, Array | list[Array]]] = []
         for name, array in zip(names, arrays, strict=True):
             spec = self.outputs[name]
-            if name in self.split:
+            if name in self.split_source:
                 columns.append((spec, self._pieces(batch, name, array)))
                 continue
             if checked:
@@ -190,7 +190,7 @@ class TensorMap:
             )
 
     def _pieces(self, batch: Batch, name: str, array: Array) -> list[Array]:
-        shapes = _shapes(batch, self.split[name])
+        shapes = _shapes(batch, self.split_source[name])
         pieces = split(array, shapes)
         if pieces is None:
             raise MmeError(
@@ -249,14 +249,14 @@ class TensorMap:
     def response(self, request: InferenceRequest, answer: ModelResponse) -> InferenceResponse:
         """What a handler that sees requests answered to one of them."""
         outputs = [
-            (name, *_told(self.outputs[name], array, request))
+            (name, *_as_client_type(self.outputs[name], array, request))
             for name, array in answer.outputs.items()
             if name in self.outputs
         ]
         return InferenceResponse(self.name, self.version, outputs, request.id, parameters=answer.parameters or None)
 
 
-def _told(spec: TensorSpec, array: Array, request: InferenceRequest) -> tuple[DataType, Array]:
+def _as_client_type(spec: TensorSpec, array: Array, request: InferenceRequest) -> tuple[DataType, Array]:
     """An output and its type: the declared one, but that a client is told of whole numbers where floats were declared.
 
     A model that asks gets what was declared: it may be an ensemble, whose next step takes nothing else.
@@ -272,7 +272,7 @@ def _shapes(batch: Batch, index: int) -> list[tuple[int, ...]]:
     return [request.layout.inputs[position][2] if position >= 0 else (0,) for request, position in positions]
 
 
-_WORD = (1 << 64) - 1
+_UINT64_MASK = (1 << 64) - 1
 _EMPTY = Layout((), ())
 
 
@@ -282,7 +282,7 @@ def _drop(_request: InferenceRequest, _result: InferenceResponse | MmeError | No
 def _drop_response(_opened: DecoupledRequest, _response: ModelResponse | MmeError | None, _final: bool) -> None: ...  # noqa: FBT001 - see Post
 
 
-class _Signal:
+class _Control:
     def __init__(
         self, name: str, data_type: DataType, empty: object, value: Callable[[InferenceRequest], object]
     ) -> None:
@@ -303,7 +303,7 @@ class SequenceTensorMap(TensorMap):
         super().__init__(name, version, config, pads=True)
         assert config.sequence_batching is not None  # noqa: S101 - see `tensor_map_for`
         batching: SequenceBatching = config.sequence_batching
-        self._signals = [_signal(control_name, control) for control_name, control in batching.controls()]
+        self._controls = [_control(control_name, control) for control_name, control in batching.controls()]
         self._states = {state.output_name: state.input_name for state in batching.state}
         self._growing = [state.input_name for state in batching.state if -1 in state.dims]
         self._initial = initial
@@ -325,10 +325,10 @@ class SequenceTensorMap(TensorMap):
         inputs, names = super().collate(batch)
         if not self.is_dense(batch):
             inputs = {name: _spread(array, steps) for name, array in inputs.items()}
-        for signal in self._signals:
-            inputs[signal.name] = self._shown(signal, steps)
+        for control in self._controls:
+            inputs[control.name] = self._control_rows(control, steps)
         for name in self._states.values():
-            inputs[name] = self._gathered(name, steps)
+            inputs[name] = self._state_rows(name, steps)
         return inputs, (*names, *[name for name in self._states if name not in names])
 
     def scatter(self, batch: Batch, names: tuple[str, ...], arrays: list[Array], rows: int) -> list[InferenceResponse]:
@@ -341,24 +341,24 @@ class SequenceTensorMap(TensorMap):
         for name, kept_as in self._states.items():
             for sequence, request, row in zip(steps.sequences, steps, steps.rows, strict=True):
                 self._keep(sequence, request, kept_as, self._row(outputs[name], row, rows))
-        self._note_forms(steps)
+        self._note_state_shapes(steps)
         seen = tuple(name for name in names if name in self.outputs)
         if self.is_dense(batch):
             return super().scatter(batch, seen, [outputs[name] for name in seen], rows)
         return super().scatter(batch, seen, [outputs[name][steps.rows] for name in seen], len(batch))
 
-    def _shown(self, signal: _Signal, steps: Steps) -> Array:
-        values = [signal.empty] * steps.height
+    def _control_rows(self, control: _Control, steps: Steps) -> Array:
+        values = [control.empty] * steps.height
         for request, row in zip(steps, steps.rows, strict=True):
-            values[row] = signal.value(request)
-        array = np.array(values, signal.data_type.dtype)
+            values[row] = control.value(request)
+        array = np.array(values, control.data_type.dtype)
         return array.reshape(steps.height, 1) if self.batches else array
 
-    def _gathered(self, name: str, steps: Steps) -> Array:
+    def _state_rows(self, name: str, steps: Steps) -> Array:
         kept = [self._state(name, *step) for step in zip(steps.sequences, steps, strict=True)]
         if len(kept) == steps.height:
             return kept[0] if len(kept) == 1 else np.concatenate(kept)
-        rows = [_nothing_like(kept[0])] * steps.height
+        rows = [_zeros_like(kept[0])] * steps.height
         for array, row in zip(kept, steps.rows, strict=True):
             rows[row] = array
         return np.concatenate(rows)
@@ -386,7 +386,7 @@ class SequenceTensorMap(TensorMap):
         else:
             sequence.memory[name] = array
 
-    def _note_forms(self, steps: Steps) -> None:
+    def _note_state_shapes(self, steps: Steps) -> None:
         """A state of another shape can't share a batch with all others any more."""
         for sequence in steps.sequences if self._growing else ():
             shapes = tuple(sequence.memory.get(name, self._initial[name]).shape for name in self._growing)
@@ -403,7 +403,9 @@ class SequenceTensorMap(TensorMap):
         steps = cast("Steps", batch)
         requests = super().to_model_requests(batch, post)
         for sequence, request, shown in zip(steps.sequences, steps, requests, strict=True):
-            shown.inputs |= {signal.name: self._told(signal, signal.value(request)) for signal in self._signals}
+            shown.inputs |= {
+                control.name: self._control_array(control, control.value(request)) for control in self._controls
+            }
             shown.inputs |= {name: self._state(name, sequence, request) for name in self._states.values()}
         if self.is_dense(batch) or not self._knows_empty_rows:
             return requests
@@ -424,7 +426,7 @@ class SequenceTensorMap(TensorMap):
                 own[place] = None
             elif isinstance(answer, ModelResponse) and self._states:
                 self._take_states(steps, place, answer)
-        self._note_forms(steps)
+        self._note_state_shapes(steps)
         return super().from_model_responses(batch, own)
 
     def rescheduled(self, batch: Batch) -> Collection[InferenceRequest]:
@@ -441,16 +443,16 @@ class SequenceTensorMap(TensorMap):
                 if request.layout.outputs and name not in request.layout.outputs:
                     del answer.outputs[name]
 
-    def _told(self, signal: _Signal, value: object) -> Array:
-        return np.array([[value]] if self.batches else [value], signal.data_type.dtype)
+    def _control_array(self, control: _Control, value: object) -> Array:
+        return np.array([[value]] if self.batches else [value], control.data_type.dtype)
 
     def _empty_row(self, like: ModelRequest) -> ModelRequest:
-        signals = {signal.name: self._told(signal, signal.empty) for signal in self._signals}
-        states = {name: _nothing_like(self._initial[name]) for name in self._states.values()}
+        controls = {control.name: self._control_array(control, control.empty) for control in self._controls}
+        states = {name: _zeros_like(self._initial[name]) for name in self._states.values()}
         responder = (
             None if like.responder is None else DecoupledRequest(InferenceRequest(_EMPTY, [], _drop), _drop_response)
         )
-        return ModelRequest({**like.inputs, **signals, **states}, like.outputs, responder=responder)
+        return ModelRequest({**like.inputs, **controls, **states}, like.outputs, responder=responder)
 
 
 def tensor_map_for(name: str, version: int, config: ModelConfig, initial: Mapping[str, Array]) -> TensorMap:
@@ -459,32 +461,33 @@ def tensor_map_for(name: str, version: int, config: ModelConfig, initial: Mappin
     return SequenceTensorMap(name, version, config, initial)
 
 
-def _signal(name: str, control: SequenceControl) -> _Signal:
+def _control(name: str, control: SequenceControl) -> _Control:
     if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
         data_type = control.tensor_type
         if data_type is BYTES:
-            return _Signal(name, data_type, b"", lambda request: str(request.correlation_id).encode())
+            return _Control(name, data_type, b"", lambda request: str(request.correlation_id).encode())
         kind = data_type.dtype.type
-        return _Signal(name, data_type, kind(0), lambda request: _number(request.correlation_id).astype(kind))
+        return _Control(name, data_type, kind(0), lambda request: _number(request.correlation_id).astype(kind))
     no, yes = control.false_true
     if control.kind is ControlKind.CONTROL_SEQUENCE_READY:
-        return _Signal(name, control.tensor_type, no, lambda _request: yes)
+        return _Control(name, control.tensor_type, no, lambda _request: yes)
     flag = FLAG_SEQUENCE_START if control.kind is ControlKind.CONTROL_SEQUENCE_START else FLAG_SEQUENCE_END
-    return _Signal(name, control.tensor_type, no, lambda request: yes if request.flags & flag else no)
+    return _Control(name, control.tensor_type, no, lambda request: yes if request.flags & flag else no)
 
 
 def _number(correlation_id: int | str) -> np.uint64:
-    return np.uint64(int(correlation_id) & _WORD)
+    return np.uint64(int(correlation_id) & _UINT64_MASK)
 
 
 def _spread(array: Array, steps: Steps) -> Array:
+    """Return an array a request as one a row; rows without a request repeat the first one."""
     places = np.zeros(steps.height, np.intp)
     places[steps.rows] = np.arange(len(steps))
     spread: Array = array[places]
     return spread
 
 
-def _nothing_like(array: Array) -> Array:
+def _zeros_like(array: Array) -> Array:
     if array.dtype.kind != "O":
         return np.zeros_like(array)
     texts = np.empty_like(array)
