@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from serve.cache.entry import JointLease
 from serve.control import Control
+from serve.model.ensemble_plan import blaming
 from serve.registry import Dependents
 from serve.request import LoadReport
 from serve.sources.catalog import unknown
 from serve.sources.source import Archived, InRepository, Overridden, S3Model, Unpacked, origin, source_of
 from serve.sources.store import UntoldError
 from serve.statistics import CacheEvent, EventType
-from serve.step_loads import StepLoads, blaming
+from serve.step_loads import StepLoads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -130,7 +131,7 @@ class LoadApi:
             except MmeError as error:
                 entry = self._cache.entries.get(name)
                 if entry is None or entry.resident is None:  # else the one before goes on, and the log says why
-                    with blaming(whole, name):
+                    with blaming(whole, name.rpartition("/")[2]):
                         raise error from None
 
     # -- loads -----------------------------------------------------------------------------------------------------

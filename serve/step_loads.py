@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from model_handlers.base import Footprint
-from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
+from model_handlers.errors import MmeError, invalid_model, out_of_memory
 from serve.cache.entry import Entry
-from serve.model.ensemble_plan import blamed, not_available
+from serve.model.ensemble_plan import blaming, not_available
 from serve.request import LoadReport
 from serve.statistics import TargetStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from serve.cache.entry import JointLease, Residency
     from serve.cache.model_cache import ModelCache
@@ -197,22 +196,11 @@ class StepLoads:
 
     async def _load_step(self, whole: str, name: str) -> tuple[Target, LoadReport]:
         self._check_circle(whole, name)
-        with self._waits.waiting((whole,), name), blaming(whole, name):
+        with self._waits.waiting((whole,), name), blaming(whole, name.rpartition("/")[2]):
             lease, report = await self._load(name, self._registry.entry(name))
         lease.uncount(missed=bool(report.load))
         lease.release()
         return lease.target, report
-
-
-@contextmanager
-def blaming(whole: str, part: str) -> Iterator[None]:
-    """What is wrong with the model of a step keeps its ensemble from loading, which says so."""
-    try:
-        yield
-    except MmeError as error:
-        if error.kind is not Kind.INVALID_MODEL:
-            raise
-        raise blamed(whole, part.rpartition("/")[2], error) from error
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -23,7 +23,7 @@ from serve.control import DEFAULT_LATENCIES
 from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
 from serve.model.dispatch import DispatchQueue, LoopPoller
 from serve.model.ensemble import EnsembleModel, ServedSteps, checked_config, step_models
-from serve.model.ensemble_plan import blamed, not_available
+from serve.model.ensemble_plan import blaming, not_available
 from serve.model.model import Model
 from serve.model.warmup import Warmup, ensemble_labels, initial_states, read_labels
 from serve.statistics import new_stats
@@ -32,6 +32,7 @@ from serve.threads import ThreadPool, UnderWay
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from model_handlers.base import Device
@@ -264,7 +265,7 @@ class ModelLoader:
         for each in (*prepared.members, prepared):
             if self._proofs is None or not each.is_delicate:
                 continue
-            with _blamed(each, prepared):
+            with _blaming(each, prepared):
                 for version in each.directory.versions:
                     token.check()
                     with _of_version(version):
@@ -290,7 +291,7 @@ class ModelLoader:
                 within(self.threads),
             ):
                 for member in in_order(prepared):
-                    with _blamed(member, prepared):
+                    with _blaming(member, prepared):
                         members[member.directory.path.name] = self._load(member, members, {}, token)
                 target = self._load(prepared, members, members, token)
         except BaseException:
@@ -521,15 +522,9 @@ def _close_all(models: dict[int, AnyModel]) -> None:
         model.close()
 
 
-@contextlib.contextmanager
-def _blamed(member: PreparedTarget, whole: PreparedTarget) -> Iterator[None]:
-    """What is wrong with a model of an ensemble keeps the ensemble from loading, which says so."""
-    try:
-        yield
-    except MmeError as error:
-        if error.kind is not Kind.INVALID_MODEL or not whole.directory.config.ensemble:
-            raise
-        raise blamed(whole.directory.name, member.directory.path.name, error) from error
+def _blaming(member: PreparedTarget, whole: PreparedTarget) -> AbstractContextManager[None]:
+    is_step = bool(whole.directory.config.ensemble)
+    return blaming(whole.directory.name, member.directory.path.name) if is_step else contextlib.nullcontext()
 
 
 def _to_prove(prepared: PreparedTarget, version: int) -> tuple[type[Handler], ModelConfig, Path]:

@@ -21,6 +21,7 @@ to fill the list of each scope, and to count for each step how many tensors of o
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -394,12 +395,18 @@ def not_available(ensemble: str, models: Iterable[str], there: str = "") -> MmeE
     return invalid_model(f"ensemble {ensemble} contains models that are not available or ambiguous: {names}{there}")
 
 
-def blamed(ensemble: str, model: str, error: MmeError) -> MmeError:
-    """Triton's words for an ensemble whose step's model did not load."""
-    return invalid_model(
-        f"ensemble '{ensemble}' depends on '{model}' which has no loaded version. Model '{model}' loading failed with "
-        f"error: {error.message}"
-    )
+@contextmanager
+def blaming(ensemble: str, model: str) -> Iterator[None]:
+    """What is wrong with the model of a step keeps its ensemble from loading, which says so, in Triton's words."""
+    try:
+        yield
+    except MmeError as error:
+        if error.kind is not Kind.INVALID_MODEL:
+            raise
+        raise invalid_model(
+            f"ensemble '{ensemble}' depends on '{model}' which has no loaded version. Model '{model}' loading failed "
+            f"with error: {error.message}"
+        ) from error
 
 
 def check_circle(start: str, steps: Mapping[str, Sequence[str]]) -> None:
