@@ -57,10 +57,16 @@ if TYPE_CHECKING:
 
     Description = tuple[str, DataType, tuple[int, ...]]
 
-_TAGS = {field.name: field.number << 3 | 2 for field in pb.ModelInferRequest.DESCRIPTOR.fields}  # each has a length
-_ID_TAG = _TAGS["id"]
-_RAW_TAG = _TAGS["raw_input_contents"]
 _LONGEST = 4096  # bytes of a head
+
+
+def _tag(message: type[Any], field: str) -> bytes:
+    """What stands before the length of a field of bytes; fields up to number 15 have one byte."""
+    return bytes([message.DESCRIPTOR.fields_by_name[field].number << 3 | 2])
+
+
+_ID_TAG = _tag(pb.ModelInferRequest, "id")[0]
+_RAW_TAG = _tag(pb.ModelInferRequest, "raw_input_contents")[0]
 
 
 def split(data: bytes) -> tuple[bytes, str, int] | None:
@@ -390,11 +396,6 @@ def _array(elements: Sequence[Any], data_type: DataType, name: str) -> Array:
 
 _MAX_HEADS = 1024  # remembered; then all are forgotten, which costs each one message
 _MAX_INT64 = 2**63 - 1
-
-
-def _tag(message: type[Any], field: str) -> bytes:
-    """What stands before the length of a field of bytes; fields up to number 15 have one byte."""
-    return bytes([message.DESCRIPTOR.fields_by_name[field].number << 3 | 2])
 
 
 _RESPONSE_ID = _tag(pb.ModelInferResponse, "id")

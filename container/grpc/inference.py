@@ -121,7 +121,7 @@ class Inference:
         body = MessageBody(self, data, reply)
         call = Call(self.engine, self._limit, body, reply)
         if self._tracer is not None:
-            following = follow_rpc(self._tracer, reply.headers(), method)
+            following = follow_rpc(self._tracer, reply.rpc.headers(), method)
             if following is not None:
                 call.steps = (following,)
         reply.begin(call)
@@ -146,19 +146,17 @@ class GrpcReply(Reply):
         wanted: how the client wants them. Set once the request is decoded.
         said: the model's name and version as the request has them, id: the request's; "" until they are read.
         takes_several: whether any number of responses may be sent.
+        rpc: that the request came on.
     """
 
     takes_several = False
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference, rpc: Rpc) -> None:
         self.wanted = PLAIN
         self.said = ("", "")
         self.id = ""
+        self.rpc = rpc
         self._inference = inference
-
-    def headers(self) -> dict[str, str]:
-        """Return the metadata that the request came with."""
-        raise NotImplementedError
 
     def begin(self, call: Call) -> None:
         """The request has come."""
@@ -172,9 +170,9 @@ class GrpcReply(Reply):
         """
         raise NotImplementedError
 
-    def final(self, response: InferenceResponse, event: int) -> bool | None:
+    def final(self, response: InferenceResponse, event: int) -> bool | None:  # noqa: ARG002
         """Return whether the response says that it is the last, or that it is not; None for neither."""
-        raise NotImplementedError
+        return None
 
     def is_expensive(self, response: InferenceResponse, event: int) -> bool:  # noqa: ARG002
         return takes_long(response, self.wanted)
@@ -240,7 +238,7 @@ class MessageBody(Body):
         if self._reply.takes_several:
             request.on_response, request.on_error = call.respond, call.respond_error
         if self._inference.forwarding is not None:
-            self._inference.forwarding.add(request, self._reply.headers())
+            self._inference.forwarding.add(request, self._reply.rpc.headers())
         return request
 
     def _read(self, call: Call) -> InferenceRequest:
@@ -276,25 +274,15 @@ class MessageBody(Body):
 class UnaryReply(GrpcReply):
     """The one message of a call, or its status."""
 
-    def __init__(self, inference: Inference, rpc: Rpc) -> None:
-        super().__init__(inference)
-        self._rpc = rpc
-
-    def headers(self) -> dict[str, str]:
-        return self._rpc.headers()
-
     def begin(self, call: Call) -> None:
-        self._rpc.on_cancel = call.abandon
+        self.rpc.on_cancel = call.abandon
 
     def accept(self, config: ModelConfig) -> None:
         if config.decoupled:
             raise MmeError(Kind.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy")
 
-    def final(self, response: InferenceResponse, event: int) -> bool | None:  # noqa: ARG002
-        return None
-
     def send(self, call: Call, response: InferenceResponse, encoded: bytes, event: int) -> None:  # noqa: ARG002
-        self._rpc.answer(encoded)
+        self.rpc.answer(encoded)
 
     def end(self, call: Call) -> None:  # noqa: ARG002
         raise MmeError(Kind.EXECUTION_FAILED, "the model sent no response")
@@ -303,11 +291,11 @@ class UnaryReply(GrpcReply):
         return False
 
     def fail(self, call: Call, error: MmeError, *, final: bool) -> None:  # noqa: ARG002
-        self._rpc.on_cancel = None
-        refuse(self._rpc, error)
+        self.rpc.on_cancel = None
+        refuse(self.rpc, error)
 
     def close(self, call: Call) -> None:
-        self._rpc.on_cancel = None
+        self.rpc.on_cancel = None
         super().close(call)
 
 
@@ -325,17 +313,14 @@ class StreamReply(GrpcReply):
 
     takes_several = True
 
-    def __init__(self, inference: Inference, stream: InferStream, size: int) -> None:
-        super().__init__(inference)
+    def __init__(self, inference: Inference, rpc: Rpc, stream: InferStream, size: int) -> None:
+        super().__init__(inference, rpc)
         self.ordered = True
         self.answer: bytes | None = None
         self.size = size
         self._stream = stream
         self._model = ("", "")  # name and version, once the model has the request
         self._last = False
-
-    def headers(self) -> dict[str, str]:
-        return self._stream.headers
 
     def begin(self, call: Call) -> None:
         self._stream.begin(call, self)
@@ -394,13 +379,11 @@ class InferStream:
         inference: begins its requests.
 
     Attributes:
-        headers: the metadata of the stream.
         errors_as_status: whether the first error ends it.
     """
 
     def __init__(self, rpc: Rpc, inference: Inference) -> None:
-        self.headers = rpc.headers()
-        self.errors_as_status = self.headers.get(_ERRORS_AS_STATUS) == "true"
+        self.errors_as_status = rpc.headers().get(_ERRORS_AS_STATUS) == "true"
         self._rpc = rpc
         self._inference = inference
         self._calls: set[Call] = set()
@@ -476,14 +459,15 @@ class InferStream:
 
     async def _read(self) -> None:
         while (data := await self._rpc.read()) is not None:
-            call, rest = self._inference.start(StreamReply(self._inference, self, len(data)), data, "ModelStreamInfer")
+            reply = StreamReply(self._inference, self._rpc, self, len(data))
+            call, rest = self._inference.start(reply, data, "ModelStreamInfer")
             try:
                 if rest is not None:
                     await rest
             except asyncio.CancelledError:
                 call.refuse(_going())
                 raise
-            del data, call, rest  # as above
+            del data, reply, call, rest  # as above
             while self._unsent > _PAUSE:
                 self._taken.clear()
                 await self._taken.wait()

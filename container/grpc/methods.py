@@ -7,6 +7,7 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,10 @@ class Methods:
             answer = functools.partial(getattr(self, f"memory_{deed}"), regions)
 
         async def serve(data: bytes, _context: Any) -> bytes:
-            document = await answer(parsed(request, data if request.DESCRIPTOR.fields else b""))
+            message = parsed(request, data if request.DESCRIPTOR.fields else b"")
+            if getattr(message, "repository_name", ""):
+                raise repository_error()
+            document = await answer(message)
             if route.operation in _LONG:
                 return await by_thread(_message, document, response())
             return _message(document, response())
@@ -86,7 +90,8 @@ class Methods:
                 await context.write(_message({"status": status}, pb.HealthCheckResponse()))
             if over:
                 return
-            await _wait(self._draining)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), _LOOK_SECONDS)
 
     def _health(self) -> str:
         return "SERVING" if self._operations.is_ready else "NOT_SERVING"
@@ -120,16 +125,13 @@ class Methods:
     # -- the repository --------------------------------------------------------------------------------------------
 
     async def index(self, request: pb.RepositoryIndexRequest) -> Document:
-        _check_repository(request.repository_name)
         return {"models": await self._operations.index(ready=request.ready)}
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Document:
-        _check_repository(request.repository_name)
         await self._operations.load(request.model_name, self._operations.override(values(request.parameters)))
         return {}
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Document:
-        _check_repository(request.repository_name)
         await self._operations.unload(request.model_name, values(request.parameters))
         return {}
 
@@ -163,20 +165,6 @@ class Methods:
     async def memory_unregister(self, regions: Regions | CudaRegions, request: Any) -> Document:
         regions.unregister(request.name)
         return {}
-
-
-async def _wait(event: asyncio.Event) -> None:
-    """For the event, or for a moment."""
-    try:
-        async with asyncio.timeout(_LOOK_SECONDS):
-            await event.wait()
-    except TimeoutError:
-        return
-
-
-def _check_repository(name: str) -> None:
-    if name:
-        raise repository_error()
 
 
 def _setting(given: list[str]) -> list[str] | str | None:

@@ -160,15 +160,6 @@ class Calls:
         return why
 
 
-class CallFault(Exception):  # noqa: N818 - a status says what the client did
-    """What came ends the call with a status that is not good."""
-
-    def __init__(self, status: Status, words: str) -> None:
-        super().__init__(words)
-        self.status = status
-        self.words = words
-
-
 class MessageReader:
     """The messages of a call out of its data. Knows no stream.
 
@@ -207,10 +198,10 @@ class MessageReader:
         """Take some data; tells whether a message became whole by it.
 
         Raises:
-            CallFault: it is none, or more than is taken.
+            MmeError: it is none, or more than is taken.
         """
         if not self._memory.take(len(payload)):
-            raise CallFault(Status.RESOURCE_EXHAUSTED, self._memory.full)
+            raise MmeError(Kind.TOO_LARGE, self._memory.full)
         self._held += len(payload)
         size = len(payload) - _PREFIX
         if not self.part and size == int.from_bytes(payload[1:_PREFIX], "big") and 0 <= size <= self._largest:
@@ -230,11 +221,11 @@ class MessageReader:
             size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
             if size > self._largest:
                 words = f"Received message larger than max ({size} vs. {self._largest})"
-                raise CallFault(Status.RESOURCE_EXHAUSTED, words)
+                raise MmeError(Kind.TOO_LARGE, words)
             end = at + _PREFIX + size
             if end > has:
                 if not self._memory.fits(end - has):
-                    raise CallFault(Status.RESOURCE_EXHAUSTED, self._memory.full)
+                    raise MmeError(Kind.TOO_LARGE, self._memory.full)
                 break
             self._keep(data[at], bytes(memoryview(data)[at + _PREFIX : end]))
             at = end
@@ -246,9 +237,9 @@ class MessageReader:
             words = (
                 f"a message is compressed by '{self.encoding[:32]}', which is not read: send gzip, deflate or identity"
             )
-            raise CallFault(Status.UNIMPLEMENTED if compressed == 1 else Status.INTERNAL, words)
+            raise MmeError(Kind.UNSUPPORTED if compressed == 1 else Kind.INTERNAL, words)
         if self._single and self.messages:
-            raise CallFault(Status.INTERNAL, "this method takes one message")
+            raise MmeError(Kind.INTERNAL, "this method takes one message")
         self.messages.append((bool(compressed), message))
         self._unread += _KEPT + len(message)
 
@@ -308,6 +299,7 @@ class Rpc:
         self._stream = stream
         self.fields = fields
         self.method = method
+        self._headers: dict[str, str] | None = None  # once they are asked for
         self._tasks = calls.tasks
         self._reader = MessageReader(calls.largest, calls.memory, single=method.unary is not None)
         self._slow: asyncio.TimerHandle | None = None  # looks whether a message arrives too slowly
@@ -336,14 +328,14 @@ class Rpc:
         reader = self._reader
         try:
             whole = reader.push(payload)
-        except CallFault as fault:
-            self.fail(fault.status, fault.words)
+        except MmeError as error:
+            refuse(self, error)
             return
         if whole:
             if self._slow is not None:
                 self._stop_looking()
-            if self._waits is not None and not self._waits.done():
-                self._waits.set_result(None)
+            if self._waits is not None:
+                self._wake()
         if reader.part and self._slow is None and not reader.uncut:
             loop = asyncio.get_running_loop()
             self._begun = loop.time()
@@ -404,14 +396,15 @@ class Rpc:
 
         Of several values the last counts, also of bytes that have come as one, with commas between them.
         """
-        found = {}
-        for name, value in self.fields:
-            if not name.startswith(b":") and name not in _INTERNAL:
-                text = (
-                    text_of(_binary(value.rpartition(b",")[2])) if name.endswith(b"-bin") else value.decode("latin-1")
-                )
-                found[name.decode("latin-1")] = text
-        return found
+        if self._headers is None:
+            self._headers = {
+                name.decode("latin-1"): text_of(_binary(value.rpartition(b",")[2]))
+                if name.endswith(b"-bin")
+                else value.decode("latin-1")
+                for name, value in self.fields
+                if not name.startswith(b":") and name not in _INTERNAL
+            }
+        return self._headers
 
     async def read(self) -> bytes | None:
         """The next message; None behind the last one, or where the call has failed: one could not be inflated, say."""

@@ -188,10 +188,6 @@ class SendWindow:
             self._left -= size
         return size
 
-    def wait(self, stream: Http2Stream) -> None:
-        """Have a stream go on when there is room."""
-        self.waiting[stream] = None
-
     def open(self, more: int) -> None:
         """Take so much more: a frame of each stream in its turn, or a long answer keeps all others from theirs."""
         self._left = _opened(self._left, more)
@@ -292,7 +288,7 @@ class Http2Stream:
             return False  # what opens it has it pumped
         size = table.window.allowed(min(len(part), self.window))
         if size <= 0:
-            table.window.wait(self)
+            table.window.waiting[self] = None
             return False
         self._queue.popleft()
         if size < len(part):

@@ -373,16 +373,8 @@ def _gpus(field: str) -> Value:
     return value
 
 
-def _none(_scrape: _Scrape) -> int:
-    return 0
-
-
-def _counter(of: Of, name: str, text: str, value: Value | str, write: Write = sample) -> Family:
-    return Family(of, name, "counter", text, attrgetter(value) if isinstance(value, str) else value, write)
-
-
-def _gauge(of: Of, name: str, text: str, value: Value | str | None, write: Write = sample) -> Family:
-    return Family(of, name, "gauge", text, attrgetter(value) if isinstance(value, str) else value, write)
+def _family(kind: str, of: Of, name: str, text: str, value: Value | str | None = None, write: Write = sample) -> Family:
+    return Family(of, name, kind, text, attrgetter(value) if isinstance(value, str) else value, write)
 
 
 def families(latencies: Latencies) -> tuple[Family, ...]:
@@ -397,7 +389,7 @@ def families(latencies: Latencies) -> tuple[Family, ...]:
 
 
 def _of_models(latencies: Latencies) -> Iterator[Family]:
-    counter, gauge = partial(_counter, Of.MODEL), partial(_gauge, Of.MODEL)
+    counter, gauge = partial(_family, "counter", Of.MODEL), partial(_family, "gauge", Of.MODEL)
     failed = "Failed requests to a loaded model, by reason"
     yield counter("nv_inference_request_success", "Successful requests", "success.count")
     yield counter("nv_inference_request_failure", failed, _by_reason("failures", FAILURE_REASONS), samples)
@@ -412,7 +404,7 @@ def _of_models(latencies: Latencies) -> Iterator[Family]:
     ):
         if latencies.counters:
             yield counter(f"nv_inference_{name}_duration_us", text, _per(f"{field}.ns", 1000))
-    yield gauge("nv_inference_pending_request_count", "Requests that wait for an instance", None)
+    yield gauge("nv_inference_pending_request_count", "Requests that wait for an instance")
     took = _where("load_ns", _per("load_ns", 1e9))
     yield gauge("nv_model_load_duration_secs", "Seconds that the model's last load took", took)
     yield gauge("mme_guessed_batching", _GUESSED, _guessed, samples)
@@ -424,11 +416,10 @@ def _of_models(latencies: Latencies) -> Iterator[Family]:
         if latencies.summaries:
             value = _quantiles(field, latencies.quantiles)
             value = _where("cached", value) if field.startswith("cache") else value
-            yield Family(Of.MODEL, name, "summary", _OF_A_MINUTE, value, summary)
-    text = "Batch elements of each execution"
-    yield Family(Of.MODEL, "mme_batch_size", "histogram", text, _batch_sizes, histogram)
-    text = "Milliseconds from a request to its first response"
-    yield Family(Of.MODEL, FIRST_RESPONSES, "histogram", text, _first_responses, histogram)
+            yield _family("summary", Of.MODEL, name, _OF_A_MINUTE, value, summary)
+    measured = partial(_family, "histogram", Of.MODEL, write=histogram)
+    yield measured("mme_batch_size", "Batch elements of each execution", _batch_sizes)
+    yield measured(FIRST_RESPONSES, "Milliseconds from a request to its first response", _first_responses)
     for what, plural in (("hit", "hits"), ("miss", "misses")):
         count, took = attrgetter(f"cache_{what}.count"), _per(f"cache_{what}.ns", 1000)
         yield counter(f"nv_cache_num_{plural}_per_model", f"Cache {plural}", _where("cached", count))
@@ -436,8 +427,8 @@ def _of_models(latencies: Latencies) -> Iterator[Family]:
         yield counter(f"nv_cache_{what}_duration_per_model", text, _where("cached", took))
 
 
-_server_counter, _server_gauge = partial(_counter, Of.SERVER), partial(_gauge, Of.SERVER)
-_target_counter = partial(_counter, Of.TARGET)
+_server_counter, _server_gauge = partial(_family, "counter", Of.SERVER), partial(_family, "gauge", Of.SERVER)
+_target_counter = partial(_family, "counter", Of.TARGET)
 _EVICTIONS = "Times the model left memory for another, by reason"
 _OF_CACHES = (
     _server_gauge(
@@ -471,7 +462,7 @@ _OF_CACHES = (
     ),
     _server_gauge("mme_loaded_models", "Models in memory (LoadedModelCount)", "loaded"),
     _server_gauge("mme_models_left_out", "Models without series of their own (MME_METRICS_MODELS)", "left_out"),
-    _gauge(Of.TARGET, "mme_model_memory_bytes", "Bytes that a model takes, as measured", None, _kinds),
+    _family("gauge", Of.TARGET, "mme_model_memory_bytes", "Bytes that a model takes, as measured", write=_kinds),
 )
 _OF_MEMORY = (
     *(
@@ -508,8 +499,8 @@ _OF_THE_PROCESS = (
         )
     ),
     # Triton's pool of pinned memory: there is none here, and a look-up says so.
-    _server_gauge("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", _none),
-    _server_gauge("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", _none),
+    _server_gauge("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", lambda _: 0),
+    _server_gauge("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", lambda _: 0),
     _server_gauge("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "processors"),
     _server_gauge("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "machine_total"),
     _server_gauge("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "machine_used"),
