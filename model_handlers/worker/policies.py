@@ -1,4 +1,4 @@
-"""What both sides of a worker decide by: how long to poll, how many requests to coalesce, when to restart. PURE.
+"""What both sides of a worker decide by: how long to poll and to linger, how many requests to coalesce, restarts. PURE.
 
 Times are nanoseconds or seconds of one monotonic clock, and arguments.
 """
@@ -146,3 +146,52 @@ class RestartBudget:
 
     def restarted(self, now: float) -> None:
         self._restarts.append(now)
+
+
+_LINGER_TURNS = 3  # of the loop; a client of this machine is back in one or two
+_LINGER_NS = 300_000  # for all of them: other models may have much to do in each
+_ENOUGH = 4  # requests: sending their batch takes less time than each of them would wait for answers to be written
+
+
+class BatchLinger:
+    """Whether waiting requests are sent at once when a batch is done, or joined by those of the clients it answers.
+
+    Clients that wait for their answers come again as soon as they have them, and a batch costs far more than one more
+    request in it (170 µs to 15 where this was measured). So a batch is answered first, and the loop looks at its
+    sockets for a few turns before it sends the next one, until as many wait as were answered: about what a client waits
+    longer, it waits less behind others. Where many wait already they go first, and the process has work while the
+    answers are written.
+    """
+
+    def __init__(self, *, joins: bool) -> None:
+        self._joins = joins
+        self._size = 0  # of the batch that was done last
+        self.turns = 0  # of the loop, for which waiting requests may still be left alone
+        self._is_done = False  # whether that batch was done, and nothing was asked since
+        self._until = 0
+
+    def __repr__(self) -> str:
+        return f"<BatchLinger: {self.turns} turns left for {self._size} to come again>"
+
+    def batch_done(self, size: int) -> None:
+        """A batch is done; it is answered behind the next question whether those that wait are ready."""
+        self._size, self.turns, self._until, self._is_done = size, _LINGER_TURNS, 0, True
+
+    def ready(self, waiting: int, now: int) -> bool:
+        """Whether so many waiting requests are sent now, or the loop looks at its sockets once more."""
+        if self._is_done:
+            self._is_done = False
+            if self._joins and waiting < max(self._size, _ENOUGH):
+                return False
+            self.turns = 0
+        if not self.turns:
+            return True
+        if not self._until:
+            self._until = now + _LINGER_NS
+        if not waiting:
+            return True
+        if waiting < self._size and now < self._until:
+            self.turns -= 1
+            return False
+        self.turns = 0
+        return True

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.limits import EXECUTION_TIMEOUT, Deadlines
-from serve.model.batcher import BatchLinger
+from model_handlers.worker.policies import BatchLinger
 from serve.model.dispatch import InlinePolicy, InputMeter, OverrunWatch
 from serve.model.execution import begin_batch, execute_batch, finish_batch, requests_executed
 

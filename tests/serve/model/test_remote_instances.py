@@ -265,7 +265,7 @@ async def test_a_process_has_its_next_batch_before_the_last_is_answered(toys, mo
 
 async def test_who_is_answered_may_join_those_who_wait(toys, model_file, monkeypatch):
     """Who comes again within the turns of the loop that they wait, as a client does that was answered by a socket."""
-    monkeypatch.setattr("serve.model.batcher._LONGEST_NS", 60_000_000_000)  # the machine may be busy
+    monkeypatch.setattr("model_handlers.worker.policies._LINGER_NS", 60_000_000_000)  # the machine may be busy
     async with serving(toys, model_file, batches=True) as (model, _, _):
 
         async def client():
@@ -284,7 +284,7 @@ async def test_who_is_answered_may_join_those_who_wait(toys, model_file, monkeyp
 
 async def test_nobody_is_waited_for_in_vain(toys, model_file, monkeypatch):
     """Those who wait are sent after three turns, though nobody joins them; so is who comes later, at once."""
-    monkeypatch.setattr("serve.model.batcher._LONGEST_NS", 60_000_000_000)
+    monkeypatch.setattr("model_handlers.worker.policies._LINGER_NS", 60_000_000_000)
     async with serving(toys, model_file, batches=True) as (model, _, _):
         first = [asyncio.ensure_future(ask(model, output=1, shape=(1, 1))) for _ in range(3)]
         await asyncio.sleep(0)

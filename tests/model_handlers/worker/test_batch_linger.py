@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve.model.batcher import BatchLinger
+from model_handlers.worker.policies import BatchLinger
 
 NOW = 10**15  # ns
 
