@@ -48,12 +48,7 @@ class ModelCalls:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        loop: asyncio.AbstractEventLoop,
-        waits: WaitGraph,
-        target: str,
-        token: CancelToken = NEVER,
+        self, engine: Engine, loop: asyncio.AbstractEventLoop, waits: WaitGraph, target: str, token: CancelToken = NEVER
     ) -> None:
         self._engine = engine
         self._loop = loop

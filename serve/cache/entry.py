@@ -98,14 +98,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     **{(state, Event.UNLOAD): State.UNLOADED for state in (State.ABSENT, State.EVICTED, State.FAILED, State.UNLOADED)},
     **{
         (state, Event.UNLOAD): State.UNLOADING
-        for state in (
-            State.LOADING,
-            State.READY,
-            State.RELOADING,
-            State.EVICTING,
-            State.RETURNING,
-            State.UNLOADING,
-        )
+        for state in (State.LOADING, State.READY, State.RELOADING, State.EVICTING, State.RETURNING, State.UNLOADING)
     },
 }
 

@@ -504,11 +504,7 @@ class Loading:
             del work  # whose error knows this frame, and the thread's
 
     async def _await_orphan(
-        self,
-        entry: Entry,
-        prepared: PreparedTarget,
-        loading: asyncio.Future[Loaded],
-        reservation: Reservation,
+        self, entry: Entry, prepared: PreparedTarget, loading: asyncio.Future[Loaded], reservation: Reservation
     ) -> None:
         """What a load that was given up took is given back when it ends."""
         _log.warning("a load was given up and has not ended", extra={"target_model": entry.name})

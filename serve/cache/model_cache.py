@@ -70,12 +70,7 @@ class ModelCache:
         self._rules = rules
         self.residents = Residents(self.entries, rules, budget)
         self.room = Room(
-            budget,
-            self.residents,
-            self._evict,
-            policy=rules.policy,
-            evicts=evicts,
-            patience=memory_patience,
+            budget, self.residents, self._evict, policy=rules.policy, evicts=evicts, patience=memory_patience
         )
         self.ready = Ready()
         self.loading = Loading(

@@ -301,11 +301,7 @@ class ModelLoader:
         return target, target.takes()
 
     def _load(
-        self,
-        prepared: PreparedTarget,
-        parts: dict[str, Target],
-        members: dict[str, Target],
-        token: CancelToken,
+        self, prepared: PreparedTarget, parts: dict[str, Target], members: dict[str, Target], token: CancelToken
     ) -> Target:
         name, forms, config = prepared.directory.name, prepared.forms, prepared.directory.config
         labels: Labels = read_labels(config, prepared.directory.path)
@@ -319,13 +315,7 @@ class ModelLoader:
         self.preparer.footprints.measured(prepared.identity, prepared.handler.backend, prepared.on_disk, known)
         forms = forms if forms is not None and forms.known else None
         return self._target(
-            name,
-            models,
-            members,
-            content=prepared.content,
-            forms=forms,
-            footprint=taken,
-            labels=labels,
+            name, models, members, content=prepared.content, forms=forms, footprint=taken, labels=labels
         )
 
     def _load_allowed(self, prepared: PreparedTarget, token: CancelToken) -> tuple[dict[int, AnyModel], Footprint]:
@@ -389,13 +379,7 @@ class ModelLoader:
             for step, name in zip(directory.config.ensemble, directory.steps, strict=True)
         }
         labels = ensemble_labels(directory.config, prepared.labels or {}, parts)
-        return self._target(
-            directory.name,
-            versions,
-            content=prepared.content,
-            steps=directory.steps,
-            labels=labels,
-        )
+        return self._target(directory.name, versions, content=prepared.content, steps=directory.steps, labels=labels)
 
     def _ensembles(
         self, directory: ModelDirectory, targets: Sequence[Target], served: ServedSteps | None = None

@@ -257,12 +257,7 @@ class Preparer:
         return self._fetched(name, source, override, token)
 
     def _found(
-        self,
-        name: str,
-        source: Unpacked | InRepository,
-        override: str,
-        sent: OverrideFolder | None,
-        token: CancelToken,
+        self, name: str, source: Unpacked | InRepository, override: str, sent: OverrideFolder | None, token: CancelToken
     ) -> PreparedTarget:
         # First: what is written while the rest is read is a change.
         files = print_of(source.path) if sent is None else sent.contents
@@ -306,16 +301,7 @@ class Preparer:
             none, pinned = Footprint(), is_pinned(directory.config)
             labels = read_labels(directory.config, directory.path) if directory.steps else None
             return PreparedTarget(
-                target,
-                directory,
-                None,
-                [],
-                Placement.INLINE,
-                content,
-                none,
-                none,
-                pinned=pinned,
-                labels=labels,
+                target, directory, None, [], Placement.INLINE, content, none, none, pinned=pinned, labels=labels
             )
         backend = find_backend(directory.config.backend, directory.config.platform, name, directory.first)
         handler = handler_for(backend)
