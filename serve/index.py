@@ -8,6 +8,7 @@ tell; clients skip fields that they do not know.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -33,20 +34,14 @@ _UNAVAILABLE = State.FAILED.shown
 _CLOCK = time.time() - time.monotonic()  # one for all rows: the same use is always the same time
 
 
+@dataclass(eq=False, repr=False)
 class ModelIndex:
     """What is known of the models that the cache has, and of those that store or repository have."""
 
-    def __init__(
-        self,
-        entries: Mapping[str, Entry],
-        stats: Mapping[tuple[str, int], ModelStats],
-        registry: Registry,
-        origins: ModelCatalog,
-    ) -> None:
-        self._entries = entries
-        self._stats = stats
-        self._registry = registry
-        self._origins = origins
+    entries: Mapping[str, Entry]
+    stats: Mapping[tuple[str, int], ModelStats]
+    registry: Registry
+    origins: ModelCatalog
 
     def rows(self, offered: Iterable[str] = ()) -> list[dict[str, Any]]:
         """The repository index, by name as Triton has it, and a model's rows by version.
@@ -54,13 +49,13 @@ class ModelIndex:
         A model in memory has a row for each version, with `queued`, the requests that wait for an instance. `cache` is
         about all versions together. Names of `offered` that the cache does not know have a row of their name.
         """
-        counted, versions = self._registry.stats, self._registry.versions
+        counted, versions = self.registry.stats, self.registry.versions
         rows: list[dict[str, Any]] = []
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             rows += _rows_of(entry, versions.get(entry.name, ()))
         for name in offered:
-            if name not in self._entries:
-                row: dict[str, Any] = {"name": name, **_unavailable(self._origins.refused.get(name, ""))}
+            if name not in self.entries:
+                row: dict[str, Any] = {"name": name, **_unavailable(self.origins.refused.get(name, ""))}
                 rows.append({**row, **({"cache": _counted(counted[name])} if name in counted else {})})
         return sorted(rows, key=itemgetter("name"))
 
@@ -70,7 +65,7 @@ class ModelIndex:
         Raises:
             MmeError: INVALID_ARGUMENT for a model or a version of which nothing was counted.
         """
-        wanted = self._registry.canonical(name) if name else ""
+        wanted = self.registry.canonical(name) if name else ""
         found = [row for row in self._counted() if not wanted or row[0] == wanted]
         rows = [stats.as_dict(model, str(number)) for model, number, stats in found if version in (None, number)]
         if wanted and not rows:
@@ -81,14 +76,14 @@ class ModelIndex:
     def _counted(self) -> Iterator[tuple[str, int, ModelStats]]:
         """Of registered models and of those that they consist of; what was unloaded is told by metrics."""
         held = {id(model.stats) for _, model in self.resident_models()}
-        away = {entry.name for entry in self._entries.values() if entry.registered and entry.resident is None}
-        for (name, version), stats in sorted(dict(self._stats).items()):  # loads add to it, on their threads
+        away = {entry.name for entry in self.entries.values() if entry.registered and entry.resident is None}
+        for (name, version), stats in sorted(dict(self.stats).items()):  # loads add to it, on their threads
             if id(stats) in held or name.partition(":")[0] in away:
                 yield name, version, stats
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that were evicted."""
-        return sorted((entry.name, entry.source.url) for entry in self._entries.values() if entry.registered)
+        return sorted((entry.name, entry.source.url) for entry in self.entries.values() if entry.registered)
 
     def url(self, name: str) -> str:
         """Where a registered model came from.
@@ -96,14 +91,14 @@ class ModelIndex:
         Raises:
             MmeError: UNKNOWN_MODEL.
         """
-        entry = self._entries.get(name)
+        entry = self.entries.get(name)
         if entry is None or not entry.registered:
             raise unknown(name)
         url: str = entry.source.url
         return url
 
     def _resident(self, name: str) -> Target | None:
-        entry = self._entries.get(name)
+        entry = self.entries.get(name)
         return None if entry is None else entry.resident
 
     def versions(self, name: str) -> list[int]:
@@ -129,7 +124,7 @@ class ModelIndex:
 
     def is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether a request would be answered: in memory, or evicted and back with the next request."""
-        entry = self._entries.get(name)
+        entry = self.entries.get(name)
         if entry is None or not entry.registered or entry.state is State.RETURNING:
             return False
         return version is None or entry.resident is None or version in entry.resident.versions
@@ -143,19 +138,19 @@ class ModelIndex:
 
     def resident_models(self) -> Iterator[tuple[str, AnyModel]]:
         """Every version of every model in memory."""
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             if entry.resident is not None:
                 for model in entry.resident.models():
                     yield model.name, model
 
     def is_overridden(self, name: str) -> bool:
         """Whether it is registered as a client loaded it, with another configuration or with other files."""
-        entry = self._entries.get(name)
+        entry = self.entries.get(name)
         return entry is not None and entry.registered and isinstance(entry.source, Overridden)
 
     def is_resident(self, name: str) -> bool:
         """Whether the model is in memory to take requests: one that leaves takes none any more."""
-        entry = self._entries.get(name)
+        entry = self.entries.get(name)
         return entry is not None and entry.state.serves
 
 

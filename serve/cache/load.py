@@ -13,7 +13,7 @@ import contextlib
 import functools
 import logging
 import time
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Footprint
@@ -214,41 +214,31 @@ def _release(fetching: asyncio.Future[Any]) -> None:
         fetching.result().release()
 
 
+@dataclass(eq=False, repr=False)
 class Loading:
     """Loads models into a room, within `patience` seconds each; for `relieve` see `ModelCache`.
 
     `give_way` has the model begin to leave whose place the load is to take.
     """
 
-    def __init__(
-        self,
-        loader: ModelLoader,
-        room: Room,
-        residents: Residents,
-        rules: Rules,
-        *,
-        pool: Executor,
-        closers: Executor,
-        turns: int,
-        patience: float,
-        give_way: Callable[[Load], None],
-        relieve: Relieve,
-        bring: Bring,
-    ) -> None:
-        self._loader = loader
-        self._room = room
-        self._residents = residents
-        self._rules = rules
-        self._pool = pool
-        self._closers = closers
+    loader: ModelLoader
+    room: Room
+    residents: Residents
+    rules: Rules
+    _: KW_ONLY
+    pool: Executor
+    closers: Executor
+    turns: InitVar[int]
+    patience: float
+    give_way: Callable[[Load], None]
+    relieve: Relieve
+    bring: Bring
+
+    def __post_init__(self, turns: int) -> None:
         self._transfers = FairSemaphore(_FETCHES)  # they wait for the network, not for cores
         self._stalled = 0  # transfers whose turn was ended
         self._beside = FairSemaphore(turns)  # environments made and files tried, in the way of no load
         self._loads = FairSemaphore(turns)
-        self._patience = patience
-        self._give_way = give_way
-        self._relieve = relieve
-        self._bring = bring
 
     async def run(self, load: Load) -> tuple[Residency, LoadReport] | None:
         """Bring a model into memory. None: it would change nothing, and was not loaded."""
@@ -259,13 +249,13 @@ class Loading:
             )
         async with load.turn(self._transfers) as turn:
             began = _now()
-            prepared = await self._in_time(load.name, self._patience, self._fetch(entry, load.source, load.token, turn))
-            left = self._patience - (_now() - began) / 1e9
+            prepared = await self._in_time(load.name, self.patience, self._fetch(entry, load.source, load.token, turn))
+            left = self.patience - (_now() - began) / 1e9
         try:
             steps: Mapping[str, Target] = {}
             if prepared.steps:
                 with load.waiting():
-                    steps = await self._bring(load.name, prepared.steps)
+                    steps = await self.bring(load.name, prepared.steps)
                 content = (prepared.content, *[steps[name].content for name in prepared.steps])
                 prepared = replace(prepared, content=content)
             load.check()
@@ -273,13 +263,13 @@ class Loading:
                 prepared.release()
                 return None
             if steps:  # it takes no memory itself, so that it is there in this turn of the loop
-                target = self._loader.assemble(prepared, steps)
+                target = self.loader.assemble(prepared, steps)
                 target.start()
                 residency = self._commit(load, prepared, target, Footprint(), entry.reload_ns)
             else:
                 if not prepared.equipped:  # which has a deadline of its own, and is there for the next load in any case
                     async with load.turn(self._beside):
-                        prepared = await self._on_thread(load.token, functools.partial(self._loader.equip, prepared))
+                        prepared = await self._on_thread(load.token, functools.partial(self.loader.equip, prepared))
                 residency = await self._load(load, prepared, left)
         except BaseException:
             if entry.orphan is None:
@@ -300,7 +290,7 @@ class Loading:
             except ReservationExceededError as error:
                 if error.final:
                     raise
-                loaded = replace(need, host=min(error.taken, self._room.budget.host))
+                loaded = replace(need, host=min(error.taken, self.room.budget.host))
             except _DeviceFullError as error:
                 if full is not None:
                     raise
@@ -308,7 +298,7 @@ class Loading:
             if isinstance(loaded, Residency):
                 return loaded
             if loaded is None:
-                victims = await self._relieve(load.name, Footprint(0, need.devices), "load")
+                victims = await self.relieve(load.name, Footprint(0, need.devices), "load")
                 if not victims and full is not None:
                     raise full
                 load.evicted += victims
@@ -322,9 +312,9 @@ class Loading:
         self, load: Load, prepared: PreparedTarget, need: Footprint, left: float
     ) -> Residency | Footprint:
         """Load within a reservation; commit, or give all back. What it takes, where too little was reserved."""
-        loader, residents, room = self._loader, self._residents, self._room
+        loader, residents, room = self.loader, self.residents, self.room
         own, files = Footprint(need.host, need.devices), residents.unpaid(need.shared)
-        give_way = functools.partial(self._give_way, load) if load.entry.state is State.RELOADING else None
+        give_way = functools.partial(self.give_way, load) if load.entry.state is State.RELOADING else None
         with load.waiting():
             load.evicted += await room.reserve(load.name, own + Footprint(sum(files.values())), give_way)
         reservation = Reservation(room, residents, own, files)
@@ -371,25 +361,25 @@ class Loading:
 
     def _commit(self, load: Load, prepared: PreparedTarget, target: Target, taken: Footprint, took: int) -> Residency:
         entry = load.entry
-        pinned = prepared.pinned or self._rules.pins_name(load.name)
+        pinned = prepared.pinned or self.rules.pins_name(load.name)
         waiting = sum(not each.done() for each in load.waiters)
         residency = Residency(entry, target, prepared, self._lease_ended, pinned=pinned, waiting=waiting)
         entry.measured, entry.reload_ns = taken, took
         entry.download_ns = prepared.download_ns or entry.download_ns
-        self._residents.charge(residency, taken)
+        self.residents.charge(residency, taken)
         return residency
 
     def _lease_ended(self, residency: Residency) -> None:
-        residency.age = self._residents.age
-        if self._room.claims:
-            self._room.lease_ended(self._residents.evictable(residency))
+        residency.age = self.residents.age
+        if self.room.claims:
+            self.room.lease_ended(self.residents.evictable(residency))
 
     async def estimate(self, entry: Entry) -> tuple[Footprint, tuple[str, ...]]:
         """What a model that was never in memory takes at least, and the served models that it consists of."""
         token = Progress(f"model '{entry.name}'")
         async with self._transfers.taken() as turn:
             fetch = self._fetch(entry, entry.source, token, turn)
-            prepared = await self._in_time(entry.name, self._patience, fetch)
+            prepared = await self._in_time(entry.name, self.patience, fetch)
         try:
             return prepared.least or prepared.estimate, prepared.steps
         finally:
@@ -397,7 +387,7 @@ class Loading:
 
     async def close(self, name: str, target: Target) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._closers, target.close)
+            await asyncio.get_running_loop().run_in_executor(self.closers, target.close)
         except Exception:  # noqa: BLE001 - whatever a framework has against it, loads that wait for its room go on
             _log.exception("closing failed; it may still hold memory", extra={"target_model": name})
 
@@ -407,7 +397,7 @@ class Loading:
         token.moved()
         watch = asyncio.get_running_loop().create_task(self._end_stalled(token, turn))
         try:
-            prepare = functools.partial(self._loader.prepare, entry.name, source)
+            prepare = functools.partial(self.loader.prepare, entry.name, source)
             prepared: PreparedTarget = await self._on_thread(
                 token, prepare, lambda fetching: fetching.add_done_callback(_release)
             )
@@ -454,12 +444,12 @@ class Loading:
         whole = Footprint(host + reservation.apart)
         headroom = max(_HEADROOM, host // _HEADROOM_PART)
         ample = (whole + Footprint(headroom)).beyond(reservation.size)
-        if self._room.spare(ample):
+        if self.room.spare(ample):
             reservation.grow(ample)
             return reservation.size.host - reservation.apart
         more = whole.beyond(reservation.size)
         try:
-            victims = await self._room.extend(load.name, reservation.size, whole)
+            victims = await self.room.extend(load.name, reservation.size, whole)
         except MmeError as error:
             if error.kind is not Kind.OUT_OF_MEMORY:
                 raise
@@ -482,8 +472,7 @@ class Loading:
                 raise
             raise MmeError(
                 Kind.UNAVAILABLE,
-                f"model '{name}' did not load within {self._patience:.0f} s: make it smaller, or raise "
-                "MME_LOAD_TIMEOUT",
+                f"model '{name}' did not load within {self.patience:.0f} s: make it smaller, or raise MME_LOAD_TIMEOUT",
             ) from None
 
     async def _on_thread(
@@ -493,7 +482,7 @@ class Loading:
         given_up: Callable[[asyncio.Future[Any]], None] = _ignore,
     ) -> Any:
         """Have a load thread do it. Cancelled, this tells the thread, and hands what it still does to `given_up`."""
-        work = asyncio.get_running_loop().run_in_executor(self._pool, function, token)
+        work = asyncio.get_running_loop().run_in_executor(self.pool, function, token)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -519,4 +508,4 @@ class Loading:
             prepared.release()
             reservation.end()
             entry.orphan = None
-            self._room.settle()
+            self.room.settle()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement, offering, total
@@ -198,6 +198,7 @@ class Target:
             self.observer.closed()
 
 
+@dataclass(eq=False, repr=False)
 class ModelLoader:
     """Loads what a `Preparer` has prepared; for most arguments see `Model`. On load threads.
 
@@ -207,49 +208,32 @@ class ModelLoader:
     `threads` in this process, None for any number.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        stats: dict[tuple[str, int], ModelStats],
-        preparer: Preparer | None = None,
-        *,
-        proofs: Proofs | None = None,
-        verdicts: BatchVerdicts | None = None,
-        inline_ns: int = 0,
-        outside: Callable[[str, CancelToken], ModelCalls] | None = None,
-        retry: RetryRequest | None = None,
-        responses: ResponseCache | None = None,
-        latencies: Latencies = DEFAULT_LATENCIES,
-        limits: ResourcePool | None = None,
-        poll: LoopPoller | None = None,
-        started: Callable[[Target], None] | None = None,
-        under_way: UnderWay | None = None,
-        larger: Callable[[], None] | None = None,
-        threads: ThreadBudget | None = None,
-        instances: ThreadPool | None = None,
-        left: Callable[[], None] = memory.trim,
-        resident: Callable[[str], Target | None] = lambda _: None,
-    ) -> None:
-        self.preparer = preparer or Preparer()
-        self._loop = loop
-        self._stats = stats
-        self._proofs = proofs
-        self._verdicts = verdicts
-        self._inline_ns = inline_ns
-        self._outside = outside
-        self._retry = retry
-        self._responses = responses
-        self._latencies = latencies
-        self._limits = limits
-        self._dispatches = DispatchQueue(loop)
-        self._poll = poll or LoopPoller(loop, lambda: False)
-        self._larger = larger
-        self.threads = threads
-        self._instances = instances or ThreadPool("instance", idle_seconds=0)
-        self._home = WorkerLoop(loop, self._instances.run, self._poll)
+    loop: asyncio.AbstractEventLoop
+    stats: dict[tuple[str, int], ModelStats]
+    preparer: Preparer = field(default_factory=Preparer)
+    _: KW_ONLY
+    proofs: Proofs | None = None
+    verdicts: BatchVerdicts | None = None
+    inline_ns: int = 0
+    outside: Callable[[str, CancelToken], ModelCalls] | None = None
+    retry: RetryRequest | None = None
+    responses: ResponseCache | None = None
+    latencies: Latencies = DEFAULT_LATENCIES
+    limits: ResourcePool | None = None
+    poll: LoopPoller | None = None
+    started: InitVar[Callable[[Target], None] | None] = None
+    under_way: UnderWay = field(default_factory=UnderWay)
+    larger: Callable[[], None] | None = None
+    threads: ThreadBudget | None = None
+    instances: ThreadPool = field(default_factory=lambda: ThreadPool("instance", idle_seconds=0))
+    left: InitVar[Callable[[], None]] = memory.trim
+    resident: Callable[[str], Target | None] = lambda _: None
+
+    def __post_init__(self, started: Callable[[Target], None] | None, left: Callable[[], None]) -> None:
+        self._dispatches = DispatchQueue(self.loop)
+        self.poll = self.poll or LoopPoller(self.loop, lambda: False)
+        self._home = WorkerLoop(self.loop, self.instances.run, self.poll)
         self._target = functools.partial(Target, started=started, left=left)
-        self._resident = resident
-        self._under_way = under_way or UnderWay()
 
     @property
     def scales(self) -> Scales:
@@ -263,13 +247,13 @@ class ModelLoader:
 
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
         for each in (*prepared.members, prepared):
-            if self._proofs is None or not each.is_delicate:
+            if self.proofs is None or not each.is_delicate:
                 continue
             with _blaming(each, prepared):
                 for version in each.directory.versions:
                     token.check()
                     with _of_version(version):
-                        self._proofs.provide(*_to_prove(each, version))
+                        self.proofs.provide(*_to_prove(each, version))
 
     def load(
         self,
@@ -285,7 +269,7 @@ class ModelLoader:
         allowance = LoadQuota(more, token.check) if more is not None else None
         try:
             with (
-                self._under_way.of(prepared.target),
+                self.under_way.of(prepared.target),
                 still_there(prepared.target, prepared.folders()),
                 allowing(allowance),
                 within(self.threads),
@@ -372,7 +356,7 @@ class ModelLoader:
     def assemble(self, prepared: PreparedTarget, steps: Mapping[str, Target]) -> Target:
         """An ensemble of models that are served, and are loaded: by the names that they are served under."""
         directory = prepared.directory
-        served = ServedSteps(directory.steps, directory.config, self._resident)
+        served = ServedSteps(directory.steps, directory.config, self.resident)
         versions = self._ensembles(directory, [steps[name] for name in directory.steps], served)
         parts = {
             step.model_name: steps[name].labels
@@ -394,8 +378,8 @@ class ModelLoader:
                 config,
                 steps,
                 self._stats_of(directory, version),
-                self._loop,
-                self._responses,
+                self.loop,
+                self.responses,
                 served,
             )
             for version in directory.versions
@@ -414,7 +398,7 @@ class ModelLoader:
         return loaded
 
     def _stats_of(self, directory: ModelDirectory, version: int) -> ModelStats:
-        return self._stats.setdefault((directory.name, version), new_stats(self._latencies))
+        return self.stats.setdefault((directory.name, version), new_stats(self.latencies))
 
     def _load_version(self, prepared: PreparedTarget, version: int, token: CancelToken) -> Model:
         directory = prepared.directory
@@ -424,14 +408,14 @@ class ModelLoader:
         shared: dict[Device, LoadedModel] = {}
         here = prepared.placement is Placement.INLINE
         # what may run on the event loop is no author's code, and asks nothing
-        asks = self._outside if not (here and prepared.traits.inline) else None
+        asks = self.outside if not (here and prepared.traits.inline) else None
         outside = asks(prepared.target, token) if asks is not None else None
         try:
             for lane, device in prepared.lanes:
                 handler = shared.get(device)
                 if handler is None:
-                    if self._proofs is not None and prepared.is_delicate:  # it was tried, and waited for its turn since
-                        self._proofs.check(*_to_prove(prepared, version))
+                    if self.proofs is not None and prepared.is_delicate:  # it was tried, and waited for its turn since
+                        self.proofs.check(*_to_prove(prepared, version))
                     with offering(outside), at_home(self._home):
                         handler = prepared.start(version, config, device, lane)
                     handlers.append(handler)
@@ -452,18 +436,18 @@ class ModelLoader:
                 version,
                 lanes,
                 stats,
-                self._loop,
-                self._inline_ns,
-                self._retry,
-                self._responses,
+                self.loop,
+                self.inline_ns,
+                self.retry,
+                self.responses,
                 initial_states(config, directory.path),
                 self._limited(prepared, config),
                 self._dispatches,
-                self._poll,
+                self.poll,
                 self._proof_of(prepared, version, config),
-                self._instances,
+                self.instances,
                 turns=len({device for _, device in prepared.lanes}) > 1,
-                larger=self._larger,
+                larger=self.larger,
             )
         except BaseException:
             for handler in handlers:
@@ -472,14 +456,14 @@ class ModelLoader:
 
     def _limited(self, prepared: PreparedTarget, config: ModelConfig) -> LimitedInstances | None:
         groups = config.instance_group
-        if self._limits is None or not any(group.resources for group in groups):
+        if self.limits is None or not any(group.resources for group in groups):
             return None
-        return self._limits.instances(prepared.directory.name, groups, prepared.lanes)
+        return self.limits.instances(prepared.directory.name, groups, prepared.lanes)
 
     def _proof_of(self, prepared: PreparedTarget, version: int, config: ModelConfig) -> BatchProof | None:
-        if config.guess is Guess.NONE or prepared.handler is None or self._verdicts is None:
+        if config.guess is Guess.NONE or prepared.handler is None or self.verdicts is None:
             return None
-        return self._verdicts.proof(prepared.handler, config, prepared.directory.model_file(version))
+        return self.verdicts.proof(prepared.handler, config, prepared.directory.model_file(version))
 
 
 def _members(directory: ModelDirectory, members: Mapping[str, Target]) -> list[Target]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -223,26 +223,20 @@ def _steps(model: PreparedTarget) -> list[str]:
     return [step.model_name for step in model.directory.config.ensemble]
 
 
+@dataclass(eq=False, repr=False)
 class Preparer:
     """Fetches and opens, on load threads."""
 
-    def __init__(
-        self,
-        footprints: Footprints | None = None,
-        *,
-        require_gpu: bool = False,  # whether KIND_GPU without a GPU is an error
-        scripts: Callable[[], Scripts] = Scripts,
-        environments: EnvironmentStep | None = None,  # None where no model brings any
-        forms: Forms | None = None,  # None for no forms at all
-        host: int = 0,  # bytes of the host that all models together may take; 0 for no bound
-    ) -> None:
-        self.footprints = footprints or Footprints()
+    footprints: Footprints = field(default_factory=Footprints)
+    _: KW_ONLY
+    require_gpu: bool = False  # whether KIND_GPU without a GPU is an error
+    scripts: Callable[[], Scripts] = Scripts
+    environments: EnvironmentStep | None = None  # None where no model brings any
+    forms: Forms | None = None  # None for no forms at all
+    host: int = 0  # bytes of the host that all models together may take; 0 for no bound
+
+    def __post_init__(self) -> None:
         self.scales = Scales()
-        self._require_gpu = require_gpu
-        self._scripts = scripts
-        self._environments = environments
-        self._forms = forms
-        self._host = host
         self._shared: set[type[Handler]] = set()  # whose models share by now what they can
 
     def prepare(self, name: str, source: Source, token: CancelToken) -> PreparedTarget:
@@ -261,7 +255,7 @@ class Preparer:
     ) -> PreparedTarget:
         # First: what is written while the rest is read is a change.
         files = print_of(source.path) if sent is None else sent.contents
-        directory = _opened(source, name, self._scripts(), override)
+        directory = _opened(source, name, self.scripts(), override)
         prepared = self._prepared(directory, name, directory.fingerprint() + _digest_of(override), token)
         return replace(prepared, content=(files, override))
 
@@ -274,7 +268,7 @@ class Preparer:
         try:
             opened = open_target if isinstance(source, Archived) else open_model
             path = artifact.path if isinstance(source, Archived) else artifact.path / source.name
-            directory = opened(path, name, self._scripts(), override=override)
+            directory = opened(path, name, self.scripts(), override=override)
             prepared = self._prepared(directory, name, artifact.identity + _digest_of(override), token)
         except BaseException:
             artifact.hold.release()
@@ -289,8 +283,8 @@ class Preparer:
 
     def equip(self, prepared: PreparedTarget, token: CancelToken) -> PreparedTarget:
         brought, members = prepared.brought, tuple(self.equip(member, token) for member in prepared.members)
-        if brought is not None and self._environments is not None:
-            brought = self._environments.make(brought, prepared.directory, token)
+        if brought is not None and self.environments is not None:
+            brought = self.environments.make(brought, prepared.directory, token)
         return replace(prepared, brought=brought, members=members)
 
     def _understood(self, directory: ModelDirectory, target: str, content: str, token: CancelToken) -> PreparedTarget:
@@ -314,8 +308,8 @@ class Preparer:
         directory, lanes = self._placed(directory, traits.runtime)
         size, mark, brought = directory.size(), "", None
         wanted = _environments_of(directory, handler) if traits.code is not None else None
-        if wanted and self._environments is not None:
-            brought = self._environments.look(wanted, directory, placement, token)
+        if wanted and self.environments is not None:
+            brought = self.environments.look(wanted, directory, placement, token)
             size, mark = size - brought.size_in(directory), brought.mark
         on_disk = devices.size_on(directory.config.instance_group, lanes, size)
         where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
@@ -350,14 +344,14 @@ class Preparer:
             return
         _, taken = self.scales.weigh(runtime.provide, token)
         self.scales.common += taken.host
-        if self._host:
-            runtime.share(self._host)
+        if self.host:
+            runtime.share(self.host)
         self._shared.add(handler)
 
     def _placed(self, directory: ModelDirectory, runtime: Runtime) -> tuple[ModelDirectory, list[tuple[str, Device]]]:
         name, gpu_capable = directory.name, runtime.gpu_capable()
         groups = directory.config.instance_group or (InstanceGroup(name),)
-        lanes = devices.place(groups, name, gpu_capable=gpu_capable, require_gpu=self._require_gpu)
+        lanes = devices.place(groups, name, gpu_capable=gpu_capable, require_gpu=self.require_gpu)
         groups = devices.settled(groups, name, gpu_capable=gpu_capable)
         return replace(directory, config=replace(directory.config, instance_group=groups)), lanes
 
@@ -371,9 +365,9 @@ class Preparer:
     ) -> TargetForms | None:
         here = placement is Placement.INLINE and all(device == CPU for _, device in lanes)
         here = here and not directory.config.cpu_accelerators and not directory.config.op_libraries
-        if self._forms is None or not here or not issubclass(handler, MappedHandler):
+        if self.forms is None or not here or not issubclass(handler, MappedHandler):
             return None
-        return self._forms(directory, handler, traits)
+        return self.forms(directory, handler, traits)
 
 
 def asks(handler: type[Handler], config: ModelConfig, model_file: Path) -> Wanted | None:

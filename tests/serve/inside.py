@@ -91,12 +91,12 @@ def noted_use(register):
 
 def loader_of(cache):
     """What prepares and loads for it."""
-    return cache.loading._loader
+    return cache.loading.loader
 
 
 def give_loads(cache, seconds):
     """Another time for loads that begin from now on."""
-    cache.loading._patience = seconds
+    cache.loading.patience = seconds
 
 
 def evict(cache, name):
