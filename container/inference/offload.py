@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-THREADS = ThreadPool("offload", idle_seconds=0)
+MOST = 128  # threads; twice the listings of a store or repository that may be under way
+THREADS = ThreadPool("offload", most=MOST, idle_seconds=0)
 
 
 async def by_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
