@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from container.process.service import Service
-    from container.steps.shared_memory import CudaRegions, Regions
+    from container.steps.shared_memory import Regions
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.tensor import TensorSpec
 
@@ -65,7 +65,7 @@ class Operations:
         self._service = service
         self._engine = service.engine
         self._finding = asyncio.Semaphore(_FINDERS)
-        self.regions: dict[str, Regions | CudaRegions] = {"system": service.regions, "cuda": service.cuda_regions}
+        self.regions: dict[str, Regions] = {"system": service.regions, "cuda": service.cuda_regions}
 
     # -- KServe v2 and Triton's extensions -------------------------------------------------------------------------
 

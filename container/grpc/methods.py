@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from container.control.routes import Route
     from container.grpc.rpc import Rpc
     from container.process.service import Service
-    from container.steps.shared_memory import CudaRegions, Regions
+    from container.steps.shared_memory import Regions
 
     Document = dict[str, Any]
     Unary = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
@@ -154,15 +154,15 @@ class Methods:
 
     # -- shared memory, of the system and of CUDA ------------------------------------------------------------------
 
-    async def memory_status(self, regions: Regions | CudaRegions, request: Any) -> Document:
+    async def memory_status(self, regions: Regions, request: Any) -> Document:
         return {"regions": {row["name"]: row for row in regions.rows(request.name)}}
 
-    async def memory_register(self, regions: Regions | CudaRegions, request: Any) -> Document:
+    async def memory_register(self, regions: Regions, request: Any) -> Document:
         wanted = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
         regions.register(wanted.pop("name"), wanted)
         return {}
 
-    async def memory_unregister(self, regions: Regions | CudaRegions, request: Any) -> Document:
+    async def memory_unregister(self, regions: Regions, request: Any) -> Document:
         regions.unregister(request.name)
         return {}
 

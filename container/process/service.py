@@ -23,7 +23,7 @@ from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, 
 from container.settings.parsers import SettingsError, to_text
 from container.steps.access import Keys
 from container.steps.restrictions import Restrictions, forwarding
-from container.steps.shared_memory import CudaRegions, Regions
+from container.steps.shared_memory import Regions
 from container.traces.settings import TIMESTAMPS, TraceControl, TraceSettings
 from container.traces.tracing import FileTracer
 from model_handlers.base import Footprint, by_device
@@ -98,7 +98,7 @@ class Service:
         self.tracer = _tracer(settings, life)
         self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
         self.regions = Regions(allowed=settings.allow_client_shm)
-        self.cuda_regions = CudaRegions(allowed=settings.allow_client_shm)
+        self.cuda_regions = Regions("cuda", allowed=settings.allow_client_shm)
         self.logs = LogControl(settings.log_level, settings.log_format)
         self.routes = InferRoutes(
             self.engine,

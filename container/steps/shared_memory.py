@@ -88,15 +88,23 @@ class Unread(Exception):  # noqa: N818 - it says what is to be done, and is no c
 
 
 class Regions:
-    """The regions of system shared memory that are registered, where clients are allowed to share any."""
+    """The regions of one kind that are registered, where clients are allowed to share any: of "system" memory alone."""
 
-    def __init__(self, *, allowed: bool = False) -> None:
+    def __init__(self, kind: str = "system", *, allowed: bool = False) -> None:
+        self._kind = kind
         self.allowed = allowed
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, wanted: Mapping[str, Any]) -> None:
         """Take a region that requests may name; `wanted` has its `key`, `byte_size` and `offset` (or 0)."""
-        _check(name, "system", allowed=self.allowed)
+        self._check_allowed()
+        if not name:
+            raise invalid_argument(f"'region name' is necessary to register {self._kind} shared memory region")
+        if self._kind == "cuda":
+            raise MmeError(
+                Kind.UNSUPPORTED,
+                f"CUDA shared memory is not served: region '{name}' can not be registered; share system memory",
+            )
         for field in ("key", "byte_size"):
             if field not in wanted:
                 raise invalid_argument(f"Shared memory register request has no '{field}' field")
@@ -108,7 +116,7 @@ class Regions:
 
     def unregister(self, name: str = "") -> None:
         """Forget a region, or with "" all of them; one that is unknown is forgotten already."""
-        _check_allowed(allowed=self.allowed)
+        self._check_allowed()
         if name:
             self._regions.pop(name, None)
         else:
@@ -117,7 +125,7 @@ class Regions:
     def rows(self, name: str = "") -> list[dict[str, Any]]:
         """What is registered: one region, or with "" all of them by name."""
         if name and name not in self._regions:
-            raise _unknown(name, "system ")
+            raise _unknown(name, f"{self._kind} ")
         found = [self._regions[name]] if name else [self._regions[each] for each in sorted(self._regions)]
         return [
             {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size} for each in found
@@ -142,6 +150,10 @@ class Regions:
         """Those that there are now, for a thread that reads for one request."""
         return HeldRegions(dict(self._regions), allowed=self.allowed)
 
+    def _check_allowed(self) -> None:
+        if not self.allowed:
+            raise MmeError(Kind.UNSUPPORTED, DISABLED)
+
 
 class HeldRegions(Regions):
     """The regions that there were when a request came, whichever are unregistered while its tensors are read."""
@@ -152,39 +164,6 @@ class HeldRegions(Regions):
 
     def read(self, place: Place) -> bytes:
         return place.read()
-
-
-class CudaRegions:
-    """Regions of devices' memory, of which there are none: they are asked after, and none can be registered."""
-
-    def __init__(self, *, allowed: bool = False) -> None:
-        self.allowed = allowed
-
-    def register(self, name: str, _wanted: Mapping[str, Any]) -> None:
-        _check(name, "cuda", allowed=self.allowed)
-        raise MmeError(
-            Kind.UNSUPPORTED,
-            f"CUDA shared memory is not served: region '{name}' can not be registered; share system memory",
-        )
-
-    def unregister(self, _name: str = "") -> None:
-        _check_allowed(allowed=self.allowed)
-
-    def rows(self, name: str = "") -> list[dict[str, Any]]:
-        if name:
-            raise _unknown(name, "cuda ")
-        return []
-
-
-def _check(name: str, kind: str, *, allowed: bool) -> None:
-    _check_allowed(allowed=allowed)
-    if not name:
-        raise invalid_argument(f"'region name' is necessary to register {kind} shared memory region")
-
-
-def _check_allowed(*, allowed: bool) -> None:
-    if not allowed:
-        raise MmeError(Kind.UNSUPPORTED, DISABLED)
 
 
 def _natural(value: Any, field: str, name: str) -> int:

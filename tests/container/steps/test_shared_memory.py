@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from container.steps.shared_memory import DISABLED, CudaRegions, Regions
+from container.steps.shared_memory import DISABLED, Regions
 from model_handlers.errors import Kind, MmeError
 from tests.shared_objects import OBJECTS, new_key, shared_object
 
@@ -61,7 +61,7 @@ def test_a_region_is_a_part_of_an_object(shared, regions, slash):
 
 def test_nothing_is_registered_where_it_is_not_allowed(shared):
     """Neither kind, nor unregistered; what there is, nothing, is told."""
-    for regions in (Regions(), CudaRegions()):
+    for regions in (Regions(), Regions("cuda")):
         assert refused(Kind.UNSUPPORTED, regions.register, "r", {"key": shared.key, "byte_size": 8}) == DISABLED
         assert refused(Kind.UNSUPPORTED, regions.unregister) == DISABLED
         assert refused(Kind.UNSUPPORTED, regions.unregister, "r") == DISABLED
@@ -70,7 +70,7 @@ def test_nothing_is_registered_where_it_is_not_allowed(shared):
 
 def test_memory_of_devices_is_not_shared():
     """No region of it can be registered; there is nothing to tell of, or to forget."""
-    regions = CudaRegions(allowed=True)
+    regions = Regions("cuda", allowed=True)
     assert "CUDA shared memory is not served" in refused(Kind.UNSUPPORTED, regions.register, "r", {})
     assert refused(Kind.NOT_FOUND, regions.rows, "r") == "Unable to find cuda shared memory region: 'r'"
     assert "necessary to register cuda shared memory" in refused(Kind.INVALID_ARGUMENT, regions.register, "", {})
