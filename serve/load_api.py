@@ -12,6 +12,7 @@ import functools
 import math
 import time
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
@@ -43,36 +44,29 @@ _GRACE_SECONDS = 5.0  # SageMaker waits for 360, of which a load may take 350
 _USELESS = {Kind.INVALID_MODEL, Kind.UNSUPPORTED}
 
 
+@dataclass(eq=False, repr=False)
 class LoadApi:
     """Loads and unloads by name. `loads` and `unloads` are threads for work beside those of the cache."""
 
-    def __init__(
-        self,
-        options: EngineOptions,
-        cache: ModelCache,
-        registry: Registry,
-        origins: ModelCatalog,
-        *,
-        loads: Executor,
-        unloads: Executor,
-        waits: WaitGraph | None = None,
-    ) -> None:
-        self._options = options
-        self._cache = cache
-        self._registry = registry
-        self._origins = origins
-        self._loads = loads
-        self._unloads = unloads
-        self._waits = waits or WaitGraph()
-        self.steps = StepLoads(cache, registry, self._waits, self._acquire, self._reload_step)
-        self.dependents = Dependents(cache)
-        cache.events.listen(self.dependents.hear)
+    options: EngineOptions
+    cache: ModelCache
+    registry: Registry
+    origins: ModelCatalog
+    _: KW_ONLY
+    loads: Executor
+    unloads: Executor
+    waits: WaitGraph
+
+    def __post_init__(self) -> None:
+        self.steps = StepLoads(self.cache, self.registry, self.waits, self._acquire, self._reload_step)
+        self.dependents = Dependents(self.cache)
+        self.cache.events.listen(self.dependents.hear)
         self._reloads: dict[str, _Reload] = {}  # of ensembles that are loaded by name
         self._by_name: set[str] = set()  # where clients have a say: loaded by name, not with an ensemble
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though no client waits for it
 
     def __repr__(self) -> str:
-        return f"<LoadApi to {self._cache!r}, {len(self._tasks)} ends under way>"
+        return f"<LoadApi to {self.cache!r}, {len(self._tasks)} ends under way>"
 
     async def acquire(self, name: str, version: int | None = None) -> tuple[Residency | JointLease, LoadReport]:
         """A lease on the model of a request's name: in memory, loaded first if need be; and what that cost.
@@ -80,7 +74,7 @@ class LoadApi:
         Raises:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded, or could not a moment ago; see `Registry.entry`.
         """
-        entry, report, began = self._registry.entry(name, version), LoadReport(), time.monotonic()
+        entry, report, began = self.registry.entry(name, version), LoadReport(), time.monotonic()
         try:
             if not entry.state.serves or not entry.steps:
                 lease, report = await self._acquire(name, entry)
@@ -104,32 +98,32 @@ class LoadApi:
         began = time.perf_counter_ns()
         try:
             async with self._deadline(name, "its load goes on, try again later"):
-                lease, report = await self._cache.acquire(entry)
+                lease, report = await self.cache.acquire(entry)
         except MmeError as error:
             if error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
-                self._registry.forget(entry)
+                self.registry.forget(entry)
             elif _is_useless(error):
                 await self._discard(entry, error)
             raise
         if report.load:
-            self._registry.note(entry)
+            self.registry.note(entry)
             waited = time.perf_counter_ns() - began
             entry.stats.wait.add(waited)
-            self._cache.events.tell(CacheEvent(EventType.WAITED, name, waited))
+            self.cache.events.tell(CacheEvent(EventType.WAITED, name, waited))
         return lease, report
 
     async def _reload_step(self, whole: str, name: str) -> None:
         """Reload the model of a step if its ensemble is loaded by name, unless a client sent files for it."""
         reload = self._reloads.get(whole)
-        entry = self._cache.entries.get(name)
+        entry = self.cache.entries.get(name)
         is_sent = entry is not None and entry.registered and isinstance(entry.source, Overridden)
         if reload is None or name in reload.names or is_sent:
             return
-        with self._waits.waiting((whole,), name):
+        with self.waits.waiting((whole,), name):
             try:
-                await self._load_anew(name, self._registry.source(name), reload)
+                await self._load_anew(name, self.registry.source(name), reload)
             except MmeError as error:
-                entry = self._cache.entries.get(name)
+                entry = self.cache.entries.get(name)
                 if entry is None or entry.resident is None:  # else the one before goes on, and the log says why
                     with blaming(whole, name.rpartition("/")[2]):
                         raise error from None
@@ -148,17 +142,17 @@ class LoadApi:
             MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded.
         """
         self._refuse_loaded(name, alias)
-        entry = self._registry.add(name, source_of(url) if url else self._origins.find(name))
-        self._registry.call(name, alias)
+        entry = self.registry.add(name, source_of(url) if url else self.origins.find(name))
+        self.registry.call(name, alias)
         reload = _Reload()
         reload.names.add(name)
         with self._reloading(name, reload):
-            await self._load_or_give_up(entry, self._cache.load(entry))
+            await self._load_or_give_up(entry, self.cache.load(entry))
         await self._follow(reload)
 
     def _refuse_loaded(self, *names: str) -> None:
         for name in names:
-            known = self._cache.entries.get(self._registry.aliases.get(name, name))
+            known = self.cache.entries.get(self.registry.aliases.get(name, name))
             if known is not None and not known.unloaded and (known.state.serves or known.load is not None):
                 raise MmeError(
                     Kind.ALREADY_EXISTS, f"model '{known.name}' is already loaded; unload it first to load it anew"
@@ -180,16 +174,16 @@ class LoadApi:
     async def _load_anew(self, name: str, source: Source, reload: _Reload) -> None:
         """Load one model, and its steps if it is an ensemble."""
         reload.names.add(name)
-        parts = self._registry.resume(name)
-        self._registry.enable(name)
-        entry = self._cache.entries.get(name) or self._registry.add(name, source)
+        parts = self.registry.resume(name)
+        self.registry.enable(name)
+        entry = self.cache.entries.get(name) or self.registry.add(name, source)
         served = entry.resident is not None
         try:
             with self._reloading(name, reload):
-                report = await self._load_or_give_up(entry, self._cache.reload(entry, source))
+                report = await self._load_or_give_up(entry, self.cache.reload(entry, source))
         except MmeError:
-            if parts is not None and name not in self._registry.suspended:  # it may have been for want of them
-                self._registry.suspend(name, parts)
+            if parts is not None and name not in self.registry.suspended:  # it may have been for want of them
+                self.registry.suspend(name, parts)
             raise
         reload.loaded.append(name)
         if served and report.load:
@@ -217,34 +211,34 @@ class LoadApi:
 
     async def _resume_wholes(self, part: str, reload: _Reload) -> None:
         """Load again what was suspended for a part, if all its parts are there now."""
-        for whole in self._registry.waiting_for(part):
-            parts = self._registry.suspended.get(whole, ())  # it may have come back with another one of these
+        for whole in self.registry.waiting_for(part):
+            parts = self.registry.suspended.get(whole, ())  # it may have come back with another one of these
             if part in parts and all(self._is_registered(each) for each in parts):
                 with contextlib.suppress(MmeError):  # the log says why
-                    await self._load_anew(whole, self._registry.source(whole), reload)
+                    await self._load_anew(whole, self.registry.source(whole), reload)
 
     def _is_registered(self, name: str) -> bool:
-        entry = self._cache.entries.get(name)
+        entry = self.cache.entries.get(name)
         return entry is not None and entry.registered
 
     async def _reload_whole(self, name: str, reload: _Reload) -> None:
         """Reload what consists of a model that was: as it was loaded, and if it was not unloaded since."""
-        entry = self._cache.entries.get(name)
+        entry = self.cache.entries.get(name)
         if entry is not None and entry.registered:
             overridden = isinstance(entry.source, Overridden)
-            await self._load_anew(name, entry.source if overridden else self._registry.source(name), reload)
+            await self._load_anew(name, entry.source if overridden else self.registry.source(name), reload)
 
     async def _source(self, name: str, override: Override | None) -> Source:
         if override is None:
-            return self._registry.source(name)
+            return self.registry.source(name)
         base: Source | None = None
         try:
-            base = self._registry.source(name)
+            base = self.registry.source(name)
         except MmeError:
             if not override.files:
                 raise
         made: Source = await asyncio.get_running_loop().run_in_executor(
-            self._loads, self._origins.overrides.source, name, base, override
+            self.loads, self.origins.overrides.source, name, base, override
         )
         return made
 
@@ -256,9 +250,9 @@ class LoadApi:
             async with self._deadline(entry.name, then):
                 return await loading
         except MmeError as error:
-            entry = self._cache.entries.get(entry.name, entry)
-            if error.parts and self._options.control.limits and not isinstance(entry.source, Overridden):
-                self._registry.suspend(entry.name, frozenset(error.parts))
+            entry = self.cache.entries.get(entry.name, entry)
+            if error.parts and self.options.control.limits and not isinstance(entry.source, Overridden):
+                self.registry.suspend(entry.name, frozenset(error.parts))
             if goes_on and entry.resident is not None:
                 raise
             if entry.load is not None:
@@ -267,12 +261,12 @@ class LoadApi:
                 await self._unregister_failed(entry, error)
             raise
         finally:
-            await self._registry.write(self._cache.entries.get(entry.name, entry))
+            await self.registry.write(self.cache.entries.get(entry.name, entry))
 
     @contextlib.asynccontextmanager
     async def _deadline(self, name: str, then: str) -> AsyncIterator[None]:
         """Wait for a load no longer than that may take, and a moment: the load's own end comes first if it can."""
-        seconds = self._options.load_patience
+        seconds = self.options.load_patience
         try:
             async with asyncio.timeout(seconds + _GRACE_SECONDS) as timer:
                 yield
@@ -283,8 +277,8 @@ class LoadApi:
 
     def mark_explicit(self, name: str) -> None:
         """It was loaded by name: it does not go with an ensemble that is made of it."""
-        entry = self._cache.entries.get(name)
-        if self._options.control is Control.EXPLICIT and entry is not None and not entry.unloaded:
+        entry = self.cache.entries.get(name)
+        if self.options.control is Control.EXPLICIT and entry is not None and not entry.unloaded:
             self._by_name.add(name)
 
     # -- unloads ---------------------------------------------------------------------------------------------------
@@ -298,18 +292,18 @@ class LoadApi:
             MmeError: UNKNOWN_MODEL; UNAVAILABLE when it still executes or loads after a long time. Then its memory
                 comes back when that ends.
         """
-        if self._registry.resume(name):
+        if self.registry.resume(name):
             self._by_name.discard(name)
-        entry = self._cache.entries.get(name)
+        entry = self.cache.entries.get(name)
         if entry is None or entry.unloaded:
             raise unknown(name)
         parts = self.dependents.parts_of(name) if dependents else ()
         wholes = self._suspend_wholes(name)
         await self._unload_in_time(entry)
         for whole in wholes:
-            stays_down = whole in self._registry.suspended  # it was neither loaded nor unloaded meanwhile
-            if stays_down and whole in self._cache.entries:
-                await self._unload_in_time(self._cache.entries[whole])
+            stays_down = whole in self.registry.suspended  # it was neither loaded nor unloaded meanwhile
+            if stays_down and whole in self.cache.entries:
+                await self._unload_in_time(self.cache.entries[whole])
         for part in parts:
             stays = part in self._by_name or self.dependents.wholes_of(part)  # one may have come meanwhile
             if self._is_registered(part) and not stays:
@@ -317,13 +311,13 @@ class LoadApi:
 
     def _suspend_wholes(self, part: str) -> list[str]:
         """The models that leave with a part; where requests bring in what they ask for, none do."""
-        wholes = self.dependents.all_wholes_of(part) if self._options.control.limits else []
+        wholes = self.dependents.all_wholes_of(part) if self.options.control.limits else []
         for whole in wholes:
-            self._registry.suspend(whole, self.dependents.parts(whole))
+            self.registry.suspend(whole, self.dependents.parts(whole))
         return wholes
 
     async def _unload_in_time(self, entry: Entry) -> None:
-        seconds = self._options.unload_patience
+        seconds = self.options.unload_patience
         try:
             async with asyncio.timeout(seconds):
                 await self._unload(entry)
@@ -336,12 +330,12 @@ class LoadApi:
             ) from None
 
     async def _unload(self, entry: Entry) -> None:
-        self._registry.disable(entry.name)  # a request that comes while it leaves must not bring it back
-        await self._cache.unload(entry)
-        entry = self._cache.entries.get(entry.name, entry)
+        self.registry.disable(entry.name)  # a request that comes while it leaves must not bring it back
+        await self.cache.unload(entry)
+        entry = self.cache.entries.get(entry.name, entry)
         if entry.unloaded:
             await self._remove(entry)
-        await self._registry.write(entry)
+        await self.registry.write(entry)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -354,7 +348,7 @@ class LoadApi:
         """Unregister; but the index goes on saying why of what store or repository has."""
         entry.give_up()
         entry.source = origin(entry.source)
-        self._registry.disable(entry.name)
+        self.registry.disable(entry.name)
         if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
             await self._remove(entry)
         elif _is_useless(error):
@@ -368,21 +362,21 @@ class LoadApi:
         await self._discard(entry)
         entry.source = origin(entry.source)
         if entry.unloaded:
-            self._registry.disable(entry.name)
-            if entry.name not in self._registry.suspended:  # else it comes back as what it was
+            self.registry.disable(entry.name)
+            if entry.name not in self.registry.suspended:  # else it comes back as what it was
                 self._by_name.discard(entry.name)
         in_repository = isinstance(entry.source, InRepository | S3Model)
-        if not in_repository or not self._origins.offers(entry.name):
-            self._registry.forget(entry)
+        if not in_repository or not self.origins.offers(entry.name):
+            self.registry.forget(entry)
 
     async def _discard(self, entry: Entry, error: MmeError | None = None) -> None:
         """Remove what was unpacked for a model that is not in memory, with an error the last alone; loads wait."""
         source = origin(entry.source)
-        if not isinstance(source, Archived) or entry.busy or self._cache.entries.get(entry.name) is not entry:
+        if not isinstance(source, Archived) or entry.busy or self.cache.entries.get(entry.name) is not entry:
             return
         artifacts, name = source.artifacts, source.name
         remove = functools.partial(artifacts.quarantine, error=error) if error else artifacts.discard
-        entry.removal = asyncio.get_running_loop().run_in_executor(self._unloads, remove, name)
+        entry.removal = asyncio.get_running_loop().run_in_executor(self.unloads, remove, name)
         try:
             await asyncio.shield(entry.removal)
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from model_handlers.base import Footprint
@@ -33,32 +33,22 @@ T = TypeVar("T")
 _ATTEMPTS = 5  # of a request to have all models of an ensemble at once, once it is alone with that
 
 
+@dataclass(eq=False, repr=False)
 class StepLoads:
-    """Loads and leases of ensembles' models.
+    """Loads and leases of ensembles' models."""
 
-    Args:
-        waits: which models wait for the load of which.
-        load: leases an entry, loading it first if need be.
-        reload: reloads the model of a step for an ensemble that is loaded by name.
-    """
-
-    def __init__(
-        self,
-        cache: ModelCache,
-        registry: Registry,
-        waits: WaitGraph,
-        load: Callable[[str, Entry], Coroutine[Any, Any, tuple[Residency, LoadReport]]],
-        reload: Callable[[str, str], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._cache = cache
-        self._registry = registry
-        self._waits = waits
-        self._load = load
-        self._reload = reload
-        self._line = asyncio.Lock()  # of requests whose models did not stay in memory together
+    cache: ModelCache
+    registry: Registry
+    waits: WaitGraph  # which models wait for the load of which
+    # leases an entry, loading it first if need be
+    load: Callable[[str, Entry], Coroutine[Any, Any, tuple[Residency, LoadReport]]]
+    # reloads the model of a step for an ensemble that is loaded by name
+    reload: Callable[[str, str], Coroutine[Any, Any, None]]
+    # of requests whose models did not stay in memory together
+    line: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __repr__(self) -> str:
-        return f"<StepLoads of {self._cache!r}>"
+        return f"<StepLoads of {self.cache!r}>"
 
     async def acquire(
         self, name: str, version: int | None, report: LoadReport
@@ -70,7 +60,7 @@ class StepLoads:
         """
         lease, report = await self._try_joint(name, version, report)
         if lease is None:
-            async with contextlib.nullcontext() if self._waits.behind(name) else self._line:
+            async with contextlib.nullcontext() if self.waits.behind(name) else self.line:
                 for _ in range(_ATTEMPTS):
                     lease, report = await self._try_joint(name, version, report)
                     if lease is not None:
@@ -85,7 +75,7 @@ class StepLoads:
     async def _try_joint(
         self, name: str, version: int | None, report: LoadReport
     ) -> tuple[Residency | JointLease | None, LoadReport]:
-        ready = self._cache.ready
+        ready = self.cache.ready
         lease = ready.lease(name)
         tried: set[str] = set()
         while lease is None:
@@ -94,12 +84,12 @@ class StepLoads:
                 break
             tried.update(away)  # what was loaded may have left again; those of an ensemble in it are known only then
             if name in away:
-                found, more = await self._load(name, self._registry.entry(name, version))
+                found, more = await self.load(name, self.registry.entry(name, version))
                 found.uncount(missed=bool(more.load))
                 found.release()
             else:
-                await self._check_together(name, self._cache.entries[name].steps)
-                with self._cache.residents.wanting([*there, *away]):
+                await self._check_together(name, self.cache.entries[name].steps)
+                with self.cache.residents.wanting([*there, *away]):
                     _, more = await self._load_all(name, away)
             report = report.then(more)
             lease = ready.lease(name)
@@ -119,7 +109,7 @@ class StepLoads:
         try:
             self._check_there(name, names)
             await self._check_together(name, steps)
-            await _all(self._reload(name, each) for each in names)
+            await _all(self.reload(name, each) for each in names)
             targets, _ = await self._load_all(name, names)
         except MmeError as error:
             error.parts = tuple(names)
@@ -139,17 +129,17 @@ class StepLoads:
 
     def _check_circle(self, whole: str, step: str) -> None:
         """Refuse a step whose model waits for the load of the ensemble."""
-        chain = (*self._waits.behind(whole), whole)
+        chain = (*self.waits.behind(whole), whole)
         if step in chain:
             circle = " -> ".join((*chain[chain.index(step) :], step))
             raise invalid_model(f"circular dependency between ensembles: {circle}")
 
     def _step(self, name: str) -> Entry:
         """The entry of a step's model, or what would be one if it were loaded now; UNKNOWN_MODEL if it is nowhere."""
-        entry = self._cache.entries.get(name)
+        entry = self.cache.entries.get(name)
         if entry is not None and entry.registered:
             return entry
-        return Entry(name, self._registry.source(name), TargetStats())
+        return Entry(name, self.registry.source(name), TargetStats())
 
     async def _check_together(self, name: str, steps: Iterable[str]) -> None:
         """Refuse models that can't be in memory at the same time: by what is known of them, then by looking again."""
@@ -161,7 +151,7 @@ class StepLoads:
                 needs.update(zip(level, (need for need, _ in found), strict=True))
                 level = list(dict.fromkeys(step for _, more in found for step in more if step not in needs))
             try:
-                self._cache.room.check_together(name, sum(needs.values(), Footprint()).whole(), needs)
+                self.cache.room.check_together(name, sum(needs.values(), Footprint()).whole(), needs)
             except MmeError:
                 if exact:
                     raise
@@ -176,11 +166,11 @@ class StepLoads:
         try:
             entry = self._step(name)
             if entry.residency is not None:
-                own = self._cache.residents.own.get(entry.residency, Footprint())
-                return replace(own, shared=self._cache.residents.shared.files(entry.residency)), entry.steps
+                own = self.cache.residents.own.get(entry.residency, Footprint())
+                return replace(own, shared=self.cache.residents.shared.files(entry.residency)), entry.steps
             if entry.measured is not None and entry.measured != Footprint() and not exact:
                 return entry.measured, ()
-            return await self._cache.loading.estimate(entry)
+            return await self.cache.loading.estimate(entry)
         except MmeError:  # as its load says
             return Footprint(), ()
 
@@ -196,8 +186,8 @@ class StepLoads:
 
     async def _load_step(self, whole: str, name: str) -> tuple[Target, LoadReport]:
         self._check_circle(whole, name)
-        with self._waits.waiting((whole,), name), blaming(whole, name.rpartition("/")[2]):
-            lease, report = await self._load(name, self._registry.entry(name))
+        with self.waits.waiting((whole,), name), blaming(whole, name.rpartition("/")[2]):
+            lease, report = await self.load(name, self.registry.entry(name))
         lease.uncount(missed=bool(report.load))
         lease.release()
         return lease.target, report

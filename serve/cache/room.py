@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
@@ -42,28 +43,22 @@ class _NotNowError(Exception):
     """An impatient claim does not fit."""
 
 
+@dataclass(eq=False, repr=False)
 class Room:
     """Reservations within a budget of bytes for all models together."""
 
-    def __init__(
-        self,
-        budget: Footprint,
-        residents: eviction.Candidates,
-        # begins to carry out a plan, for a model and for a reason of `EVICTION_REASONS`; bytes come back later
-        evict: Callable[[eviction.Plan, str, str], None],
-        *,
-        policy: eviction.Policy = eviction.Policy.LRU,
-        evicts: bool,  # whether models make room for others at all, or what does not fit is out of memory at once
-        patience: float,  # seconds that a claim waits
-    ) -> None:
-        self.budget = budget
+    budget: Footprint
+    residents: eviction.Candidates
+    # begins to carry out a plan, for a model and for a reason of `EVICTION_REASONS`; bytes come back later
+    evict: Callable[[eviction.Plan, str, str], None]
+    _: KW_ONLY
+    policy: eviction.Policy = eviction.Policy.LRU
+    evicts: bool  # whether models make room for others at all, or what does not fit is out of memory at once
+    patience: float  # seconds that a claim waits
+
+    def __post_init__(self) -> None:
         self.reserved = Footprint()  # bytes promised to loads under way
         self.grown = Footprint()  # bytes that executions took and no model is charged for
-        self._residents = residents
-        self._evict = evict
-        self._policy = policy
-        self._evicts = evicts
-        self._patience = patience
         self.claims: list[_Claim] = []  # that wait
         self._may_leave = Footprint()  # what those hold at most whose leases ended since the last look
         self._look_again: asyncio.TimerHandle | None = None
@@ -73,7 +68,7 @@ class Room:
 
     def used(self) -> Footprint:
         """Bytes of everything in memory and of everything promised."""
-        return self._residents.taken + self._apart()
+        return self.residents.taken + self._apart()
 
     def _apart(self) -> Footprint:
         """Bytes that are taken and no resident's, so that no eviction gives them back."""
@@ -104,7 +99,7 @@ class Room:
     def check_together(self, whole: str, need: Footprint, names: Iterable[str]) -> None:
         """Refuse an ensemble whose models need more together than may ever be free for them: OUT_OF_MEMORY."""
         pinned = [each for each in self._named(names) if each.keep_until == eviction.FOR_EVER]
-        room = self.budget - eviction.without(self._residents.pinned, pinned)
+        room = self.budget - eviction.without(self.residents.pinned, pinned)
         if not need.fits(room):
             raise out_of_memory(
                 f"the models of ensemble '{whole}' need {megabytes(need)} together, and the memory budget has "
@@ -126,7 +121,7 @@ class Room:
         self.claims.append(claim)
         self.settle()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self.patience):
                 await claim.granted
         except BaseException as error:
             self._withdraw(claim)
@@ -141,33 +136,33 @@ class Room:
         A need of None is one of them, whatever it holds. It is for model `name`, which is short of what no budget here
         counts.
         """
-        if not self._evicts:
+        if not self.evicts:
             return ()
         plan = eviction.relief(
-            self._residents,
+            self.residents,
             need,
             self.budget,
-            self._policy,
+            self.policy,
             time.monotonic(),
             name=name,
             and_from_disk=reason == "disk",
         )
         if plan.victims:
-            self._evict(plan, name, reason)
+            self.evict(plan, name, reason)
         return plan.victims
 
     def regain(self, name: str) -> None:
         """Model `name`, or "" for none, grew in memory: others leave if all take too much, and that is enough."""
-        if not self._evicts or self.used().fits(self.budget):
+        if not self.evicts or self.used().fits(self.budget):
             return
-        grown = self._residents.named(name)
-        plan = eviction.regain(self._residents, self._apart(), grown, self.budget, self._policy, time.monotonic())
+        grown = self.residents.named(name)
+        plan = eviction.regain(self.residents, self._apart(), grown, self.budget, self.policy, time.monotonic())
         if plan.victims:
-            self._evict(plan, name, "growth")
+            self.evict(plan, name, "growth")
 
     def overdrawn(self) -> int:
         """Bytes of the host that are taken beyond the budget, and stay so when all that are leaving have left."""
-        return max((self._residents.staying.total + self._apart()).host - self.budget.host, 0)
+        return max((self.residents.staying.total + self._apart()).host - self.budget.host, 0)
 
     def give_back(self, bytes_promised: Footprint) -> None:
         """End a reservation: the bytes are free, or counted as a resident's from now on."""
@@ -217,11 +212,11 @@ class Room:
             claim.give_way = None
             claim.awaits_own = True
         plan = eviction.plan(
-            self._residents, self._apart() + set_aside, claim.need, self.budget, self._policy, time.monotonic()
+            self.residents, self._apart() + set_aside, claim.need, self.budget, self.policy, time.monotonic()
         )
         claim.short = plan.short
-        full = not plan.fits or (bool(plan.victims) and not self._evicts)
-        if full and claim.patient and not self._evicts:
+        full = not plan.fits or (bool(plan.victims) and not self.evicts)
+        if full and claim.patient and not self.evicts:
             claim.granted.set_exception(out_of_memory(self._full(claim)))
         elif not plan.possible:
             claim.granted.set_exception(out_of_memory(self._pinned(claim)))
@@ -230,7 +225,7 @@ class Room:
         elif plan.victims:
             claim.evicted += plan.victims
             claim.awaits_own = True
-            self._evict(plan, claim.name, "load" if claim.patient else "growth")
+            self.evict(plan, claim.name, "load" if claim.patient else "growth")
         return plan.again_at
 
     def _only_instead(self, claim: _Claim, ahead: Footprint) -> bool:
@@ -239,29 +234,29 @@ class Room:
         Where nothing is evicted, claims ahead of it wait for bytes that are on their way, and will have them.
         """
         own = self._named([claim.name])
-        room = self.budget if self._evicts else self.budget - ahead
+        room = self.budget if self.evicts else self.budget - ahead
         if not claim.need.fits(room - self._kept(own, stays=False)):
             return False
         return not claim.need.fits(room - self._kept(own, stays=True)) or self._wait_for_each_other()
 
     def _named(self, names: Iterable[str]) -> list[eviction.Candidate]:
-        return [each for name in names if (each := self._residents.named(name)) is not None]
+        return [each for name in names if (each := self.residents.named(name)) is not None]
 
     def _kept(self, own: list[eviction.Candidate], *, stays: bool) -> Footprint:
         """Bytes that no eviction gives back, with or without the claimant's own."""
-        if not self._evicts:
-            staying = self._residents.staying
+        if not self.evicts:
+            staying = self.residents.staying
             return self._apart() + (staying.total if stays else eviction.without(staying, own))
         pinned = [each for each in own if each.keep_until == eviction.FOR_EVER]
         if stays:
-            return eviction.beside(self._residents.pinned, [each for each in own if each not in pinned])
-        return eviction.without(self._residents.pinned, pinned)
+            return eviction.beside(self.residents.pinned, [each for each in own if each not in pinned])
+        return eviction.without(self.residents.pinned, pinned)
 
     def _wait_for_each_other(self) -> bool:
         """Whether no model that is to take a place has room beside those that stay until their places are taken."""
         waiting = {claim.name: claim for claim in self.claims if claim.give_way and not claim.granted.done()}
         stay = [each for each in self._named(waiting) if each.keep_until != eviction.FOR_EVER]
-        free = self.budget - eviction.beside(self._residents.pinned, stay)
+        free = self.budget - eviction.beside(self.residents.pinned, stay)
         return not any(claim.need.fits(free) for claim in waiting.values())
 
     def _withdraw(self, claim: _Claim) -> None:
@@ -286,7 +281,7 @@ class Room:
 
     def _pinned(self, claim: _Claim) -> str:
         need = claim.need
-        taken, count = self._residents.pinned.total, self._residents.pinned.count
+        taken, count = self.residents.pinned.total, self.residents.pinned.count
         return (
             f"model '{claim.name}' needs {megabytes(need)}, but {megabytes(taken, need)} of "
             f"{megabytes(self.budget, need)} are taken by {count} pinned models: pin fewer of them (MME_PIN), or "
@@ -294,10 +289,10 @@ class Room:
         )
 
     def _in_use(self, claim: _Claim) -> str:
-        kept = self._residents.again_at(time.monotonic())
+        kept = self.residents.again_at(time.monotonic())
         whose = "in use or loaded too recently to leave (MME_MIN_RESIDENCY)" if kept else "in use"
         return (
-            f"model '{claim.name}' waited {self._patience:.0f} s for {megabytes(claim.need)} of memory held by models "
+            f"model '{claim.name}' waited {self.patience:.0f} s for {megabytes(claim.need)} of memory held by models "
             f"{whose}; try again, or give the server a larger memory budget"
         )
 

@@ -34,7 +34,7 @@ def loads_of(engine):
 
 def give_clients(engine, **patience):
     """Other options for those who ask for a load or an unload from now on."""
-    engine._load_api._options = replace(engine.options, **patience)
+    engine._load_api.options = replace(engine.options, **patience)
 
 
 def admits_nothing(engine):
