@@ -54,7 +54,7 @@ def main() -> None:
     inputs = encoder_inputs(1)
     request = load.binary_request("minilm", inputs)
     with tempfile.TemporaryDirectory() as folder:
-        version = Path(folder, "minilm", "1")
+        version = Path(folder, "models", "minilm", "1")
         version.mkdir(parents=True)
         onnx.save(minilm.build_encoder("minilm", minilm.read_shape(), minilm.read_weights()), version / "model.onnx")
         (version.parent / "config.pbtxt").write_text(_CONFIG)
@@ -62,8 +62,9 @@ def main() -> None:
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(version / "model.onnx", options)
         bare, served, ratios, spent = [], [], [], []
-        environment = dict(each.split("=", 1) for each in arguments.environment)
-        with mme(Path(folder), environment) as server, load.connect(server.address) as connection:
+        environment = {"MME_CACHE_DIR": str(Path(folder, "cache"))}  # in which nothing was tried before
+        environment |= dict(each.split("=", 1) for each in arguments.environment)
+        with mme(version.parents[1], environment) as server, load.connect(server.address) as connection:
 
             def ask() -> None:
                 load.ask(connection, "POST", request.path, request.body, request.headers)

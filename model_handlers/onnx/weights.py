@@ -252,14 +252,14 @@ def _outside(name: str, length: int) -> list[bytes]:
 _CPU_LINES = ("model name", "flags", "CPU part", "Features")  # of /proc/cpuinfo, on x86-64 and on Arm
 _RUNS = 5
 _ENOUGH_NS = 500_000_000  # of runs of one model
-_USUAL = (
-    16  # elements of a variable dimension behind the first, as tokens of a text: one is a case of its own for kernels
-)
+# elements of a variable dimension in a trial, as tokens of a text: one is a case of its own for kernels
+_USUAL = 16
 _CLOSE = 1e-2  # relative: kernels for packed weights may add up in another order, or in another precision
 
 
 def refinement(config: ModelConfig) -> str:
-    return "\n".join([onnx_runtime().__version__, platform.machine(), _processor(), graph_level(config)])
+    tried = f"with {_USUAL} in variable dimensions"  # an earlier trial says nothing of this one's
+    return "\n".join([onnx_runtime().__version__, platform.machine(), _processor(), graph_level(config), tried])
 
 
 @functools.cache

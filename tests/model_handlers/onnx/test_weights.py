@@ -461,12 +461,14 @@ def test_rounding_is_no_difference(one, other, alike):
     assert weights.same_numbers(np.array(one), np.array(other)) is alike
 
 
-def test_a_refinement_depends_on_the_level():
-    """What is refined for one level of optimisation is not found by another; the rest is this machine's."""
+def test_a_refinement_depends_on_the_level_and_on_what_is_tried(monkeypatch):
+    """What is refined for one level of optimisation is not found by another, nor what was tried with other sizes."""
     one, same, other = (OnnxHandler.refinement(ModelConfig("m", optimization_level=level)) for level in (0, 0, 1))
 
     assert one == same != other
     assert onnxruntime.__version__ in one
+    monkeypatch.setattr(weights, "_USUAL", 1)
+    assert OnnxHandler.refinement(ModelConfig("m")) != one
 
 
 def test_a_model_that_refuses_zeros_fails_its_trial(write, refine, save):
