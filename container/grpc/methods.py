@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import ParseDict
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from container.process.service import Service
     from container.steps.shared_memory import Regions
 
-    Document = dict[str, Any]
     Unary = Callable[[bytes, Any], Coroutine[Any, Any, bytes]]
 
 _LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
@@ -39,7 +39,7 @@ _LONG = frozenset({"index", "model_statistics"})  # operations whose documents t
 
 
 class Methods:
-    """The methods over a service: by the route table's names, from a request's message to a document of the response.
+    """The methods over a service.
 
     Args:
         service: what they tell of.
@@ -47,37 +47,49 @@ class Methods:
     """
 
     def __init__(self, service: Service, draining: asyncio.Event) -> None:
-        self._operations = Operations(service)
+        self._operations = operations = Operations(service)
         self._draining = draining
+        # by the route table's names, of a request's message: what the one field of the response holds, or all of it
+        self._answers: dict[str, Callable[[Any], Any]] = {
+            "check": lambda _: self._health(),  # of the server, whatever service is named, as Triton does
+            "server_live": lambda _: True,
+            "server_ready": lambda _: operations.is_ready,
+            "server_metadata": lambda _: operations.server_metadata(),
+            "model_ready": lambda asked: operations.model_ready(*_model(asked)),
+            "model_metadata": lambda asked: operations.model_metadata(*_model(asked)),
+            "model_config": lambda asked: operations.model_config(*_model(asked)),
+            "model_statistics": self._statistics,
+            "index": lambda asked: operations.index(ready=asked.ready),
+            "load": lambda asked: operations.load(asked.model_name, operations.override(values(asked.parameters))),
+            "unload": lambda asked: operations.unload(asked.model_name, values(asked.parameters)),
+            "trace_setting": self._trace_setting,
+            "log_settings": self._log_settings,
+        }
+        for kind, regions in operations.regions.items():
+            self._answers[f"{kind}_status"] = functools.partial(_rows, regions)
+            self._answers[f"{kind}_register"] = functools.partial(_register, regions)
+            self._answers[f"{kind}_unregister"] = functools.partial(_unregister, regions)
 
     def unary(self, route: Route) -> Unary:
         """What answers the calls of a route, which are of one message each."""
         name = route.pattern.rpartition("/")[2]
         name = "HealthCheck" if name == "Check" else name
         request, response = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
-        kind, _, deed = route.operation.partition("_")
-        regions = self._operations.regions.get(kind)
-        if regions is None:
-            answer = getattr(self, route.operation)
-        else:
-            answer = functools.partial(getattr(self, f"memory_{deed}"), regions)
+        answer, fields = self._answers[route.operation], response.DESCRIPTOR.fields
 
         async def serve(data: bytes, _context: Any) -> bytes:
             message = parsed(request, data if request.DESCRIPTOR.fields else b"")
             if getattr(message, "repository_name", ""):
                 raise repository_error()
-            document = await answer(message)
+            told = answer(message)
+            if inspect.isawaitable(told):
+                told = await told
+            document = {fields[0].name: told} if len(fields) == 1 else told or {}
             if route.operation in _LONG:
                 return await by_thread(_message, document, response())
             return _message(document, response())
 
         return serve
-
-    # -- health ----------------------------------------------------------------------------------------------------
-
-    async def check(self, _request: pb.HealthCheckRequest) -> Document:
-        """Health's Check: of the server, whatever service is named, as Triton does."""
-        return {"status": self._health()}
 
     async def watch(self, context: Rpc) -> None:
         """Health's Watch: the status now and whenever it has changed."""
@@ -96,75 +108,45 @@ class Methods:
     def _health(self) -> str:
         return "SERVING" if self._operations.is_ready else "NOT_SERVING"
 
-    async def server_live(self, _request: pb.ServerLiveRequest) -> Document:
-        return {"live": True}
-
-    async def server_ready(self, _request: pb.ServerReadyRequest) -> Document:
-        return {"ready": self._operations.is_ready}
-
-    async def model_ready(self, request: pb.ModelReadyRequest) -> Document:
-        return {"ready": await self._operations.model_ready(request.name, parse_version(request.version))}
-
-    # -- what there is ---------------------------------------------------------------------------------------------
-
-    async def server_metadata(self, _request: pb.ServerMetadataRequest) -> Document:
-        return await self._operations.server_metadata()
-
-    async def model_metadata(self, request: pb.ModelMetadataRequest) -> Document:
-        return await self._operations.model_metadata(request.name, parse_version(request.version))
-
-    async def model_config(self, request: pb.ModelConfigRequest) -> Document:
-        return {"config": await self._operations.model_config(request.name, parse_version(request.version))}
-
-    async def model_statistics(self, request: pb.ModelStatisticsRequest) -> Document:
+    async def _statistics(self, asked: pb.ModelStatisticsRequest) -> Any:
         """How requests went, of one model or of all in all versions."""
-        version = parse_version(request.version)
-        rows = await self._operations.model_statistics(request.name, version if request.name else None)
-        return {"model_stats": rows}
+        name, version = _model(asked)
+        return await self._operations.model_statistics(name, version if name else None)
 
-    # -- the repository --------------------------------------------------------------------------------------------
-
-    async def index(self, request: pb.RepositoryIndexRequest) -> Document:
-        return {"models": await self._operations.index(ready=request.ready)}
-
-    async def load(self, request: pb.RepositoryModelLoadRequest) -> Document:
-        await self._operations.load(request.model_name, self._operations.override(values(request.parameters)))
-        return {}
-
-    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Document:
-        await self._operations.unload(request.model_name, values(request.parameters))
-        return {}
-
-    async def trace_setting(self, request: pb.TraceSettingRequest) -> Document:
+    async def _trace_setting(self, asked: pb.TraceSettingRequest) -> Any:
         """Change how requests are traced, and tell how they are."""
-        wanted = {name: _setting(list(setting.value)) for name, setting in request.settings.items()}
-        now = await self._operations.trace_setting(request.model_name, wanted)
-        return {"settings": {name: {"value": each if isinstance(each, list) else [each]} for name, each in now.items()}}
+        wanted = {name: _setting(list(setting.value)) for name, setting in asked.settings.items()}
+        now = await self._operations.trace_setting(asked.model_name, wanted)
+        return {name: {"value": each if isinstance(each, list) else [each]} for name, each in now.items()}
 
-    async def log_settings(self, request: pb.LogSettingsRequest) -> Document:
-        """Change what is logged, and tell what is."""
-        wanted = {name: _log_setting(setting) for name, setting in request.settings.items()}
+    async def _log_settings(self, asked: pb.LogSettingsRequest) -> Any:
+        """Change what is logged, and tell what is; one that says nothing is no value of any, as in Triton."""
+        given = {name: (setting, setting.WhichOneof("parameter_choice")) for name, setting in asked.settings.items()}
+        wanted = {name: "" if field is None else getattr(setting, field) for name, (setting, field) in given.items()}
         try:
             now = await self._operations.log_settings(wanted or None)
         except MmeError as error:
             if error.kind is Kind.UNAVAILABLE:  # a format that there is not, which is HTTP's alone to call so
                 raise invalid_argument(error.message) from None
             raise
-        return {"settings": {name: {_LOG_FIELDS[type(value)]: value} for name, value in now.items()}}
+        return {name: {_LOG_FIELDS[type(value)]: value} for name, value in now.items()}
 
-    # -- shared memory, of the system and of CUDA ------------------------------------------------------------------
 
-    async def memory_status(self, regions: Regions, request: Any) -> Document:
-        return {"regions": {row["name"]: row for row in regions.rows(request.name)}}
+def _model(asked: Any) -> tuple[str, int | None]:
+    return asked.name, parse_version(asked.version)
 
-    async def memory_register(self, regions: Regions, request: Any) -> Document:
-        wanted = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
-        regions.register(wanted.pop("name"), wanted)
-        return {}
 
-    async def memory_unregister(self, regions: Regions, request: Any) -> Document:
-        regions.unregister(request.name)
-        return {}
+def _rows(regions: Regions, asked: Any) -> dict[str, Any]:
+    return {row["name"]: row for row in regions.rows(asked.name)}
+
+
+def _register(regions: Regions, asked: Any) -> None:
+    wanted = {field.name: getattr(asked, field.name) for field in asked.DESCRIPTOR.fields}
+    regions.register(wanted.pop("name"), wanted)
+
+
+def _unregister(regions: Regions, asked: Any) -> None:
+    regions.unregister(asked.name)
 
 
 def _setting(given: list[str]) -> list[str] | str | None:
@@ -172,12 +154,6 @@ def _setting(given: list[str]) -> list[str] | str | None:
     if not given:
         return None
     return given[0] if len(given) == 1 else given
-
-
-def _log_setting(given: pb.LogSettingsRequest.SettingValue) -> Any:
-    """A log setting as JSON would have it; one that says nothing is no value of any, as in Triton."""
-    choice = given.WhichOneof("parameter_choice")
-    return "" if choice is None else getattr(given, choice)
 
 
 def _message(document: dict[str, Any], message: Message) -> bytes:

@@ -119,7 +119,7 @@ class Watch:
         """Ask whether the client lives, if it may be asked; it is to answer in time."""
         rules = self._rules
         limit = rules.max_pings_without_data
-        if (len(self._connection.streams) or rules.permit_without_calls) and not (limit and self._pings >= limit):
+        if (self._connection.streams.open or rules.permit_without_calls) and not (limit and self._pings >= limit):
             self._pings += 1
             self._connection.output.put(frames.frame(frames.PING, 0, 0, _PING))
             self._signs = self._connection.signs()
@@ -148,7 +148,7 @@ class Watch:
             ConnectionFault: it does so too often.
         """
         rules, now = self._rules, self._rules.loop.time()
-        idle = not len(self._connection.streams) and not rules.permit_without_calls
+        idle = not self._connection.streams.open and not rules.permit_without_calls
         interval = _STRICT_SECONDS if idle else rules.min_ping_interval
         if now - self._pinged < interval:
             self._strikes += 1

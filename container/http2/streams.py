@@ -395,9 +395,6 @@ class StreamTable:
         self._block: tuple[int, int, bytearray] | None = None  # stream and flags of headers that are not complete
         self._uncredited = 0
 
-    def __len__(self) -> int:
-        return len(self.open)
-
     def take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Handle one frame; one that breaks the protocol is a ConnectionFault."""
         if self._block is not None and kind != frames.CONTINUATION:

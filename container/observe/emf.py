@@ -125,21 +125,18 @@ class EmfReporter:
             timestamp: milliseconds since 1970.
         """
         found = self._found()
-        loaded = _Values()
-        loaded.add(len(self._engine.cache.ready.models))
         hits, misses = (sum(counts[which] for counts in found.values()) for which in (0, 1))
-        used = _Values()
-        used.add(self._engine.cache.room.used().host + self._engine.on_the_way())
+        used = self._engine.cache.room.used().host + self._engine.on_the_way()
         metrics = {
-            "LoadedModelCount": loaded,
-            "ModelCacheHit": _hits(hits, misses),
-            "MemoryUsed": used,
+            "LoadedModelCount": _values_of((len(self._engine.cache.ready.models), 1)),
+            "ModelCacheHit": _values_of((1, hits), (0, misses)),
+            "MemoryUsed": _values_of((used, 1)),
             **self._heard,
         }
         documents = [self._document(timestamp, metrics, {})]
         top = heapq.nlargest(self._settings.emf_top_models, found.items(), key=lambda item: sum(item[1]))
         for name, (hits, misses) in top:
-            metrics = {"ModelCacheHit": _hits(hits, misses), **self._heard_of.get(name, {})}
+            metrics = {"ModelCacheHit": _values_of((1, hits), (0, misses)), **self._heard_of.get(name, {})}
             documents.append(self._document(timestamp, metrics, {"TargetModel": dimension(name)}))
         self._heard, self._heard_of = {}, {}
         return documents
@@ -198,11 +195,11 @@ class EmfReporter:
         return True
 
 
-def _hits(hits: int, misses: int) -> _Values:
-    """1 for each request that found its model in memory, 0 for each that did not."""
+def _values_of(*found: tuple[int, int]) -> _Values:
+    """Of values and how often there is each."""
     values = _Values()
-    values.add(1, hits)
-    values.add(0, misses)
+    for value, times in found:
+        values.add(value, times)
     return values
 
 

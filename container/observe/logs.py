@@ -248,19 +248,18 @@ class LogSettings:
 
 
 def _check(name: str, given: str, value: Any) -> None:
-    expected = ""
-    if name in _SWITCHES:
-        expected = "" if isinstance(value, bool) else "true or false"
-    elif name == "log_verbose_level":
-        expected = "" if type(value) is int and 0 <= value <= _MOST else "a number, 0 or more"
-    elif name == "log_file" and value:
+    if name == "log_file" and value:
         raise MmeError(Kind.UNSUPPORTED, "log file location can not be updated through network protocol")
-    elif name == "log_format" and isinstance(value, str) and value not in _FORMATS:
+    if name == "log_format" and isinstance(value, str) and value not in _FORMATS:
         known = ", ".join(_FORMATS)
         raise MmeError(Kind.UNAVAILABLE, f"invalid argument for --log_format, got: {value}; there are {known}")
-    elif not isinstance(value, str):
-        expected = "a text"
-    if expected:
+    if name in _SWITCHES:
+        fits, expected = isinstance(value, bool), "true or false"
+    elif name == "log_verbose_level":
+        fits, expected = type(value) is int and 0 <= value <= _MOST, "a number, 0 or more"
+    else:
+        fits, expected = isinstance(value, str), "a text"
+    if not fits:
         raise invalid_argument(f"log setting '{given}' must be {expected}, got {value!r}")
 
 
