@@ -421,40 +421,39 @@ def idle(name: str, why: str, parse: Parser = str) -> Variable:
     return Variable(name, "", parse, f"{_NO_EFFECT} {why}")
 
 
-_BATCHING = "a request to a script, or to a SavedModel without one, is computed by itself."
-_THREADS = "each model says in its config.pbtxt how many threads it has."
-_JAVA = "there is no Java machine here."
-_FRONT = "there is no nginx or gunicorn in front of models here."
-_HUB = "nothing is downloaded from Hugging Face: put the model's files into its archive."
-_AUTOPILOT = "it tells Autopilot's own tools what a container takes or could answer, and no container."
-
 # fmt: off
+_IDLE = {  # why variables of any text change nothing
+    "nothing is downloaded from Hugging Face: put the model's files into its archive.":
+        "HF_API_TOKEN HF_MODEL_ID HF_MODEL_REVISION",
+    "models are not compiled for Neuron.":
+        "HF_OPTIMUM_BATCH_SIZE HF_OPTIMUM_SEQUENCE_LENGTH",
+    "there is no Java machine here.":
+        "SAGEMAKER_DISABLE_CONTAINER_SUPPORT SAGEMAKER_MAX_DIRECT_MEMORY_SIZE SAGEMAKER_MAX_HEAP_SIZE "
+        "SAGEMAKER_MODEL_SERVER_VMARGS",
+    "there is no nginx or gunicorn in front of models here.":
+        "SAGEMAKER_GUNICORN_LOGLEVEL SAGEMAKER_GUNICORN_WORKER_CLASS SAGEMAKER_TFS_NGINX_LOGLEVEL SAGEMAKER_USE_NGINX",
+    "it tells Autopilot's own tools what a container takes or could answer, and no container.":
+        "SAGEMAKER_INFERENCE_INPUT SAGEMAKER_INFERENCE_SUPPORTED",
+    "a request to a script, or to a SavedModel without one, is computed by itself.":
+        "SAGEMAKER_TFS_BATCH_TIMEOUT_MICROS SAGEMAKER_TFS_ENABLE_BATCHING SAGEMAKER_TFS_MAX_BATCH_SIZE "
+        "SAGEMAKER_TFS_MAX_ENQUEUED_BATCHES SAGEMAKER_TFS_NUM_BATCH_THREADS SAGEMAKER_TS_BATCH_SIZE "
+        "SAGEMAKER_TS_MAX_BATCH_DELAY",
+    "each model says in its config.pbtxt how many threads it has.":
+        "SAGEMAKER_TFS_INTER_OP_PARALLELISM SAGEMAKER_TFS_INTRA_OP_PARALLELISM",
+}
 OTHERS = (
     ruled("AZUREML_MODEL_DIR", v.directory, "Set by Azure ML: a folder that is served as a Triton model repository, or "
         "the one in it that holds models, unless another variable says where models come from.", "unset"),
     idle("CA_REPOSITORY_ARN", "packages of a requirements.txt come from the index that pip is told of."),
-    idle("HF_API_TOKEN", _HUB),
-    idle("HF_MODEL_ID", _HUB),
-    idle("HF_MODEL_REVISION", _HUB),
-    idle("HF_OPTIMUM_BATCH_SIZE", "models are not compiled for Neuron."),
-    idle("HF_OPTIMUM_SEQUENCE_LENGTH", "models are not compiled for Neuron."),
     idle("HF_TRUST_REMOTE_CODE", "a pipeline runs the code of the installed transformers alone."),
     idle("SAGEMAKER_BASE_DIR", "/opt/ml is the default.", v.same_folder("/opt/ml", "MME_MODEL_DIR")),
     ruled("SAGEMAKER_BIND_TO_PORT", v.integer(1, 65535), "Port to listen on; wins over MME_PORT, because SageMaker "
         "calls no other.", "unset"),
-    idle("SAGEMAKER_DISABLE_CONTAINER_SUPPORT", _JAVA),
-    idle("SAGEMAKER_GUNICORN_LOGLEVEL", _FRONT),
     idle("SAGEMAKER_GUNICORN_THREADS", "a script's process answers one request at a time."),
     idle("SAGEMAKER_GUNICORN_WORKERS", "SAGEMAKER_MODEL_SERVER_WORKERS says how many processes a script has."),
-    idle("SAGEMAKER_GUNICORN_WORKER_CLASS", _FRONT),
     idle("SAGEMAKER_HANDLER", "what Amazon's own service does is done for every script.", v.handler_service),
-    idle("SAGEMAKER_INFERENCE_INPUT", _AUTOPILOT),
-    idle("SAGEMAKER_INFERENCE_SUPPORTED", _AUTOPILOT),
-    idle("SAGEMAKER_MAX_DIRECT_MEMORY_SIZE", _JAVA),
-    idle("SAGEMAKER_MAX_HEAP_SIZE", _JAVA),
     idle("SAGEMAKER_MODEL_JOB_QUEUE_SIZE", "requests wait as long as MME_REQUEST_TIMEOUT says."),
     idle("SAGEMAKER_MODEL_PATH", "/opt/ml/model is the default.", v.same_folder("/opt/ml/model", "MME_MODEL_DIR")),
-    idle("SAGEMAKER_MODEL_SERVER_VMARGS", "there is no Java machine here."),
     ruled("SAGEMAKER_MULTI_MODEL", v.boolean, "true: SageMaker loads and unloads models through /models.", "false"),
     ruled("SAGEMAKER_MULTI_MODEL_UNIVERSAL_BUCKET", v.universal_script, "Refused: name the archive of the script for "
         "all models by SAGEMAKER_SUBMIT_DIRECTORY."),
@@ -466,16 +465,8 @@ OTHERS = (
     idle("SAGEMAKER_SESSIONS_PATH", "sessions live in memory, with what their models know of them."),
     idle("SAGEMAKER_STARTUP_TIMEOUT", "the server answers at once, and each load has MME_LOAD_TIMEOUT.",
         v.integer(0, 86_400)),
-    idle("SAGEMAKER_TFS_BATCH_TIMEOUT_MICROS", _BATCHING),
-    idle("SAGEMAKER_TFS_ENABLE_BATCHING", _BATCHING),
     idle("SAGEMAKER_TFS_FRACTIONAL_GPU_MEM_MARGIN", "MME_GPU_MEMORY_BUDGET bounds memory of GPUs."),
     idle("SAGEMAKER_TFS_INSTANCE_COUNT", "SAGEMAKER_MODEL_SERVER_WORKERS says how many processes a model has."),
-    idle("SAGEMAKER_TFS_INTER_OP_PARALLELISM", _THREADS),
-    idle("SAGEMAKER_TFS_INTRA_OP_PARALLELISM", _THREADS),
-    idle("SAGEMAKER_TFS_MAX_BATCH_SIZE", _BATCHING),
-    idle("SAGEMAKER_TFS_MAX_ENQUEUED_BATCHES", _BATCHING),
-    idle("SAGEMAKER_TFS_NGINX_LOGLEVEL", _FRONT),
-    idle("SAGEMAKER_TFS_NUM_BATCH_THREADS", _BATCHING),
     idle("SAGEMAKER_TFS_VERSION", "the installed TensorFlow serves models of any version."),
     idle("SAGEMAKER_TFS_WAIT_TIME_SECONDS", "each load has MME_LOAD_TIMEOUT."),
     ruled("SAGEMAKER_TRITON_ADDITIONAL_ARGS", str, "Flags of tritonserver; the few that mean something here are "
@@ -496,11 +487,9 @@ OTHERS = (
         "in SAGEMAKER_SAFE_PORT_RANGE.", "none"),
     idle("SAGEMAKER_TRITON_TENSORFLOW_VERSION", "TensorFlow 2 serves models of either.", v.integer(1, 2)),
     idle("SAGEMAKER_TRITON_THREAD_COUNT", "one event loop answers every connection.", v.integer(1, 1024)),
-    idle("SAGEMAKER_TS_BATCH_SIZE", _BATCHING),
-    idle("SAGEMAKER_TS_MAX_BATCH_DELAY", _BATCHING),
     idle("SAGEMAKER_TS_MAX_WORKERS", "a script has as many processes as it begins with."),
-    idle("SAGEMAKER_USE_NGINX", _FRONT),
     idle("SM_MODEL_DIR", "/opt/ml/model is the default.", v.same_folder("/opt/ml/model", "MME_MODEL_DIR")),
+    *[idle(name, why) for why, names in _IDLE.items() for name in names.split()],
 )
 # fmt: on
 
