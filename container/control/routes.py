@@ -41,14 +41,13 @@ CATEGORIES = (
     "trace",
     "logging",
 )
-GRPC = "gRPC"  # in place of a method
 SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 
 
 class Route(NamedTuple):
     """One row of the table below."""
 
-    methods: str  # HTTP's between spaces, or `GRPC`
+    methods: str  # HTTP's between spaces, "" over gRPC alone
     pattern: str  # of paths, or service and method
     operation: str  # a name of `container.control.http`, or `container.grpc.methods`, or a hot one
     category: str = ""  # what an operator may restrict
@@ -56,6 +55,7 @@ class Route(NamedTuple):
     waits: bool = False  # a model may be loaded or unloaded for it, or asked by its own code, which may take minutes
     role: str = ""  # what a key is for where there is no category
     is_open: bool = False  # needs no key: probes of the platform, and a page that holds nothing before it has one
+    grpc: str = ""  # the method of gRPC's service that is the same operation
 
     @property
     def key_role(self) -> str | None:
@@ -73,7 +73,7 @@ class Route(NamedTuple):
 
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 _MODEL = "/v2/models/<path:name>[/versions/<version>]"
-_REPOSITORY = "/v2/repository"
+_STORED, _OTHER = "/v2/repository/models/<path:name>", "/v2/repository/<repository>"
 _SAGEMAKER, _KSERVE, _RUNTIME = Flavor.SAGEMAKER, Flavor.KSERVE, Flavor.RUNTIME
 _HEALTH, _INFERENCE, _METADATA = "health", "inference", "metadata"
 _MODELS, _STATISTICS, _TRACE = "model-repository", "statistics", "trace"
@@ -82,26 +82,13 @@ HOT = (
     Route("GET POST", "/ping", "ping", _HEALTH, is_open=True),
     Route("POST", "/invocations", "invoke", _INFERENCE, _SAGEMAKER),
     Route("POST", "/models/<path:name>/invoke", "invoke", _INFERENCE, _SAGEMAKER),
-    Route("POST", f"{_MODEL}/infer", "infer", _INFERENCE, _KSERVE),
+    Route("POST", f"{_MODEL}/infer", "infer", _INFERENCE, _KSERVE, grpc="ModelInfer"),
     Route("POST", f"{_MODEL}/generate", "generate", _INFERENCE, _KSERVE),
     Route("POST", f"{_MODEL}/generate_stream", "generate_stream", _INFERENCE, _KSERVE),
     Route("POST", "/endpoints/<endpoint>/invocations", "invoke", _INFERENCE, _RUNTIME),
     Route("POST", "/endpoints/<endpoint>/invocations-response-stream", "event_stream", _INFERENCE, _RUNTIME),
 )
-
-
-def _shared_memory(kind: str) -> tuple[Route, ...]:
-    """The routes of one kind of shared memory: system or cuda."""
-    rows = []
-    for method, deed in (("GET", "status"), ("POST", "register"), ("POST", "unregister")):
-        operation, pattern = f"{kind}_{deed}", f"/v2/{kind}sharedmemory[/region/<path:name>]/{deed}"
-        rows.append(Route(method, pattern, operation, "shared-memory", _KSERVE))
-        called = f"{kind.capitalize()}SharedMemory{deed.capitalize()}"
-        rows.append(Route(GRPC, f"{SERVICE}/{called}", operation, "shared-memory", _KSERVE))
-    return tuple(rows)
-
-
-ROUTES = (
+HTTP_ROUTES = (
     *HOT,
     Route("GET", "/models", "list_models", _MODELS, _SAGEMAKER),
     Route("POST", "/models", "load_model", _MODELS, _SAGEMAKER, waits=True),
@@ -109,48 +96,46 @@ ROUTES = (
     Route("DELETE", "/models/<path:name>", "unload_model", _MODELS, _SAGEMAKER, waits=True),
     Route("GET", "/execution-parameters", "execution_parameters", "", _SAGEMAKER, role=_METADATA),
     Route("POST", "/endpoints/<endpoint>/async-invocations", "invoke_async", _INFERENCE, _RUNTIME),
-    Route("GET", "/v2", "server_metadata", _METADATA, _KSERVE),
-    Route("GET", "/v2/health/live", "server_live", _HEALTH, _KSERVE, is_open=True),
-    Route("GET", "/v2/health/ready", "server_ready", _HEALTH, _KSERVE, is_open=True),
-    Route("GET", _MODEL, "model_metadata", _METADATA, _KSERVE, waits=True),
-    Route("GET", f"{_MODEL}/config", "model_config", "model-config", _KSERVE, waits=True),
-    Route("GET", f"{_MODEL}/ready", "model_ready", _HEALTH, _KSERVE, waits=True),
-    Route("GET", f"{_MODEL}/stats", "model_statistics", _STATISTICS, _KSERVE),
+    Route("GET", "/v2", "server_metadata", _METADATA, _KSERVE, grpc="ServerMetadata"),
+    Route("GET", "/v2/health/live", "server_live", _HEALTH, _KSERVE, is_open=True, grpc="ServerLive"),
+    Route("GET", "/v2/health/ready", "server_ready", _HEALTH, _KSERVE, is_open=True, grpc="ServerReady"),
+    Route("GET", _MODEL, "model_metadata", _METADATA, _KSERVE, waits=True, grpc="ModelMetadata"),
+    Route("GET", f"{_MODEL}/config", "model_config", "model-config", _KSERVE, waits=True, grpc="ModelConfig"),
+    Route("GET", f"{_MODEL}/ready", "model_ready", _HEALTH, _KSERVE, waits=True, grpc="ModelReady"),
+    Route("GET", f"{_MODEL}/stats", "model_statistics", _STATISTICS, _KSERVE, grpc="ModelStatistics"),
     Route("GET", "/v2/models/stats", "model_statistics", _STATISTICS, _KSERVE),
-    Route("GET POST", f"{_REPOSITORY}/index", "index", _MODELS, _KSERVE),
-    Route("POST", f"{_REPOSITORY}/models/<path:name>/load", "load", _MODELS, _KSERVE, waits=True),
-    Route("POST", f"{_REPOSITORY}/models/<path:name>/unload", "unload", _MODELS, _KSERVE, waits=True),
-    Route("GET POST", f"{_REPOSITORY}/<repository>/index", "other_repository", _MODELS, _KSERVE),
-    Route("POST", f"{_REPOSITORY}/<repository>/models/<path:name>/load", "other_repository", _MODELS, _KSERVE),
-    Route("POST", f"{_REPOSITORY}/<repository>/models/<path:name>/unload", "other_repository", _MODELS, _KSERVE),
-    Route("GET POST", "/v2/logging", "log_settings", "logging", _KSERVE),
-    Route("GET POST", "/v2/trace/setting", "trace_setting", _TRACE, _KSERVE),
+    Route("GET POST", "/v2/repository/index", "index", _MODELS, _KSERVE, grpc="RepositoryIndex"),
+    Route("POST", f"{_STORED}/load", "load", _MODELS, _KSERVE, waits=True, grpc="RepositoryModelLoad"),
+    Route("POST", f"{_STORED}/unload", "unload", _MODELS, _KSERVE, waits=True, grpc="RepositoryModelUnload"),
+    Route("GET POST", f"{_OTHER}/index", "other_repository", _MODELS, _KSERVE),
+    Route("POST", f"{_OTHER}/models/<path:name>/load", "other_repository", _MODELS, _KSERVE),
+    Route("POST", f"{_OTHER}/models/<path:name>/unload", "other_repository", _MODELS, _KSERVE),
+    Route("GET POST", "/v2/logging", "log_settings", "logging", _KSERVE, grpc="LogSettings"),
+    Route("GET POST", "/v2/trace/setting", "trace_setting", _TRACE, _KSERVE, grpc="TraceSetting"),
     Route("GET POST", "/v2/models/<path:name>/trace/setting", "trace_setting", _TRACE, _KSERVE),
-    *_shared_memory("system"),
-    *_shared_memory("cuda"),
+    *[
+        Route(
+            method,
+            f"/v2/{kind}sharedmemory[/region/<path:name>]/{deed}",
+            f"{kind}_{deed}",
+            "shared-memory",
+            _KSERVE,
+            grpc=f"{kind.capitalize()}SharedMemory{deed.capitalize()}",
+        )
+        for kind in ("system", "cuda")
+        for method, deed in (("GET", "status"), ("POST", "register"), ("POST", "unregister"))
+    ],
     Route("GET", "/metrics", "metrics", role=_STATISTICS),
     Route("GET", "/dashboard", "dashboard", _STATISTICS, is_open=True),
     Route("GET", "/dashboard/data", "dashboard_data", _STATISTICS),
     Route("GET", "/dashboard/static/<path:filename>", "dashboard_static", _STATISTICS, is_open=True),
-    Route(GRPC, f"{SERVICE}/ServerLive", "server_live", _HEALTH, _KSERVE, is_open=True),
-    Route(GRPC, f"{SERVICE}/ServerReady", "server_ready", _HEALTH, _KSERVE, is_open=True),
-    Route(GRPC, f"{SERVICE}/ServerMetadata", "server_metadata", _METADATA, _KSERVE),
-    Route(GRPC, f"{SERVICE}/ModelReady", "model_ready", _HEALTH, _KSERVE, waits=True),
-    Route(GRPC, f"{SERVICE}/ModelMetadata", "model_metadata", _METADATA, _KSERVE, waits=True),
-    Route(GRPC, f"{SERVICE}/ModelConfig", "model_config", "model-config", _KSERVE, waits=True),
-    Route(GRPC, f"{SERVICE}/ModelStatistics", "model_statistics", _STATISTICS, _KSERVE),
-    Route(GRPC, f"{SERVICE}/ModelInfer", "infer", _INFERENCE, _KSERVE),
-    Route(GRPC, f"{SERVICE}/ModelStreamInfer", "stream_infer", _INFERENCE, _KSERVE),
-    Route(GRPC, f"{SERVICE}/RepositoryIndex", "index", _MODELS, _KSERVE),
-    Route(GRPC, f"{SERVICE}/RepositoryModelLoad", "load", _MODELS, _KSERVE, waits=True),
-    Route(GRPC, f"{SERVICE}/RepositoryModelUnload", "unload", _MODELS, _KSERVE, waits=True),
-    Route(GRPC, f"{SERVICE}/TraceSetting", "trace_setting", _TRACE, _KSERVE),
-    Route(GRPC, f"{SERVICE}/LogSettings", "log_settings", "logging", _KSERVE),
-    Route(GRPC, f"{HEALTH}/Check", "check", _HEALTH, _KSERVE, is_open=True),
-    Route(GRPC, f"{HEALTH}/Watch", "watch", _HEALTH, _KSERVE, is_open=True),
 )
-GRPC_ROUTES = tuple(route for route in ROUTES if route.methods == GRPC)
-HTTP_ROUTES = tuple(route for route in ROUTES if route.methods != GRPC)
+GRPC_ROUTES = (
+    *[route._replace(methods="", pattern=f"{SERVICE}/{route.grpc}") for route in HTTP_ROUTES if route.grpc],
+    Route("", f"{SERVICE}/ModelStreamInfer", "stream_infer", _INFERENCE, _KSERVE),
+    Route("", f"{HEALTH}/Check", "check", _HEALTH, _KSERVE, is_open=True),
+    Route("", f"{HEALTH}/Watch", "watch", _HEALTH, _KSERVE, is_open=True),
+)
 
 
 class HotTarget(NamedTuple):
