@@ -507,7 +507,10 @@ def _variables_of_fields() -> Iterator[Variable]:
             yield Variable(other, each.name, parse, help_text)
 
 
-VARIABLES = (*_variables_of_fields(), *OTHERS)  # of one field: in the order in which they win
+VARIABLES = (  # of one field: in the order in which they win
+    *_variables_of_fields(),
+    *sorted(OTHERS, key=lambda each: each.name),
+)
 BY_NAME = {variable.name: variable for variable in VARIABLES}
 FLAGS = {variable.flag: variable for variable in VARIABLES if variable.flag}
 
