@@ -166,11 +166,9 @@ class Run:
 
 
 def slope(points: dict[int, float]) -> float:
-    """Of the straight line through a curve on log-log axes, by least squares; 0 for a single point."""
-    if len(points) < 2:
-        return 0.0
-    x, y = ([math.log(max(value, 1e-9)) for value in values] for values in (points.keys(), points.values()))
-    return statistics.linear_regression(x, y).slope
+    """Of the straight line through a curve on log-log axes, by least squares; 0 of fewer than two points there."""
+    shown = [(math.log(size), math.log(value)) for size, value in points.items() if value > 0]
+    return statistics.linear_regression(*zip(*shown, strict=True)).slope if len(shown) > 1 else 0.0
 
 
 # -- models --------------------------------------------------------------------------------------------------------
@@ -609,7 +607,8 @@ def show(saved: dict[str, Curves]) -> None:
         for curve, points in curves.items():
             (few, low), (many, high) = min(points.items()), max(points.items())
             slopes = f"{slope(points):.2f} | {slope(dict([*points.items()][-2:])):.2f}"
-            print(f"| {curve} | {low:.3g} ({few}) | {high:.3g} ({many}) | {high / max(low, 1e-9):.2f} | {slopes} |")
+            ratio = f"{high / low:.2f}" if low > 0 else "-"
+            print(f"| {curve} | {low:.3g} ({few}) | {high:.3g} ({many}) | {ratio} | {slopes} |")
 
 
 def measure_other(other: Path, file: Path, folder: Path, arguments: argparse.Namespace) -> None:
