@@ -135,7 +135,7 @@ class GrpcServer:
         denial = self._keys.denial(role, ", ".join(given) if given else None)
         if denial is None:
             return None
-        return Status.PERMISSION_DENIED if denial.known else Status.UNAUTHENTICATED, denial.sentence
+        return Status.PERMISSION_DENIED if denial.status == 403 else Status.UNAUTHENTICATED, str(denial)
 
     def _guarded(self, category: str, handle: Handle) -> Handle:
         """The method, for calls that bring what its category wants."""

@@ -138,14 +138,7 @@ class Doors:
         if refusal is not None or self._keys is None:
             return refusal
         role = self._role_of(method, target)
-        denial = None if role is None else self._keys.denial(role, headers.get("authorization"))
-        return None if denial is None else refused(denial)
-
-
-def refused(denial: Denial) -> Refusal:
-    if denial.known:
-        return Refusal(403, denial.sentence)
-    return Refusal(401, denial.sentence, b"WWW-Authenticate: Bearer\r\n")
+        return None if role is None else self._keys.denial(role, headers.get("authorization"))
 
 
 ALL = "*"
@@ -162,13 +155,6 @@ class ApiKey(NamedTuple):
 
     digest: str
     roles: frozenset[str]
-
-
-class Denial(NamedTuple):
-    """Why a request is not let in, for the client; `known`: its key is known, and only not for this."""
-
-    known: bool
-    sentence: str
 
 
 def digest_of(key: str) -> str:
@@ -230,17 +216,16 @@ class Keys(Followed):
         except ValueError as error:
             raise invalid_argument(f"{label}: {error}") from None
 
-    def denial(self, role: str, authorization: str | None) -> Denial | None:
-        """Return why a request is not let in, None where it is; `role` is the category that it wants, or ""."""
-        if authorization is None:
-            return Denial(known=False, sentence=_NONE)
-        match = _BEARER.fullmatch(authorization.strip())
+    def denial(self, role: str, authorization: str | None) -> Refusal | None:
+        """None for a key that is for `role`, a category or ""; 401 for one that is not known, 403 for any other."""
+        match = _BEARER.fullmatch((authorization or "").strip())
         entry = self._entry(match[1]) if match is not None else None
         if entry is None:
-            return Denial(known=False, sentence=_UNKNOWN)
+            why = _NONE if authorization is None else _UNKNOWN
+            return Refusal(401, why, b"WWW-Authenticate: Bearer\r\n")
         if not role or role in entry.roles or ALL in entry.roles:
             return None
-        return Denial(known=True, sentence=f"the key is not for {role}: it is for {', '.join(sorted(entry.roles))}")
+        return Refusal(403, f"the key is not for {role}: it is for {', '.join(sorted(entry.roles))}")
 
     def _entry(self, key: str) -> ApiKey | None:
         """The key's entry. All are looked at, each in constant time: how long it takes tells nothing."""

@@ -93,6 +93,7 @@ class Regions:
     def __init__(self, kind: str = "system", *, allowed: bool = False) -> None:
         self._kind = kind
         self.allowed = allowed
+        self._waits = False  # for tensors of any size
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, wanted: Mapping[str, Any]) -> None:
@@ -142,28 +143,19 @@ class Regions:
         return Place(region, offset, byte_size)
 
     def read(self, place: Place) -> bytes:
-        if place.byte_size > AT_ONCE:
+        if place.byte_size > AT_ONCE and not self._waits:
             raise Unread
         return place.read()
 
-    def held(self) -> HeldRegions:
-        """Those that there are now, for a thread that reads for one request."""
-        return HeldRegions(dict(self._regions), allowed=self.allowed)
+    def held(self) -> Regions:
+        """Those that there are now, whichever are unregistered meanwhile, for a thread that reads for one request."""
+        held = Regions(self._kind, allowed=self.allowed)
+        held._regions, held._waits = dict(self._regions), True
+        return held
 
     def _check_allowed(self) -> None:
         if not self.allowed:
             raise MmeError(Kind.UNSUPPORTED, DISABLED)
-
-
-class HeldRegions(Regions):
-    """The regions that there were when a request came, whichever are unregistered while its tensors are read."""
-
-    def __init__(self, regions: dict[str, Region], *, allowed: bool) -> None:
-        super().__init__(allowed=allowed)
-        self._regions = regions
-
-    def read(self, place: Place) -> bytes:
-        return place.read()
 
 
 def _natural(value: Any, field: str, name: str) -> int:

@@ -19,7 +19,7 @@ def test_a_key_and_its_line_are_printed(capsys, tmp_path):
         (tmp_path / "keys").write_text(line)
         known = Keys(tmp_path / "keys")
         assert known.denial("health", f"Bearer {key.strip()}") is None
-        assert known.denial("metadata", f"Bearer {key.strip()}").known
+        assert known.denial("metadata", f"Bearer {key.strip()}").status == 403
         keys.add(key)
     assert len(keys) == 2
     assert all(len(key) == 44 for key in keys)
