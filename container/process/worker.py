@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from gunicorn.arbiter import Arbiter
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from container.process.resources import Followed
     from container.settings import Settings
 
-T = TypeVar("T")
 _log = logging.getLogger("mme.worker")
 _SWITCH_INTERVAL = 0.0005  # seconds; a lane's thread must not keep the loop waiting for Python's default of 5 ms
 _NOTIFY_SECONDS = 1.0
@@ -87,22 +86,23 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             loop.add_signal_handler(number, self._stop_asked, number, stop)
         loop.add_signal_handler(signal.SIGUSR1, self.log.reopen_files)
         settings: Settings = self.app.settings
-        try:
-            service = Service(settings, loop, life_of(self.ppid), self.words)
-            front = ControlPlane(service, loop)
-        except MmeError as error:
-            _give_up(error)
         turns = Turns(loop.call_soon)
         cap = ConnectionCap(settings.max_connections or most_connections())
-        tls = _tls(settings)
-        options = {} if tls is None else tls.options
+        certificates = http_certificates(settings)
         listeners: list[asyncio.Server] = []
+        service: Service | None = None
         try:
+            tls = None if certificates is None else Tls("HTTP", certificates, "http/1.1")
+            options = {} if tls is None else tls.options
+            service = Service(settings, loop, life_of(self.ppid), self.words)
+            front = ControlPlane(service, loop)
             grpc = _grpc_server(service, turns, cap)
             metrics = await _metrics_server(service, front, options, listeners)
-        except MmeError as error:
-            await service.close()
-            _give_up(error)
+        except MmeError as error:  # what a server lacks that can't begin, as its port, it would lack again
+            _log.error("%s", error)
+            if service is not None:
+                await service.close()
+            raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
         gate = front.gate([each.sock for each in self.sockets])
         limits = http_limits(settings)
         http = Http1Server(front.handle, limits, loop, too_large, gate, turns, service.memory, cap)
@@ -190,14 +190,6 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         return closing.result()
 
 
-def _tls(settings: Settings) -> Tls | None:
-    certificates = http_certificates(settings)
-    try:
-        return None if certificates is None else Tls("HTTP", certificates, "http/1.1")
-    except MmeError as error:
-        _give_up(error)
-
-
 async def _follow(files: Sequence[Followed], forget: Sequence[Callable[[], None]]) -> None:
     """Look at files now and then, for ever; when one says something else, forget what it let in."""
     while files:
@@ -221,12 +213,6 @@ async def _metrics_server(
     listeners += [await loop.create_server(http.protocol_factory, sock=each, **tls) for each in sockets]
     logging.getLogger("mme.metrics").info("metrics listening at port %d", sockets[0].getsockname()[1])
     return http
-
-
-def _give_up(error: MmeError) -> NoReturn:
-    """End for good: what a server lacks that can't begin, as its port, it would lack again."""
-    _log.error("%s", error)
-    raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
 
 
 def _grpc_server(service: Service, turns: Turns, cap: ConnectionCap) -> GrpcServer | None:
