@@ -177,7 +177,7 @@ class _Streams(Life):
         loop.turn()
         self.code = _ending(self.wire)
         self.connection.connection_lost(None)
-        if self.connection.streams or self.all:
+        if self.connection.streams.open or self.all:
             raise FindingError("something is left of the connection")
         if not all(each.gone or each.stream.over for each in self.told.values()):
             raise FindingError("a stream that was not told of its end")
