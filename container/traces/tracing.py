@@ -108,9 +108,14 @@ class Trace(CallStep):
 
 
 def follow(tracer: Tracing, exchange: HttpRequest) -> Trace | None:
-    trace = tracer.begin(exchange.headers)
+    headers = exchange.headers
+    trace = tracer.begin(headers)
     if trace is not None:
-        trace.came.update(_origin_attributes(exchange))
+        trace.came |= {"http.request.method": exchange.method, "url.path": shown(exchange.target)}
+        if TARGET_MODEL in headers:
+            trace.came["aws.sagemaker.target_model"] = name_of(headers[TARGET_MODEL])
+        if INFERENCE_ID in headers:
+            trace.came["aws.sagemaker.inference_id"] = headers[INFERENCE_ID]
     return trace
 
 
@@ -154,16 +159,6 @@ class Tracing(ABC):
     @abstractmethod
     def close(self) -> None:
         """Nothing more comes. May block: not for the loop."""
-
-
-def _origin_attributes(exchange: HttpRequest) -> Iterator[tuple[str, Any]]:
-    headers = exchange.headers
-    yield "http.request.method", exchange.method
-    yield "url.path", shown(exchange.target)
-    if TARGET_MODEL in headers:
-        yield "aws.sagemaker.target_model", name_of(headers[TARGET_MODEL])
-    if INFERENCE_ID in headers:
-        yield "aws.sagemaker.inference_id", headers[INFERENCE_ID]
 
 
 _HEADERS = ("traceparent", "x-amzn-sagemaker-custom-attributes", "x-amzn-trace-id")
