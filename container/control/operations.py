@@ -159,7 +159,13 @@ class Operations:
 
     async def load_model(self, document: Mapping[str, Any], target: str) -> dict[str, str]:
         """Load a folder under the name that the platform gave; clients call it by `target`, if there is one."""
-        _check_may_name_folders(self._service)
+        settings = self._service.settings  # what lies in a folder, as in /tmp, may be code of any user
+        if settings.mode is not Mode.PLATFORM and not settings.allow_load_overrides:
+            raise _forbidden(
+                "POST /models is not allowed: without SAGEMAKER_MULTI_MODEL=true models come from the server's store "
+                "or repository, and a folder that a client names",
+                "load by POST /v2/repository/models/NAME/load, or ",
+            )
         name, url = _text(document, "model_name"), _text(document, "url")
         await (self._engine.load(target, url, name) if target else self._engine.load(name, url))
         return described(name, url)
@@ -231,16 +237,13 @@ def _text(document: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _check_may_name_folders(service: Service) -> None:
-    """Refuse a folder unless the platform names it: what lies in it, as in /tmp, may be code of any user."""
-    if service.settings.mode is not Mode.PLATFORM and not service.settings.allow_load_overrides:
-        raise MmeError(
-            Kind.FORBIDDEN,
-            "POST /models is not allowed: without SAGEMAKER_MULTI_MODEL=true models come from the server's store or "
-            "repository, and a folder that a client names is code that the server runs; load by POST "
-            "/v2/repository/models/NAME/load, or start the server with "
-            "--allow-load-overrides/MME_ALLOW_LOAD_OVERRIDES=true if all of its clients may do that",
-        )
+def _forbidden(what: str, instead: str = "") -> MmeError:
+    """The refusal of something of a client's that a model would be loaded with."""
+    return MmeError(
+        Kind.FORBIDDEN,
+        f"{what} is code that the server runs; {instead}start the server with "
+        "--allow-load-overrides/MME_ALLOW_LOAD_OVERRIDES=true if all of its clients may do that",
+    )
 
 
 def check_name(name: str) -> None:
@@ -255,7 +258,7 @@ def repository_error() -> MmeError:
 def load_override(parameters: Mapping[str, Any], *, allowed: bool) -> Override | None:
     """Return what a load request has a model loaded with; None for what the model has itself."""
     if not allowed and (named := next((key for key in parameters if key == "config" or key.startswith(FILE)), "")):
-        raise overrides_forbidden(f"load parameter '{named[:_SHOWN]}'")
+        raise _forbidden(f"load parameter '{named[:_SHOWN]}' is not allowed: what clients send with a load")
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if key.startswith(FILE):
@@ -266,15 +269,6 @@ def load_override(parameters: Mapping[str, Any], *, allowed: bool) -> Override |
     if config == "":
         raise invalid_argument("load parameter 'config' is empty: leave it out for the model's own configuration")
     return Override(config or "", files) if config or files else None
-
-
-def overrides_forbidden(what: str) -> MmeError:
-    """Return the refusal of something of a client's that a model is to be loaded with."""
-    return MmeError(
-        Kind.FORBIDDEN,
-        f"{what} is not allowed: what clients send with a load is code that the server runs; start the server with "
-        "--allow-load-overrides/MME_ALLOW_LOAD_OVERRIDES=true if all of its clients may do that",
-    )
 
 
 def unload_dependents(parameters: Mapping[str, Any]) -> bool:
