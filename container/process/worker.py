@@ -104,22 +104,20 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
                 await service.close()
             raise SystemExit(Arbiter.WORKER_BOOT_ERROR) from None
         gate = front.gate([each.sock for each in self.sockets])
-        limits = http_limits(settings)
-        http = Http1Server(front.handle, limits, loop, too_large, gate, turns, service.memory, cap)
+        http = Http1Server(front.handle, http_limits(settings), loop, too_large, gate, turns, service.memory, cap)
         listeners += [
             await loop.create_server(http.protocol_factory, sock=each.sock, **options) for each in self.sockets
         ]
         service.unsent += [lambda: http.unsent, *([] if grpc is None else [lambda: grpc.unsent])]
         service.start()
-        files = (service.keys, tls, None if grpc is None else grpc.tls)
+        files: list[Followed | None] = [service.keys, tls]
         forget: list[Callable[[], None]] = [each.forget_heads for each in (http, metrics) if each is not None]
         if grpc is not None:
+            files.append(grpc.tls)
             forget.append(grpc.check_again)
-        following = loop.create_task(_follow([each for each in files if each is not None], forget))
-        if grpc is not None:
             await grpc.start()
-        collector = QuietCollector()
-        await self._beat_until(stop, collector, service, LostGpus(settings.cache_dir, life_of(self.ppid)))
+        following = loop.create_task(_follow([each for each in files if each is not None], forget))
+        await self._beat_until(stop, service)
         following.cancel()
         await self._end(service, front, http, grpc, listeners, metrics)
 
@@ -159,11 +157,10 @@ class EngineWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         self.alive = False
         stop.set()
 
-    async def _beat_until(
-        self, stop: asyncio.Event, collector: QuietCollector, service: Service, gpus: LostGpus
-    ) -> None:
+    async def _beat_until(self, stop: asyncio.Event, service: Service) -> None:
         """Tell the master that the loop turns, and collect garbage; stop when asked to, or when the master is gone."""
-        files = OpenFiles()
+        collector, files = QuietCollector(), OpenFiles()
+        gpus = LostGpus(service.settings.cache_dir, life_of(self.ppid))
         while not stop.is_set():
             self.notify()
             collector.look()
