@@ -128,11 +128,7 @@ class Service:
     def start(self) -> asyncio.Task[None]:
         """Begin to load the start-up models, until the task is over; the server accepts requests meanwhile."""
         budget = self.engine.options.budget
-        _log.info(
-            "serving in %s mode, memory budget %s",
-            self.settings.mode.value,
-            megabytes(budget),
-        )
+        _log.info("serving in %s mode, memory budget %s", self.settings.mode.value, megabytes(budget))
         if complaint := devices.complaint():
             _log.warning("no GPU is used: NVIDIA's driver says '%s'", complaint)
         loop = asyncio.get_running_loop()

@@ -249,9 +249,7 @@ handler_service = refusing(
     "handler services of MMS and TorchServe are not run: put what this one does into code/inference.py",
 )
 universal_script = refusing(
-    lambda _: False,
-    "unset",
-    "pack the scripts for all models, and name their archive by SAGEMAKER_SUBMIT_DIRECTORY",
+    lambda _: False, "unset", "pack the scripts for all models, and name their archive by SAGEMAKER_SUBMIT_DIRECTORY"
 )
 
 
