@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOST = 128  # threads; twice the listings of a store or repository that may be under way
+MOST = 256  # threads: listings of a store, 64 over HTTP and 64 over gRPC, leave as many
 THREADS = ThreadPool("offload", most=MOST, idle_seconds=0)
 
 
