@@ -163,7 +163,7 @@ class Operations:
         if settings.mode is not Mode.PLATFORM and not settings.allow_load_overrides:
             raise _forbidden(
                 "POST /models is not allowed: without SAGEMAKER_MULTI_MODEL=true models come from the server's store "
-                "or repository, and a folder that a client names",
+                "or repository, and a folder that a client names is code",
                 "load by POST /v2/repository/models/NAME/load, or ",
             )
         name, url = _text(document, "model_name"), _text(document, "url")
@@ -241,7 +241,7 @@ def _forbidden(what: str, instead: str = "") -> MmeError:
     """The refusal of something of a client's that a model would be loaded with."""
     return MmeError(
         Kind.FORBIDDEN,
-        f"{what} is code that the server runs; {instead}start the server with "
+        f"{what} that the server runs; {instead}start the server with "
         "--allow-load-overrides/MME_ALLOW_LOAD_OVERRIDES=true if all of its clients may do that",
     )
 
@@ -258,7 +258,7 @@ def repository_error() -> MmeError:
 def load_override(parameters: Mapping[str, Any], *, allowed: bool) -> Override | None:
     """Return what a load request has a model loaded with; None for what the model has itself."""
     if not allowed and (named := next((key for key in parameters if key == "config" or key.startswith(FILE)), "")):
-        raise _forbidden(f"load parameter '{named[:_SHOWN]}' is not allowed: what clients send with a load")
+        raise _forbidden(f"load parameter '{named[:_SHOWN]}' is not allowed: what clients send with a load is code")
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if key.startswith(FILE):
