@@ -219,7 +219,7 @@ class HeaderBlocks:
 
     def _check(self, fields: Fields) -> None:
         names = tuple([name for name, _ in fields])
-        values = b" ".join([value for _, value in fields])
+        values = b"".join([value for _, value in fields])
         size = sum(map(len, names))
         if size + len(values) + _FIELD * len(names) > LARGEST:
             raise OversizedFault(ErrorCode.ENHANCE_YOUR_CALM, "headers of more than 64 KiB")

@@ -195,6 +195,15 @@ def test_who_says_too_much_loses_its_stream_alone():
     assert blocks.read(b"\xbe") == ((b"n", b"1"),)
 
 
+def test_what_a_block_says_is_counted_as_the_setting_promises():
+    """32 bytes beside each field's name and value, and nothing between them: as much as that is taken, one byte more is not."""
+    left = LARGEST - sum(len(name) + len(value) + 32 for name, value in [*FIELDS, (b"n", b"")])
+    most = (*FIELDS, (b"n", b"v" * left))
+    assert HeaderBlocks().read(header_block(most)) == most
+    with pytest.raises(StreamFault, match="64 KiB"):
+        HeaderBlocks().read(header_block([*most[:-1], (b"n", b"v" * (left + 1))]))
+
+
 # -- frames ----------------------------------------------------------------------------------------------------------
 
 
