@@ -326,10 +326,7 @@ async def on_daemon(name: str, function: Callable[[], R]) -> R:
 
 
 class Maintenance:
-    """Looks at something now and then, off the way of requests: once at a time, when that was asked for.
-
-    On the event loop.
-    """
+    """A periodic task with a thread of its own: it looks at something, once at a time. On the event loop."""
 
     def __init__(
         self,
@@ -337,7 +334,7 @@ class Maintenance:
         loop: asyncio.AbstractEventLoop,
         look: Callable[[], Awaitable[None]],  # looks once
         # seconds until the next look, asked after each, failed ones too; None for none until `look_in`
-        rests: Callable[[], float | None],
+        next_delay: Callable[[], float | None],
         initializer: Callable[[], None] = lambda: None,  # called on its thread first
     ) -> None:
         self.looking: asyncio.Task[None] | None = None
@@ -345,7 +342,7 @@ class Maintenance:
         self._name = name
         self._loop = loop
         self._look_once = look
-        self._rests = rests
+        self._next_delay = next_delay
         self._thread = ThreadPool(name, initializer, most=1, keeps_one=True)
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -360,27 +357,27 @@ class Maintenance:
         due = self._loop.time() + seconds
         if self.closed or (self._timer is not None and self._due <= due):
             return
-        self._stop()
+        self._cancel_timer()
         self._due, self._timer = due, self._loop.call_at(due, self.look)
 
     def look(self) -> None:
         """Look now, unless a look is under way."""
-        self._stop()
+        self._cancel_timer()
         if self.looking is None and not self.closed:
             self.looking = self._loop.create_task(self._look(), name=self._name)
 
-    async def aside(self, function: Callable[..., R], *arguments: Any) -> R:
+    async def run_in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call a function on the thread."""
         return await self._loop.run_in_executor(self._thread, function, *arguments)
 
     async def close(self) -> None:
         self.closed = True
-        self._stop()
+        self._cancel_timer()
         if self.looking is not None:
             await asyncio.wait([self.looking])
         self._thread.shutdown(wait=True)
 
-    def _stop(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -394,7 +391,7 @@ class Maintenance:
             _cache_log.exception("%s: a look failed", self._name)
         finally:
             self.looking = None
-        seconds = self._rests()
+        seconds = self._next_delay()
         if seconds is not None:
             self.look_in(seconds)
 

@@ -272,7 +272,7 @@ class Meter:
     ) -> None:
         self._cache = cache
         self._loop = loop
-        self.maintenance = Maintenance("meter", loop, self._look, self._rests)
+        self.maintenance = Maintenance("meter", loop, self._look, self._next_delay)
         self._passing = passing
         self._counted = counted
         memory.trim()
@@ -318,7 +318,7 @@ class Meter:
         await self.maintenance.close()
         self._cache.room.grown = Footprint()
 
-    def _rests(self) -> float | None:
+    def _next_delay(self) -> float | None:
         if not self._observed and not any(growth.counted for growth in self._growths):
             return None
         soon = self._soon or any(growth.pending for growth in self._growths)
@@ -337,7 +337,7 @@ class Meter:
         counted = known + Footprint(self._host.counted)
         most = counted + (room.budget - room.used()).beyond(Footprint())
         look = functools.partial(_measured, owe, counted.host, most.host)
-        found, gave_back = await self.maintenance.aside(look)
+        found, gave_back = await self.maintenance.run_in_thread(look)
         if self.maintenance.closed:
             return
         self._owe -= gave_back

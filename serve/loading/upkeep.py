@@ -103,7 +103,7 @@ class Upkeep:
         lower_priority: Callable[[], None],
         counted: Callable[[Target], None],
     ) -> None:
-        self.maintenance = Maintenance("upkeep", loop, self._look, self._rests, lower_priority)
+        self.maintenance = Maintenance("upkeep", loop, self._look, self._next_delay, lower_priority)
         self._cache = cache
         self._loop = loop
         self._counted = counted
@@ -128,7 +128,7 @@ class Upkeep:
     async def close(self) -> None:
         await self.maintenance.close()
 
-    def _rests(self) -> float | None:
+    def _next_delay(self) -> float | None:
         seconds = _SOON_SECONDS if self._passed or self._nears else _SECONDS
         return seconds if self._watched else None
 
@@ -140,7 +140,7 @@ class Upkeep:
             if not self._serves(watched):
                 continue
             room = self._cache.room.budget - self._cache.room.used()
-            footprints = await self.maintenance.aside(watched.look, room.host)
+            footprints = await self.maintenance.run_in_thread(watched.look, room.host)
             if self._serves(watched):
                 self._count(watched, footprints)
         left = (self._cache.room.budget - self._cache.room.used()).host
