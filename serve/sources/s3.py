@@ -76,7 +76,7 @@ _MOST_SECONDS = 30.0  # that a service may ask for
 _HURRIED_ATTEMPTS = 2
 _PASSING = ("RequestTimeout", "RequestTimeoutException")  # codes of a 400 that may come right
 _CHUNK_SIZE = 256 << 10
-_ATTEMPTS = 4  # openings of one part, before its error is the download's
+_ATTEMPTS = 4  # openings of one part, of `attempts` requests each, before its error is the download's
 _CLOSE_SECONDS = 0.5  # that the threads of a download that is closed are waited for
 _PATIENCE_SECONDS = 20.0  # without a byte of a part, over several openings, each of which waits for some seconds
 
@@ -388,7 +388,7 @@ class RangedDownload(io.RawIOBase):
 
     One connection to an object store is slower than the network; several fill it. Bytes of a part are delivered while
     the rest of it is coming, a part whose connection breaks goes on where it broke, and at most `ahead` parts are in
-    memory. Fields below the condition are guarded by it. Read by one thread; closed by any.
+    memory. The condition guards what threads share; `_offset` is the reader's. Read by one thread; closed by any.
     """
 
     def __init__(
