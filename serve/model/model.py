@@ -240,6 +240,7 @@ class Model:
         return min(filter(None, wakes_at), default=0)
 
     def _give_out(self) -> int:
+        """Give batches to executors; return when (ns) the queue is to be asked again, 0 for: when something changes."""
         idle = self._idle.numbers
         while len(self._queue):
             take: BatchDecision[InferenceRequest] | None
@@ -259,9 +260,9 @@ class Model:
                 executor.pending += 1
                 execution = executor.submit(take.batch, self._done)
                 if execution is not None:
-                    self._rest(executor)
+                    self._finished(executor)
                     self._hand_over(execution)
-            elif not take.cancelled:
+            elif not take.cancelled:  # else a batch may wait behind one whose clients have left
                 return take.wake_at
         return 0
 
@@ -272,7 +273,7 @@ class Model:
             return None
         return self._queue.take(_now(), (executor.number,))
 
-    def _rest(self, executor: Executor) -> None:
+    def _finished(self, executor: Executor) -> None:
         executor.pending -= 1
         if self._queue.has_sequences:
             self._queue.release(executor.number, _now())
@@ -284,7 +285,7 @@ class Model:
 
     def _done(self, executor: Executor, execution: Execution) -> None:
         """Answer a batch; before that give out those that wait for nothing else, so that its executor has work."""
-        self._rest(executor)
+        self._finished(executor)
         waiting = len(self._queue)
         if not self.executors.ready(waiting):
             self._hand_over(execution)
