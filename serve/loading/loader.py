@@ -247,7 +247,7 @@ class ModelLoader:
 
     def try_files(self, prepared: PreparedTarget, token: CancelToken) -> None:
         for each in (*prepared.members, prepared):
-            if self.proofs is None or not each.is_delicate:
+            if self.proofs is None or not each.needs_proof:
                 continue
             with _blaming(each, prepared):
                 for version in each.directory.versions:
@@ -414,7 +414,7 @@ class ModelLoader:
             for lane, device in prepared.lanes:
                 handler = shared.get(device)
                 if handler is None:
-                    if self.proofs is not None and prepared.is_delicate:  # it was tried, and waited for its turn since
+                    if self.proofs is not None and prepared.needs_proof:  # it was tried, and waited for its turn since
                         self.proofs.check(*_to_prove(prepared, version))
                     with offering(outside), at_home(self._home):
                         handler = prepared.start(version, config, device, lane)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from serve.weights.forms import TargetForms
 
     Check = tuple[str, Callable[[], object]]
-    # the step of models whose weights may lie on disk once for all that hold them
+    # finds how a model's weights lie in the common store on disk, once for all that hold them; None: in its own files
     Forms = Callable[[ModelDirectory, type[MappedHandler], Traits], TargetForms | None]
 
 PIN = "MME_PIN"  # the parameter by which a model's configuration asks never to be evicted
@@ -146,14 +146,14 @@ class PreparedTarget:
         return inside or on_gpu or any(member.alone for member in self.members)
 
     @property
-    def is_delicate(self) -> bool:
+    def needs_proof(self) -> bool:
         """Whether its own files are loaded into this process only with a proof: see `serve/loading/verify.py`."""
         return self.traits.verify_first and self.placement is Placement.INLINE
 
     @property
     def tried_first(self) -> bool:
         """Whether there have to be such proofs of any of the target's models."""
-        return self.is_delicate or any(member.tried_first for member in self.members)
+        return self.needs_proof or any(member.tried_first for member in self.members)
 
     def folders(self) -> Iterator[Path]:
         yield self.directory.path
@@ -240,6 +240,10 @@ class Preparer:
         self._shared: set[type[Handler]] = set()  # whose models share by now what they can
 
     def prepare(self, name: str, source: Source, token: CancelToken) -> PreparedTarget:
+        """Fetch and understand what a name means; a client may have `sent` files in place of all that its `base` has.
+
+        Models that lie beside the base are its ensembles' steps all the same.
+        """
         override, sent = "", None
         if isinstance(source, Overridden):
             override, sent, base = source.config, source.folder, source.base
