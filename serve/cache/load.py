@@ -330,7 +330,7 @@ class Loading:
                 async with load.turn(self._beside):
                     await self._in_time(load.name, left, self._on_thread(load.token, trial))
             async with contextlib.AsyncExitStack() as turns:
-                for each in (loader.scales.turns, self._loads) if prepared.alone else (self._loads,):
+                for each in (loader.scales.turns, self._loads) if prepared.needs_exclusive_load else (self._loads,):
                     await turns.enter_async_context(load.turn(each))
                 began = _now()
                 read = functools.partial(loader.load, prepared, more=self._asking(load, reservation))

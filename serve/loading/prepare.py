@@ -139,11 +139,11 @@ class PreparedTarget:
         return complete and all(member.equipped for member in self.members)
 
     @property
-    def alone(self) -> bool:
+    def needs_exclusive_load(self) -> bool:
         """Whether any of its models is measured by what the process or the GPUs take more."""
         inside = self.handler is not None and self.placement is Placement.INLINE
         on_gpu = any(device != CPU for _, device in self.lanes)
-        return inside or on_gpu or any(member.alone for member in self.members)
+        return inside or on_gpu or any(member.needs_exclusive_load for member in self.members)
 
     @property
     def needs_proof(self) -> bool:

@@ -98,7 +98,7 @@ class Artifact:
     pinned: bool = False
     equipped: bool = True
     tried_first: bool = False
-    alone: bool = False
+    needs_exclusive_load: bool = False
     content: object = field(default_factory=object)
     steps: tuple = ()
     released: int = 0
@@ -202,7 +202,7 @@ class Press:
                 pinned=name in self.pinned,
                 equipped=name not in self.bare,
                 tried_first=name in self.delicate,
-                alone=name in self.alone,
+                needs_exclusive_load=name in self.alone,
             )
         )
         return self.prepared[-1]

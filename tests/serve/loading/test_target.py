@@ -137,10 +137,10 @@ async def test_what_is_measured_by_this_process_is_loaded_alone(tmp_path, write_
     config = f'parameters {{ key: "MME_PLACEMENT" value {{ string_value: "{placement}" }} }}'
     folder = write_repository_model(tmp_path / "m", config)
     prepared = ModelLoader(asyncio.get_running_loop(), {}).prepare("m", InRepository(folder), NEVER)
-    assert prepared.alone is alone
-    assert replace(prepared, lanes=[("m_0", Device("gpu", 0))]).alone
+    assert prepared.needs_exclusive_load is alone
+    assert replace(prepared, lanes=[("m_0", Device("gpu", 0))]).needs_exclusive_load
     inline = replace(prepared, placement=Placement.INLINE)
-    assert replace(prepared, members=(inline,)).alone
+    assert replace(prepared, members=(inline,)).needs_exclusive_load
 
 
 @pytest.mark.parametrize("often", ["batch_size: 1 count: 100000", "batch_size: 65536"])
