@@ -49,7 +49,7 @@ _log = logging.getLogger("mme.wsgi")
 _THREADS = 8
 _AT_ONCE = 1 << 18  # bytes of an answer that is one write, and of a longer one that its client may leave unread
 _PIECE = 1 << 16  # bytes of that in a turn of the loop
-_AGAIN_SECONDS = 0.005
+_AGAIN_SECONDS, _AT_MOST_SECONDS = 0.005, 0.32  # between two looks at what such a client has left
 _OUTCOME = "mme.outcome"  # in the WSGI environment: what makes the response, or the error that is raised for it
 _OURS = frozenset({"content-length", "connection", "date", "transfer-encoding"})  # the HTTP server writes these
 _JSON = b"Content-Type: application/json\r\n"
@@ -188,8 +188,10 @@ async def _send_slowly(exchange: HttpRequest, status: int, headers: bytes, parts
             if sent >= _PIECE:
                 sent = 0
                 await asyncio.sleep(0)
-                while exchange.unsent > _AT_ONCE:  # noqa: ASYNC110 - nothing tells when a client has read
-                    await asyncio.sleep(_AGAIN_SECONDS)
+                pause = _AGAIN_SECONDS
+                while exchange.unsent > _AT_ONCE:  # nothing tells when a client has read, and many may read nothing
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _AT_MOST_SECONDS)
     exchange.end()
 
 

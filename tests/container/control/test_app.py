@@ -1,6 +1,7 @@
 """What is not inference over HTTP: errors of HTTP itself, bugs, and what waits without a thread."""
 
 import asyncio
+import itertools
 import json
 import threading
 
@@ -11,6 +12,7 @@ from container.control.http import HttpOperations
 from container.control.routes import GRPC_ROUTES, HOT, HTTP_ROUTES, parse_target
 from container.dashboard.routes import Pages
 from container.settings import Mode
+from serve.statistics import ModelStats
 from tests.exchanges import WaitingExchange
 
 THREADS = 8  # of the pool
@@ -113,6 +115,46 @@ class _Held:
 
     def __init__(self):
         self.over = asyncio.Event()
+
+
+def test_a_client_that_reads_nothing_is_looked_at_ever_less_often(start, repository, monkeypatch):
+    """A long answer waits for it, for twice as long each time; what comes in the end is whole."""
+    running = start(mode=Mode.REPOSITORY, model_repository=repository, load_models=("nobody",))
+    running.on_loop.call(running.engine.stats.update, {(f"m{number}", 1): ModelStats() for number in range(300)})
+    reader = _SlowReader()
+    sleep = asyncio.sleep
+
+    async def sleeping(seconds):
+        if reader.was_looked_at:
+            reader.was_looked_at = False
+            reader.pauses.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleeping)
+    running.on_loop.call(running.control.handle, reader)
+    status, _, body = reader.wait()
+    assert (status, body.count(b'model="m299"') > 1, len(body) > 1 << 18) == (200, True, True)
+    assert len(reader.pauses) == 4
+    assert all(later == 2 * before for before, later in itertools.pairwise(reader.pauses))
+
+
+class _SlowReader(WaitingExchange):
+    """Asks for the metrics, and leaves all of them unread the first four times that it is looked at."""
+
+    def __init__(self):
+        self.pauses = []
+        self.was_looked_at = False
+        super().__init__("GET", b"/metrics", {}, b"")
+
+    @property
+    def unsent(self):
+        """All that it has not read."""
+        self.was_looked_at = len(self.pauses) < 4
+        return (1 << 30) * self.was_looked_at
+
+    @unsent.setter
+    def unsent(self, _):
+        """Say nothing of it."""
 
 
 def test_every_route_has_its_operation(server):
