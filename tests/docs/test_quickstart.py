@@ -49,7 +49,8 @@ def running(command: str, work):
 
     def listening():
         assert process.poll() is None, log.read_text()
-        return "Listening at: http://" in log.read_text()
+        # beside a line of the container's, at a port of its own
+        return f":{command.rsplit(maxsplit=1)[-1]}" in "".join(re.findall("Listening at: (.*)", log.read_text()))
 
     try:
         eventually(listening, "the endpoint")
