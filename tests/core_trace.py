@@ -3,7 +3,8 @@
     python -m tests.core_trace [--functions]
 
 A process of its own serves two archives over HTTP and is traced, with its threads and its models' processes. Prints how
-many files and functions each deed runs, by layer, and their names.
+many files and functions each deed runs, by layer, and their names. Comprehensions and lambdas are no functions here, and
+busy polling is off: when it runs is a matter of time.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _serve(folder: Path) -> None:
     store.mkdir()
     for name in ("twice", "same"):
         subprocess.run(["tar", "-czf", store / f"{name}.tar.gz", "-C", folder / "models" / name, "."], check=True)
-    running, stop = start_service(mode=Mode.STORE, model_store=str(store))
+    running, stop = start_service(mode=Mode.STORE, model_store=str(store), busy_poll_microseconds=0)
     for name, cold, warm in (("twice", LOAD, REQUEST), ("same", PYTHON_LOAD, PYTHON_REQUEST)):
         _ask(running.port, name, 1, cold)
         for time in range(_TIMES):  # what runs now and then is no part of a request
