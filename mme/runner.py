@@ -115,8 +115,8 @@ class Runner:
     ) -> None:
         """Have a request answered; `waits` says that its caller blocks until then, `task` that it is a task's.
 
-        A request of the thread or the task that asked last has no company to wait for: it is executed at once. But the
-        loop has its turn between those of one task.
+        A request of the thread that asked last, and waits, or of the task that did, has no company to wait for: it is
+        executed at once. But the loop has its turn between those of one task.
         """
         if self._is_here():
             if waits and not self.loop.is_closed():
@@ -127,7 +127,7 @@ class Runner:
         asker = threading.get_ident()
         with self._gate:
             self._check_open()
-            at_once, self._last_asker = asker == self._last_asker, asker
+            at_once, self._last_asker = waits and asker == self._last_asker, asker
             self._inbox.append((name, version, request, at_once))
             if not self._is_told:
                 self._is_told = True

@@ -51,6 +51,31 @@ def test_outputs_stay_as_they_are(repository):
         np.testing.assert_array_equal(answer, each + 1)
 
 
+def test_what_a_thread_asks_without_waiting_shares_a_batch(repository):
+    """Requests that one thread submits one behind the other, while the loop is busy, are executed together."""
+    write_doubling(repository, "rows", batch=64)
+    config = repository / "rows" / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_queue_delay_microseconds: 20000", ""))
+    rows = {"x": X.reshape(1, 3)}
+
+    async def executions(server):
+        (row,) = [each for each in await server.statistics_async() if each["name"] == "rows"]
+        return int(row["execution_count"])
+
+    async def ask():
+        async with mme.Server(repository) as server:
+            model, asked = server.model("rows"), []
+            await asyncio.to_thread(lambda: [model.infer(rows) for _ in range(9)])
+            before = await executions(server)
+            asks = threading.Thread(target=lambda: asked.extend([model.submit(rows) for _ in range(64)]))
+            asks.start()
+            asks.join()  # on the loop, which is busy with that
+            await asyncio.gather(*(asyncio.wrap_future(each) for each in asked))
+            return await executions(server) - before
+
+    assert asyncio.run(ask()) == 1
+
+
 def test_threads_batch(repository):
     """Requests of four threads that come together execute together."""
     write_doubling(repository, "rows", batch=8)
