@@ -438,9 +438,7 @@ class HttpProtocol(asyncio.Protocol):
             self._answered(request)
 
     def _answered(self, request: HttpRequest) -> None:
-        if request.held > 0:  # as `release`
-            self._memory.used -= request.held
-        request.held = -1
+        request.release()
         self.pipeline.current = None
         self.clock.since, self.clock.patience = self._server.now, self.limits.idle_timeout
         if request.final:
