@@ -233,7 +233,7 @@ class _Observed:
         rests = not self.inputs and self._executed() == self._total
         if rests:
             for model in self.models:
-                model.executors.executed.tell_next(self.executes)
+                model.executors.executed.first = self.executes
         return rests
 
     def _executed(self) -> int:
@@ -243,7 +243,7 @@ class _Observed:
         for part in self.target.parts():
             part.observer = None
         for model in self.models:
-            model.executors.executed.tell_next(None)
+            model.executors.executed.first = None
 
 
 class Meter:

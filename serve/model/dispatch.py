@@ -213,29 +213,23 @@ class OverrunWatch:
 
 
 class InputMeter:
-    """Bytes of all inputs that were executed, and which batches something is to be told of."""
+    """Bytes of all inputs that were executed; `larger` is told of each batch with more than any before."""
 
     def __init__(self, larger: Callable[[], None] | None) -> None:
         self.bytes = 0
-        self.known = 0  # of any batch so far; -1 to be told of the next one: larger ones are `noted`
-        self._next: Callable[[], None] | None = None
+        self.first: Callable[[], None] | None = None  # called, once, by the next batch
         self._largest = 0
         self._larger = larger
 
-    def tell_next(self, tell: Callable[[], None] | None) -> None:
-        """Have something called, once, by the next batch; None for no more."""
-        self._next = tell
-        self.known = self._largest if tell is None else -1
-
-    def note(self, size: int) -> None:
-        """A batch of more bytes than are known."""
-        tell, self._next = self._next, None
-        if tell is not None:
-            tell()
-        larger = size > self._largest
-        self.known = self._largest = max(size, self._largest)
-        if larger and self._larger is not None:
-            self._larger()
+    def add(self, size: int) -> None:
+        self.bytes += size
+        if self.first is not None:
+            first, self.first = self.first, None
+            first()
+        if size > self._largest:
+            self._largest = size
+            if self._larger is not None:
+                self._larger()
 
 
 class WakeTimer:

@@ -69,7 +69,7 @@ class Executor:
     Attributes:
         depth: batches that it may have at once; those behind the first wait in it.
         pending: those that it has; the model counts them.
-        turn: counts the beginnings and ends of executions, so that it is odd during one.
+        turn: counts the beginnings and ends of executions on threads, so that it is odd during one.
     """
 
     def __init__(self, name: str, number: int, handler: LoadedModel, around: Surroundings) -> None:
@@ -172,19 +172,17 @@ class InProcessExecutor(ThreadExecutor):
 
     def submit(self, batch: Batch, done: Done) -> Execution | None:
         alone = self.pending < 2  # else the instance executes on its thread, and this one waits behind that
-        size = 0
-        for request in batch:
-            size += request.layout.nbytes
-        if alone and self._costs.limit_ns and self._costs.should_inline(size):
-            self.turn += 1  # as in `_execute`
-            execution = execute_batch(self.handler, self._around.signature, batch, self._around.post)
-            self.turn += 1
-            self._costs.observe(size, execution.processor_ns)
-            self._executed.bytes += size
-            if size > self._executed.known:
-                self._executed.note(size)
-            self._around.poll.arm()
-            return execution
+        if alone and self._costs.limit_ns:
+            size = 0
+            for request in batch:
+                size += request.layout.nbytes
+            if self._costs.should_inline(size):
+                # no turn: handlers are swapped on the loop as well, so never meanwhile
+                execution = execute_batch(self.handler, self._around.signature, batch, self._around.post)
+                self._costs.observe(size, execution.processor_ns)
+                self._executed.add(size)
+                self._around.poll.arm()
+                return execution
         return super().submit(batch, done)
 
     def _begin(self) -> None:
@@ -213,9 +211,7 @@ class InProcessExecutor(ThreadExecutor):
         if self._costs.limit_ns:
             self._costs.observe(size, execution.processor_ns)
             self.depth = 2 if execution.timings.compute_infer < _QUICK_NS else 1
-        self._executed.bytes += size
-        if size > self._executed.known:
-            self._executed.note(size)
+        self._executed.add(size)
         super()._ended(execution, done)
 
 
