@@ -434,15 +434,10 @@ def _made(model: AnyModel, make: Callable[[ModelConfig], InferenceRequest]) -> I
         if error.kind is Kind.CANCELLED:
             model.stats.failed(error.kind, 0)
         raise
-    if request.cancelled:
-        raise _client_left(model)
+    if request.cancelled:  # a queue might hold it for long, behind sequences
+        model.stats.failed(Kind.CANCELLED, 0)
+        raise MmeError(Kind.CANCELLED, f"the client of model '{model.name}' left")
     return request
-
-
-def _client_left(model: AnyModel) -> MmeError:
-    """Count a request whose client left before it was accepted: a queue might hold it for long, behind sequences."""
-    model.stats.failed(Kind.CANCELLED, 0)
-    return MmeError(Kind.CANCELLED, f"the client of model '{model.name}' left")
 
 
 def _with_suffixes(rules: Rules) -> Rules:
