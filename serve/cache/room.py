@@ -187,7 +187,7 @@ class Room:
             if not claim.granted.done():
                 set_aside += claim.need if claim.awaits_own else Footprint()
                 ahead += claim.need
-        self.claims[:] = [claim for claim in self.claims if not claim.granted.done()]
+        self.claims = [claim for claim in self.claims if not claim.granted.done()]
         self._settle_again(again_at)
 
     def _settle_again(self, at: float) -> None:
