@@ -211,7 +211,7 @@ class Documents:
     def _made(self, wanted: str) -> dict[str, Any]:
         now = time.monotonic()
         entries = list(self._engine.cache.entries.values())
-        matching = [entry for entry in entries if wanted.casefold() in entry.name.casefold()]
+        matching = [entry for entry in entries if not wanted or wanted.casefold() in entry.name.casefold()]
         shown = _shown(matching)
         failed = self._failed_requests()
         budgets = _sizes(self._engine.cache.room.budget)
