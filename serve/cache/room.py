@@ -9,6 +9,7 @@ room, decided at each look: what it waits for may be pinned, or wait for the roo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
@@ -203,6 +204,8 @@ class Room:
 
         Of what those claims need that came before, `set_aside` is theirs alone, and `ahead` is all of it.
         """
+        if claim.give_way is not None:
+            set_aside -= self._never_together(claim)
         if claim.need.fits(self.budget - self.used() - set_aside):
             self.reserved += claim.need
             claim.granted.set_result(None)
@@ -227,6 +230,16 @@ class Room:
             claim.awaits_own = True
             self.evict(plan, claim.name, "load" if claim.patient else "growth")
         return plan.again_at
+
+    def _never_together(self, claim: _Claim) -> Footprint:
+        """What is set aside for claims ahead of one that have no room before the model leaves whose place it takes.
+
+        They would wait for it, and it for them.
+        """
+        room = self.budget - self._kept(self._named([claim.name]), stays=True)
+        ahead = itertools.takewhile(lambda each: each is not claim, self.claims)
+        held_up = (each.need for each in ahead if each.awaits_own and not each.granted.done())
+        return sum((need for need in held_up if not need.fits(room)), Footprint())
 
     def _only_instead(self, claim: _Claim, ahead: Footprint) -> bool:
         """Whether there can be room for a model, but not while the one stays whose place it takes.

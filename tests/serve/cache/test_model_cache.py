@@ -1789,7 +1789,7 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
         for number, (step, name) in enumerate(failures):
             error = MmeError(Kind.INVALID_MODEL, "bad") if number % 2 else ValueError("worse")
             world.press.failures.setdefault((step, name), []).append(error)
-        clients, held, ids = {}, [], count()
+        clients, held, ids, idle = {}, [], count(), count()
 
         async def client(number, name):
             lease, _ = await world.cache.acquire(world.entry(name))
@@ -1839,12 +1839,31 @@ async def test_any_sequence_keeps_the_books(  # noqa: PLR0915 - one life
                 held.pop().release()
             elif not loading() and all(task.done() for task in clients.values()):
                 break
+            else:
+                assert next(idle) < 500, "loads wait for each other"
+                await asyncio.sleep(0.001)
         for task in clients.values():
             if not task.cancelled():
                 assert isinstance(task.exception(), MmeError | type(None))
         left = [entry for entry in world.cache.entries.values() if entry.leases or entry.load or entry.retiring]
         assert left == []
         assert not any(each.leaving for each in world.cache.residents.own)
+
+
+async def test_a_reload_goes_ahead_of_a_claim_that_waits_for_the_model_it_replaces(world):
+    """All memory is set aside for `a`, whose old model made room, while `c` stays until its own reload has a little."""
+    world.press.sizes = {name: (mb(size), mb(size)) for name, size in (("a", 100), ("b", 45), ("c", 20))}
+    leased = asyncio.create_task(world.cache.acquire(world.entry("a")))
+    reloads = [
+        asyncio.create_task(world.task(name, "reload", source))
+        for name, source in (("a", "another"), ("c", None), ("c", "another"), ("b", None))
+    ]
+    await world.do_all()
+    (await leased)[0].release()
+    await world.do_all()
+    assert [task.done() for task in reloads] == [True] * 4
+    for task in reloads:
+        await task
 
 
 async def test_a_load_that_is_cancelled_before_it_begins_is_answered(world):
