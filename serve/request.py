@@ -219,7 +219,7 @@ class Timings:
         return max(self.start - arrival, 0)
 
     def add(self, step: Step) -> None:
-        """Count a step."""
+        """Add the times of an ensemble's step, and keep the step itself if there is room."""
         timings = step.timings
         if timings.start and not 0 < self.start <= timings.start:
             self.start = timings.start

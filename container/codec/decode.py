@@ -20,12 +20,12 @@ from container.codec.json_numbers import LARGE, NotNumbers, whole, with_numbers
 from container.codec.request import (
     FORM_OF_INFER,
     REGION,
+    BinaryInput,
     Layouts,
     NoInputsError,
     OutputOptions,
     RequestFields,
     RequestPlan,
-    Tensor,
     check_number,
     check_size,
     client_id,
@@ -116,7 +116,8 @@ class Decoder:
         if header_length + plan.size != len(body):
             raise _size_mismatch(plan, len(body) - header_length, model)
         inputs: list[Array] = [
-            tensor.view(body, header_length, model) if isinstance(tensor, Tensor) else tensor for tensor in plan.tensors
+            tensor.view(body, header_length, model) if isinstance(tensor, BinaryInput) else tensor
+            for tensor in plan.tensors
         ]
         return plan.request(inputs, on_complete, request_id), plan.options
 
@@ -204,7 +205,7 @@ class Decoder:
         request_id, parameters = client_id(document), parameters_of(document, "the request")
         fields = RequestFields(parameters) if parameters else None
         options = OutputOptions(binary=None if fields is None else fields.binary, remember=remember)
-        tensors: list[Tensor | Array] = []
+        tensors: list[BinaryInput | Array] = []
         descriptions: list[Description] = []
         offset, lasts = 0, True
         for item in _objects(document, "inputs"):
@@ -263,7 +264,7 @@ def _source(item: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _tensor(
     item: dict[str, Any], parameters: dict[str, Any], description: Description, offset: int
-) -> tuple[Tensor | Array, int]:
+) -> tuple[BinaryInput | Array, int]:
     """The input's array, or where its bytes lie; and where the next one's begin."""
     name, data_type, shape = description
     if "data" in item:
@@ -272,7 +273,7 @@ def _tensor(
         return array, offset
     size = natural(parameters["binary_data_size"], "binary_data_size", f"input '{name}'")
     check_size(size, name, data_type, shape)
-    return Tensor(name, data_type, shape, offset, offset + size), offset + size
+    return BinaryInput(name, data_type, shape, offset, offset + size), offset + size
 
 
 def _parameters_of(output: dict[str, Any]) -> dict[str, Any]:
@@ -311,7 +312,7 @@ def _size_mismatch(plan: RequestPlan, got: int, model: str) -> MmeError:
         return invalid_argument(
             f"unexpected additional input data for model '{model}': its header describes {expected} bytes, {got} came"
         )
-    short = next(tensor for tensor in plan.tensors if isinstance(tensor, Tensor) and tensor.end > got)
+    short = next(tensor for tensor in plan.tensors if isinstance(tensor, BinaryInput) and tensor.end > got)
     return invalid_argument(
         f"unexpected size for input '{short.name}', expecting {short.end - max(got, short.start)} additional bytes for "
         f"model '{model}': its header describes {expected} bytes, {got} came"

@@ -347,7 +347,7 @@ class OutputOptions:
         return self._accepting
 
 
-class Tensor:
+class BinaryInput:
     """Where one binary input lies in the bytes behind a head."""
 
     def __init__(self, name: str, data_type: DataType, shape: tuple[int, ...], start: int, end: int) -> None:
@@ -384,7 +384,7 @@ class RequestPlan:
         self.fields = fields
         self.id = ""
         self.target = ("", "")
-        self.tensors: Sequence[Tensor | Array] = ()
+        self.tensors: Sequence[BinaryInput | Array] = ()
         self.size = 0
         self.lasts = not options.places
 

@@ -25,10 +25,10 @@ class Receiver(Protocol):
     """What takes the data of one stream."""
 
     def received(self, payload: bytes) -> None:
-        """Some data came."""
+        """Take data that the client has sent."""
 
     def ended(self) -> None:
-        """No more data will come."""
+        """Learn that no more data will come."""
 
     def cancelled(self) -> None:
         """The client has given the stream up, or has left."""

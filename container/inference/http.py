@@ -567,7 +567,7 @@ class InferRoutes:
     def _start_in_session(
         self, call: Call, route: HotTarget, session_id: str, body: HttpBody, reply: HttpReply
     ) -> Coroutine[Any, Any, None] | None:
-        """As `Call.start`."""
+        """Submit a request of a session, as `Call.start` does one without."""
         visit = self._sessions.visit(call.name, session_id, body.peek(), reply, creates=not route.event_stream)
         if visit.command:
             return self._acknowledge(call, reply, visit)

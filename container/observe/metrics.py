@@ -76,7 +76,7 @@ class Exporter:
         return partial(self._text, _Scrape(self._service))
 
     def _text(self, scrape: _Scrape) -> list[bytes]:
-        turns = Turns(self._rest)
+        turns = Pacer(self._rest)
         scrape.look(turns)
         self._tables[Of.MODEL].update(scrape.models(), turns)
         self._tables[Of.TARGET].update(scrape.targets(), turns)
@@ -98,7 +98,7 @@ class Exporter:
             yield family.text(scrape)
 
 
-class Turns:
+class Pacer:
     """Rests after each slice of lines."""
 
     def __init__(self, rest: Callable[[float], None]) -> None:
@@ -137,7 +137,7 @@ class _Scrape:
         self._queued: dict[int, int] = {}  # by the statistics that count them, which several models may share
         self._memory: dict[int, Pairs] = {}
 
-    def look(self, turns: Turns) -> None:
+    def look(self, turns: Pacer) -> None:
         """Ask drivers and models. Takes milliseconds."""
         self._uuids = {number: labels_of({"gpu_uuid": uuid}) for number, uuid in gpu_uuids().items()}
         self.gpus, self.processors = readings(), memory.processor_share()
@@ -259,7 +259,7 @@ class _Table:
         self._place = {family.name: place for place, family in enumerate(families)}
         self._kept: dict[Hashable, _Kept] = {}
 
-    def update(self, rows: Iterable[_Row], turns: Turns) -> None:
+    def update(self, rows: Iterable[_Row], turns: Pacer) -> None:
         """Write what has changed of these, and forget all others."""
         kept, self._kept = self._kept, {}
         getters, count = [family.value for family in self._families], len(self._families)

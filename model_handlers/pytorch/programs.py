@@ -249,7 +249,7 @@ _SCALARS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float
 
 
 class TorchProgram(Protocol):
-    """A loaded model."""
+    """A model as PyTorch has loaded it: what it takes and gives, and its call."""
 
     # what it takes; None for a dictionary that takes whatever the configuration declares
     arguments: Sequence[Slot] | None

@@ -265,7 +265,7 @@ class Channel:
                 self.home.loop.call_soon_threadsafe(self._read_on_if_free)
 
     def _take_large(self) -> None:
-        """On a thread."""
+        """Take what came on a thread of its own: long messages would keep the event loop from others."""
         error = None
         with self._reading:
             try:
@@ -392,7 +392,7 @@ class _ReplySender(Caller):
             self._channel.home.run(self._write)
 
     def _write(self) -> None:
-        """On a thread."""
+        """Post responses on a thread until none is left: writing one may wait for the model's process."""
         more = True
         while more:
             response, final = self._left[0]

@@ -142,7 +142,7 @@ class SharedBytes(Generic[K]):
 
 
 class Residents:
-    """See `eviction.Candidates`."""
+    """The models in memory, as the rules of eviction ask for them; see `eviction.Candidates`."""
 
     def __init__(self, entries: Mapping[str, Entry], rules: eviction.Rules, budget: Footprint) -> None:
         # the models in memory, and what each takes without files that others may map

@@ -26,7 +26,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
-from serve.model.ensemble_plan import ABSENT, Absent, Graph, Plan, ResponseScope, belonging, check_members, overridden
+from serve.model.ensemble_plan import (
+    ABSENT,
+    Absent,
+    EnsemblePlan,
+    Graph,
+    ResponseScope,
+    belonging,
+    check_members,
+    overridden,
+)
 from serve.model.executor import Executors
 from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts
 from serve.model.readiness import JointReadiness
@@ -263,7 +272,7 @@ class Wiring:
         route = self._routes.get(outputs)
         if route is None:
             wanted = [spec.name for spec in self.config.outputs if not outputs or spec.name in outputs]
-            plan = Plan(self.graph, [spec.name for spec in self.config.inputs], wanted)
+            plan = EnsemblePlan(self.graph, [spec.name for spec in self.config.inputs], wanted)
             if len(self._routes) >= KNOWN_LAYOUTS:
                 self._routes.clear()
             route = self._routes[outputs] = EnsembleRoute(plan, self.parts, self.config)
@@ -287,7 +296,7 @@ class Part:
 class EnsembleRoute:
     """A plan, and for each place whether the first dimension of its tensor is the batch's."""
 
-    def __init__(self, plan: Plan, parts: Sequence[Part], config: ModelConfig) -> None:
+    def __init__(self, plan: EnsemblePlan, parts: Sequence[Part], config: ModelConfig) -> None:
         self.plan = plan
         self.batched = [config.max_batch_size > 0] * len(plan.places)
         for part in parts:

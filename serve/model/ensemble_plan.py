@@ -179,7 +179,7 @@ class PlannedStep:
         return f"<PlannedStep {self.index}>"
 
 
-class Plan:
+class EnsemblePlan:
     """What runs for some outputs, and what of it waits for what: known before a request comes."""
 
     def __init__(self, graph: Graph, inputs: Sequence[str], wanted: Sequence[str]) -> None:
@@ -224,7 +224,11 @@ class ResponseScope(Generic[T]):
     """
 
     def __init__(
-        self, plan: Plan, tensors: Sequence[T | Absent], ancestry: Ancestry = (), outer: ResponseScope[T] | None = None
+        self,
+        plan: EnsemblePlan,
+        tensors: Sequence[T | Absent],
+        ancestry: Ancestry = (),
+        outer: ResponseScope[T] | None = None,
     ) -> None:
         # those that exist, in their places; `ABSENT` where one does not, or not yet
         self.tensors: list[T | Absent] = [*tensors, *[ABSENT] * (len(plan.places) - len(tensors))]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from model_handlers.config.model_config import EnsembleStep
 from model_handlers.errors import MmeError
-from serve.model.ensemble_plan import ABSENT, Graph, Plan, ResponseScope
+from serve.model.ensemble_plan import ABSENT, EnsemblePlan, Graph, ResponseScope
 
 
 def step(name, inputs, outputs):
@@ -27,7 +27,7 @@ class Follow:
     def __init__(self, graph, wanted, **tensors):
         self.graph = graph
         given = tensors or {"IN": "in"}
-        self.plan = Plan(graph, list(given), wanted.split())
+        self.plan = EnsemblePlan(graph, list(given), wanted.split())
         self.root = ResponseScope(
             self.plan, [ABSENT if value is None else (name, value) for name, value in given.items()]
         )
