@@ -22,9 +22,8 @@ from werkzeug.exceptions import HTTPException, InternalServerError, MethodNotAll
 from werkzeug.routing import PathConverter, UnicodeConverter
 from werkzeug.test import run_wsgi_app
 
-from container.control.http import HttpOperations
+from container.control.http import DASHBOARD, HttpOperations
 from container.control.routes import HOT, HTTP_ROUTES, Flavor, parse_target, path_of
-from container.dashboard.routes import TEMPLATES, Pages
 from container.inference import errors
 from container.steps.access import Doors, access_of
 from container.steps.restrictions import Restrictions
@@ -85,8 +84,6 @@ class ControlPlane:
         self._restrictions = Restrictions(service.settings.http_restrictions)
         self._pool = ThreadPool("flask", most=_THREADS, keeps_one=True)
         self._operations: dict[str, Operation] = HttpOperations(service, self._on_thread).by_name()
-        if service.dashboard is not None:
-            self._operations |= Pages(service.dashboard).by_name()
         routes = [route for route in HTTP_ROUTES if route in HOT or route.operation in self._operations]
         self._app = _make_app(routes)
         self._routes = {endpoint: route for route in routes for _, endpoint, _, _ in _rules(route)}
@@ -196,7 +193,7 @@ async def _send_slowly(exchange: HttpRequest, status: int, headers: bytes, parts
 
 
 def _make_app(routes: Iterable[Route]) -> Flask:
-    app = Flask("mme", static_folder=None, template_folder=str(TEMPLATES))
+    app = Flask("mme", static_folder=None, template_folder=str(DASHBOARD / "templates"))
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
     app.url_map.converters.update(default=_Name, string=_Name, path=_Names)

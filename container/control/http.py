@@ -5,17 +5,22 @@ for a load, an unload or a model's own code, and long documents are written besi
 
 SageMaker's names of models are opaque, and a header of its requests tells what clients call them. A model is served
 under that name; SageMaker's own is another name for it, by which the routes of its contract show it.
+
+The page at /dashboard is a frame without data. Its script asks for them, and for a key where one is needed;
+/dashboard/data?filter=… shows models with that in their name. Everything comes from this server: the policy in the
+header forbids the page to load or send anything elsewhere, and to run or style anything that is not in its files.
 """
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import orjson
-from flask import Response
+from flask import Response, render_template, request, send_from_directory
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from container.control.operations import Operations, repository_error
@@ -37,6 +42,17 @@ if TYPE_CHECKING:
     Operation = Callable[..., Awaitable[Build]]
 
 _LARGE = 1 << 16  # bytes of a body that a thread reads: files in base64
+DASHBOARD = Path(__file__).parents[1] / "dashboard"
+_LONGEST_FILTER = 200
+_DASHBOARD_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 
 
 def json_response(document: Any, status: int = 200) -> Response:
@@ -69,6 +85,7 @@ class HttpOperations:
         self._offload = offload
         self._exporter = Exporter(service)
         self._scrapes = asyncio.Lock()  # one at a time
+        self._documents = service.dashboard
 
     def by_name(self) -> dict[str, Operation]:
         operations = self._operations
@@ -105,6 +122,15 @@ class HttpOperations:
                     ("unregister", self._memory_unregister),
                 )
             },
+            **(
+                {}
+                if self._documents is None
+                else {
+                    "dashboard": self._dashboard,
+                    "dashboard_data": self._dashboard_data,
+                    "dashboard_static": self._dashboard_static,
+                }
+            ),
         }
 
     async def _load_model(self, exchange: HttpRequest) -> Any:
@@ -175,12 +201,29 @@ class HttpOperations:
         self._operations.regions[kind].unregister(name)
         return empty_response
 
+    async def _dashboard(self, _exchange: HttpRequest) -> Build:
+        return _frame
+
+    async def _dashboard_data(self, exchange: HttpRequest) -> Build:
+        assert self._documents is not None  # noqa: S101 - see `by_name`
+        document = self._documents.document(argument(exchange, "filter").strip()[:_LONGEST_FILTER])
+        return lambda: Response(orjson.dumps(document), headers=_DASHBOARD_HEADERS, content_type="application/json")
+
+    async def _dashboard_static(self, _exchange: HttpRequest, filename: str) -> Build:
+        return partial(send_from_directory, DASHBOARD / "static", filename)
+
 
 def _in_json(document: Callable[..., Awaitable[Any]]) -> Operation:
     async def operate(exchange: HttpRequest, **names: str) -> Build:
         return partial(json_response, await document(exchange, **names))
 
     return operate
+
+
+def _frame() -> Response:
+    here = "" if request.path.endswith("/") else "dashboard/"  # a proxy may put us under another path
+    text = render_template("dashboard.html", here=here)
+    return Response(text, headers=_DASHBOARD_HEADERS, content_type="text/html; charset=utf-8")
 
 
 def _posted(exchange: HttpRequest) -> dict[str, Any] | None:

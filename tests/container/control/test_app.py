@@ -10,7 +10,6 @@ import pytest
 from container.control.app import call_application, make_environ
 from container.control.http import HttpOperations
 from container.control.routes import GRPC_ROUTES, HOT, HTTP_ROUTES, parse_target
-from container.dashboard.routes import Pages
 from container.settings import Mode
 from serve.statistics import ModelStats
 from tests.exchanges import WaitingExchange
@@ -160,8 +159,7 @@ class _SlowReader(WaitingExchange):
 def test_every_route_has_its_operation(server):
     """And is named by one row alone; what a model may be loaded for waits without a thread."""
     operations = {route.operation for route in HTTP_ROUTES if route not in HOT}
-    pages = Pages(server.service.dashboard).by_name()
-    assert operations == {*HttpOperations(server.service, None).by_name(), *pages}
+    assert operations == set(HttpOperations(server.service, None).by_name())
     rows = [(method, rule) for route in HTTP_ROUTES for method in route.methods.split() for rule in route.rules]
     assert len(rows) == len(set(rows))
     waits = {route.operation for route in (*HTTP_ROUTES, *GRPC_ROUTES) if route.waits}
