@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from container.inference.limits import RequestLimit
-    from container.steps.step import CallStep
+    from container.steps import CallStep
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, LoadReport

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from container.steps.step import CallStep
+from container.steps import CallStep
 from model_handlers.config.model_config import ControlKind
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START

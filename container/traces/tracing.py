@@ -44,7 +44,7 @@ import orjson
 from container.control.routes import shown
 from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
 from container.inference.offload import THREADS
-from container.steps.step import CallStep
+from container.steps import CallStep
 from container.traces.settings import TraceControl, TraceSettings
 from serve.request import InferenceResponse
 

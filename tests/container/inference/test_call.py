@@ -19,7 +19,7 @@ from container.inference import http
 from container.inference.call import Call
 from container.inference.http import GenerateBody, HttpReply, InferRoutes, TensorBody
 from container.settings import Settings
-from container.steps.step import CallStep
+from container.steps import CallStep
 from container.traces.settings import TraceSettings
 from container.traces.tracing import Tracing, follow
 from model_handlers.errors import Kind, MmeError
