@@ -180,8 +180,7 @@ _STREAMS, _LINES = 2, 20
 
 def find(aws: Aws, name: str) -> Mapping[str, Any] | None:
     """What SageMaker says of the endpoint, None where there is none."""
-    pages = aws.client("sagemaker").get_paginator("list_endpoints")
-    rows = (row for page in aws.pages(pages, {"NameContains": name}) for row in page["Endpoints"])
+    rows = aws.rows("sagemaker", "list_endpoints", "Endpoints", {"NameContains": name})
     if not any(row["EndpointName"] == name for row in rows):
         return None
     return aws.call("sagemaker", "describe_endpoint", {"EndpointName": name})
@@ -241,35 +240,24 @@ def tags_of(aws: Aws, arn: str) -> dict[str, str]:
     return {row["Key"]: row["Value"] for row in tags if not row["Key"].startswith("aws:")}
 
 
-def all_resources(aws: Aws, name: str) -> list[ApiCall]:
+def all_resources(aws: Aws, name: str) -> Iterator[ApiCall]:
     """The calls that delete what was made for an endpoint, in an order in which nothing needs what is gone."""
-    return [
-        *_scaling(aws, name),
-        *_alarms(aws, name),
-        *_dashboard(aws, name),
-        *_endpoint(aws, name),
-        *_behind(aws, name),
-    ]
+    yield from _scaling(aws, name)
+    for alarm in alarm_names(aws, name):
+        yield ApiCall("cloudwatch", "delete_alarms", {"AlarmNames": [alarm]})
+    yield from _dashboard(aws, name)
+    state = find(aws, name)
+    if state is not None and is_ours(aws, state["EndpointArn"], name):
+        yield ApiCall("sagemaker", "delete_endpoint", {"EndpointName": name})
+    yield from models_and_configs(aws, name)
 
 
-def stale_resources(aws: Aws, name: str, current: str) -> list[ApiCall]:
-    """The calls that delete models and configurations of an endpoint but those of the name `current`."""
-    return [call for call in _behind(aws, name) if current not in call.parameters.values()]
-
-
-def alarm_names(aws: Aws, name: str) -> list[str]:
-    pages = aws.client("cloudwatch").get_paginator("describe_alarms")
-    rows = [
-        row
-        for page in aws.pages(pages, {"AlarmNamePrefix": alarm_prefix(name), "AlarmTypes": ["MetricAlarm"]})
-        for row in page.get("MetricAlarms", ())
-    ]
-    return [row["AlarmName"] for row in rows if _has_tag(aws, row["AlarmArn"], name)]
-
-
-def _has_tag(aws: Aws, arn: str, name: str) -> bool:
-    tags = aws.call("cloudwatch", "list_tags_for_resource", {"ResourceARN": arn})["Tags"]
-    return {"Key": TAG, "Value": name} in tags
+def alarm_names(aws: Aws, name: str) -> Iterator[str]:
+    wanted = {"AlarmNamePrefix": alarm_prefix(name), "AlarmTypes": ["MetricAlarm"]}
+    for row in aws.rows("cloudwatch", "describe_alarms", "MetricAlarms", wanted):
+        tags = aws.call("cloudwatch", "list_tags_for_resource", {"ResourceARN": row["AlarmArn"]})["Tags"]
+        if {"Key": TAG, "Value": name} in tags:
+            yield row["AlarmName"]
 
 
 def _scaling(aws: Aws, name: str) -> Iterator[ApiCall]:
@@ -284,11 +272,6 @@ def _scaling(aws: Aws, name: str) -> Iterator[ApiCall]:
             yield ApiCall(service, "deregister_scalable_target", target)
 
 
-def _alarms(aws: Aws, name: str) -> Iterator[ApiCall]:
-    for alarm in alarm_names(aws, name):
-        yield ApiCall("cloudwatch", "delete_alarms", {"AlarmNames": [alarm]})
-
-
 def _dashboard(aws: Aws, name: str) -> Iterator[ApiCall]:
     try:
         body = aws.call("cloudwatch", "get_dashboard", {"DashboardName": dashboard_name(name)})["DashboardBody"]
@@ -300,21 +283,12 @@ def _dashboard(aws: Aws, name: str) -> Iterator[ApiCall]:
         yield ApiCall("cloudwatch", "delete_dashboards", {"DashboardNames": [dashboard_name(name)]})
 
 
-def _endpoint(aws: Aws, name: str) -> Iterator[ApiCall]:
-    state = find(aws, name)
-    if state is not None and is_ours(aws, state["EndpointArn"], name):
-        yield ApiCall("sagemaker", "delete_endpoint", {"EndpointName": name})
-
-
-def _behind(aws: Aws, name: str) -> Iterator[ApiCall]:
-    """Endpoint configurations, then models."""
-    kinds: tuple[tuple[str, str, str, str], ...] = (
-        ("list_endpoint_configs", "EndpointConfigs", "EndpointConfig", "delete_endpoint_config"),
-        ("list_models", "Models", "Model", "delete_model"),
-    )
-    for listing, rows, noun, deletion in kinds:
-        pages = aws.client("sagemaker").get_paginator(listing)
-        found: list[dict[str, Any]] = [row for page in aws.pages(pages, {"NameContains": name}) for row in page[rows]]
-        for row in found:
-            if is_ours(aws, row[f"{noun}Arn"], name):
+def models_and_configs(aws: Aws, name: str, keep: str = "") -> Iterator[ApiCall]:
+    """The calls that delete endpoint configurations, then models, of an endpoint; not those that are called `keep`."""
+    for listing, noun, deletion in (
+        ("list_endpoint_configs", "EndpointConfig", "delete_endpoint_config"),
+        ("list_models", "Model", "delete_model"),
+    ):
+        for row in aws.rows("sagemaker", listing, f"{noun}s", {"NameContains": name}):
+            if row[f"{noun}Name"] != keep and is_ours(aws, row[f"{noun}Arn"], name):
                 yield ApiCall("sagemaker", deletion, {f"{noun}Name": row[f"{noun}Name"]})

@@ -84,9 +84,11 @@ class Aws:
             answer: dict[str, Any] = getattr(client, operation)(**parameters)
         return answer
 
-    def pages(self, paginator: Any, parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def rows(self, service: str, operation: str, key: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        """What all pages of a listing have under `key`."""
+        paginator = self.client(service).get_paginator(operation)
         with aws_errors("AWS"):
-            yield from paginator.paginate(**parameters)
+            return [row for page in paginator.paginate(**parameters) for row in page.get(key, ())]
 
     def _check_region(self, service: str) -> None:
         """Refuse a region that AWS has not, or that has no such service; a new one may not be known here yet."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,9 @@ from model_handlers.errors import MmeError, invalid_argument
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _TOP_MODELS = "20"  # that the dashboard draws a line for
-_TARGET_INVOCATIONS = 600.0
 _DEPLOY_EXAMPLES = """\
 examples:
   mme deploy bert --models s3://my-bucket/models --role SageMakerRole --instance-type ml.g5.xlarge \\
@@ -72,8 +71,9 @@ def _add_deploy_flags(parser: argparse.ArgumentParser) -> None:
     _add_deployed(parser, otherwise="1", host_image="one for CUDA 13")
     parser.add_argument("--tag", metavar="NAME=VALUE", action="append", help="a tag for all that is made; repeatable")
     text = "in which the container is, with --security-group; repeatable"
-    parser.add_argument("--subnet", metavar="ID", action="append", help=text)
-    parser.add_argument("--security-group", metavar="ID", action="append", help="of the container; repeatable")
+    parser.add_argument("--subnet", dest="subnets", metavar="ID", action="append", help=text)
+    text = "of the container; repeatable"
+    parser.add_argument("--security-group", dest="security_groups", metavar="ID", action="append", help=text)
     parser.add_argument("--no-model-cache", action="store_true", help="unload each model after use: ModelCacheSetting")
     parser.add_argument("--volume-gb", type=whole(1, 512), default=0, metavar="GB", help="size of each instance's disk")
     text = "how long the container may take to be healthy, 60 to 3600"
@@ -167,7 +167,8 @@ def run_update(arguments: argparse.Namespace) -> int:
         raise invalid_argument(f"there is no endpoint '{arguments.name}' in {aws.region}: make it with `mme deploy`")
     spec = _changed(arguments, _deployed(aws, now))
     spec = _checked(aws, spec, any_type=arguments.any_instance_type)
-    alarms = [name for name in rollback_alarms(spec.name) if name in account.alarm_names(aws, spec.name)]
+    known = [*account.alarm_names(aws, spec.name)]
+    alarms = [name for name in rollback_alarms(spec.name) if name in known]
     if not 0 <= arguments.canary <= 50:
         raise invalid_argument(f"--canary {arguments.canary} is not between 1 and 50 percent")
     stamp = _stamp()
@@ -179,9 +180,7 @@ def run_update(arguments: argparse.Namespace) -> int:
         return 0
     account.wait_in_service(aws, spec.name, f"{spec.name}-{stamp}")
     if not arguments.keep_old:
-        for call in account.stale_resources(aws, spec.name, f"{spec.name}-{stamp}"):
-            aws.call(call.service, call.operation, call.parameters)
-            print(f"deleted {call.made()}")
+        _delete(aws, account.models_and_configs(aws, spec.name, keep=f"{spec.name}-{stamp}"))
     print(f"endpoint {spec.name} serves the new configuration")
     return 0
 
@@ -193,33 +192,29 @@ def _asked_for(arguments: argparse.Namespace) -> Deployment:
         raise invalid_argument("say where models are: --models s3://bucket/prefix for many, --single ARCHIVE for one")
     if arguments.target_invocations and not arguments.autoscale:
         raise invalid_argument("--target-invocations needs --autoscale LEAST..MOST")
-    return Deployment(
-        name=arguments.name,
-        image=arguments.image or "",
-        role=arguments.role or "",
-        model_data=arguments.models or arguments.single,
-        multi_model=bool(arguments.models),
-        instance_type=arguments.instance_type or "",
-        instances=arguments.instances or 1,
-        environment={
-            **({"MME_EMF_TOP_MODELS": _TOP_MODELS} if arguments.dashboard else {}),
-            **(ASYNCHRONOUS if arguments.async_output else {}),
-            **pairs("--env", arguments.env),
-        },
-        labels=pairs("--tag", arguments.tag),
-        subnets=tuple(arguments.subnet or ()),
-        security_groups=tuple(arguments.security_group or ()),
-        cache=not arguments.no_model_cache,
-        volume_gb=arguments.volume_gb,
-        startup_seconds=arguments.startup_seconds,
-        host_image=account.host_image(arguments.instance_type or "", arguments.host_image or ""),
-        async_output=arguments.async_output or "",
-        capacity=parse_capacity(arguments.autoscale) if arguments.autoscale else None,
-        target_invocations=arguments.target_invocations or _TARGET_INVOCATIONS,
-        alarms=arguments.alarms or bool(arguments.alarm_topic),
-        alarm_topic=arguments.alarm_topic or "",
-        dashboard=arguments.dashboard,
-    )
+    environment = {
+        **({"MME_EMF_TOP_MODELS": _TOP_MODELS} if arguments.dashboard else {}),
+        **(ASYNCHRONOUS if arguments.async_output else {}),
+        **pairs("--env", arguments.env),
+    }
+    computed = {
+        "environment": environment,
+        "labels": pairs("--tag", arguments.tag),
+        "cache": not arguments.no_model_cache,
+        "host_image": account.host_image(arguments.instance_type or "", arguments.host_image or ""),
+        "capacity": parse_capacity(arguments.autoscale) if arguments.autoscale else None,
+        "alarms": arguments.alarms or bool(arguments.alarm_topic),
+    }
+    return Deployment(**_given(arguments) | computed)
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a Deployment that flags of the same names say; what is not said is left out."""
+    names = [each.name for each in fields(Deployment)]
+    given = {name: value for name in names if (value := getattr(arguments, name, None))}
+    if data := arguments.models or arguments.single:
+        given |= {"model_data": data, "multi_model": bool(arguments.models)}
+    return given
 
 
 def _checked(aws: Aws, spec: Deployment, *, any_type: bool, offline: bool = False) -> Deployment:
@@ -282,23 +277,14 @@ def _deployed(aws: Aws, now: Mapping[str, Any]) -> Deployment:
 def _changed(arguments: argparse.Namespace, now: Deployment) -> Deployment:
     if arguments.models and arguments.single:
         raise invalid_argument("--models and --single exclude each other")
-    changes: dict[str, Any] = {
-        "image": arguments.image,
-        "role": arguments.role,
-        "model_data": arguments.models or arguments.single,
-        "instance_type": arguments.instance_type,
-        "instances": arguments.instances,
-    }
-    changes = {field: value for field, value in changes.items() if value}
-    if arguments.models or arguments.single:
-        changes["multi_model"] = bool(arguments.models)
+    changes = _given(arguments)
     if arguments.host_image:
         changes["host_image"] = account.host_image(arguments.instance_type or now.instance_type, arguments.host_image)
     elif arguments.instance_type:
         changes["host_image"] = account.next_host_image(arguments.instance_type, (now.instance_type, now.host_image))
-    if environment := pairs("--env", arguments.env):
-        changes["environment"] = {**now.environment, **environment}
-    if not changes:
+    if arguments.env:
+        changes["environment"] = now.environment | pairs("--env", arguments.env)
+    if not changes.keys() - {"name"}:
         raise invalid_argument("nothing changes: give a new --image, --models, --instance-type, --env or --instances")
     spec = replace(now, **changes)
     if arguments.env:  # what it has already has started a container
@@ -333,7 +319,7 @@ def _stamp() -> str:
 def run_delete(arguments: argparse.Namespace) -> int:
     aws = Aws(arguments.region or "")
     name = check_name(arguments.name)
-    calls = account.all_resources(aws, name)
+    calls = [*account.all_resources(aws, name)]
     if not calls:
         theirs = "it was made by somebody else, and stays" if account.find(aws, name) else "there is no such endpoint"
         raise invalid_argument(f"`mme deploy` has made nothing for '{name}' in {aws.region}: {theirs}")
@@ -343,10 +329,14 @@ def run_delete(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.yes:
         _ask(len(calls))
+    _delete(aws, calls)
+    return 0
+
+
+def _delete(aws: Aws, calls: Iterable[ApiCall]) -> None:
     for call in calls:
         aws.call(call.service, call.operation, call.parameters)
         print(f"deleted {call.made()}")
-    return 0
 
 
 def _ask(count: int) -> None:

@@ -65,11 +65,11 @@ class Deployment:
     """An endpoint as it shall be."""
 
     name: str
-    image: str
-    role: str
     model_data: str  # the S3 prefix of many models, or the archive of one
-    instance_type: str
     multi_model: bool = True
+    image: str = ""
+    role: str = ""
+    instance_type: str = ""
     instances: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     cache: bool = True  # ModelCacheSetting
@@ -78,7 +78,7 @@ class Deployment:
     host_image: str = ""  # InferenceAmiVersion, which has the GPU's driver; "" leaves it to SageMaker
     async_output: str = ""  # where asynchronous answers go; "" for an endpoint in real time
     capacity: tuple[int, int] | None = None  # least and most instances to scale between
-    target_invocations: float = 0.0  # a minute and instance, that scaling aims at
+    target_invocations: float = 600.0  # a minute and instance, that scaling aims at
     alarms: bool = False
     alarm_topic: str = ""  # of SNS
     dashboard: bool = False
