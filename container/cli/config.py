@@ -71,12 +71,11 @@ def _run_check(arguments: argparse.Namespace) -> int:
         reports = [check(source, scripts) for source in arguments.sources]
     finally:
         logging.disable(logging.NOTSET)
-    ok = all(report.ok for report in reports)
+    ok = not any(report.count for report in reports)
     if arguments.json:
         print(json.dumps({"ok": ok, "reports": [document(report) for report in reports]}, indent=2))
-        return 0 if ok else 1
-    for report in reports:
-        _show(lines(report, quiet=arguments.quiet))
+    else:
+        _show(line for report in reports for line in lines(report, quiet=arguments.quiet))
     return 0 if ok else 1
 
 
@@ -86,16 +85,14 @@ def _show(shown: Iterable[Line]) -> None:
         from rich.console import Console  # noqa: PLC0415 - optional, and 100 ms
         from rich.text import Text  # noqa: PLC0415
     except ImportError:
-        for _, text in shown:
-            print(text)
-        return
-    if not sys.stdout.isatty():
-        for _, text in shown:
-            print(text)
-        return
-    console = Console(highlight=False)
+        console = None
+    else:
+        console = Console(highlight=False) if sys.stdout.isatty() else None
     for style, text in shown:
-        console.print(Text(text, style=style), soft_wrap=True)
+        if console is None:
+            print(text)
+        else:
+            console.print(Text(text, style=style), soft_wrap=True)
 
 
 def _field_rows() -> Iterator[Row]:

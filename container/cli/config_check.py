@@ -6,12 +6,11 @@ server would unpack it. Problems whose own sentence does not say what to do are 
 
 from __future__ import annotations
 
-import contextlib
 import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model_handlers.config.convert import config_json
 from model_handlers.config.findings import Finding
@@ -26,8 +25,6 @@ from serve.sources.store import ARCHIVE_SUFFIX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from model_handlers.config.model_config import ModelConfig
-    from serve.loading.check import Located
     from serve.sources.scripts import Scripts
 
 # The style of a line on a terminal, by what it says.
@@ -73,16 +70,26 @@ class Report:
 
     source: str
     kind: str  # model, repository or archive
-    models: list[tuple[str, Examined]] = field(
-        default_factory=list
-    )  # role: model; of an archive of several entry, member
-    files: list[list[tuple[str, int]]] = field(default_factory=list)  # of each model: path below its directory, bytes
+    models: list[Checked] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)  # of the whole
 
     @property
-    def ok(self) -> bool:
-        """Whether all of it would be served."""
-        return not self.problems and not any(model.problems for _, model in self.models)
+    def count(self) -> int:
+        """How many problems there are: with none all of it would be served."""
+        return len(self.problems) + sum(len(checked.model.problems) for checked in self.models)
+
+
+class Checked(NamedTuple):
+    """A model of a report: its role is `model`, or `entry` or `member` of an archive of several."""
+
+    role: str
+    model: Examined
+    files: dict[str, int]  # bytes by path below its directory
+
+    @classmethod
+    def of(cls, role: str, model: Examined) -> Checked:
+        files = sorted(file for file in model.path.rglob("*") if file.is_file())
+        return cls(role, model, {file.relative_to(model.path).as_posix(): file.stat().st_size for file in files})
 
 
 def check(source: str, scripts: Scripts) -> Report:
@@ -95,7 +102,9 @@ def check(source: str, scripts: Scripts) -> Report:
         raise invalid_argument(f"'{source}' is neither a directory nor an archive that ends in {ARCHIVE_SUFFIX}")
     report = Report(source, "archive")
     try:
-        with _unpacked(path) as folder:
+        with tempfile.TemporaryDirectory(prefix="mme-check-") as base:
+            folder = Path(base) / "archive"
+            extract(path.open("rb"), folder, name=path.name)
             _check_archive(report, folder, path.name, scripts)
     except MmeError as error:
         report.problems.append(Finding("", error.message))
@@ -109,12 +118,11 @@ def _check_directory(source: str, path: Path, scripts: Scripts) -> Report:
     if not found:
         report.problems.append(_nothing(path))
     models = [examine(each, each.name, scripts, strict_name=True) for each in found]
+    beside: list[Path] = []
     if alone and models[0].config is not None and models[0].config.ensemble:
         beside = [each for each in candidates_in(path.parent, scripts) if each != path]
-        examine_ensembles([*models, *(examine(each, each.name, scripts, strict_name=True) for each in beside)])
-    else:
-        examine_ensembles(models)
-    _take(report, [("model", model) for model in models])
+    examine_ensembles([*models, *(examine(each, each.name, scripts, strict_name=True) for each in beside)])
+    report.models = [Checked.of("model", model) for model in models]
     return report
 
 
@@ -131,17 +139,7 @@ def _check_archive(report: Report, folder: Path, name: str, scripts: Scripts) ->
     called = name.removesuffix(ARCHIVE_SUFFIX)
     models = [examine(each, called if each == folder else each.name, scripts, strict_name=False) for each in found]
     examine_ensembles(models)
-    _take(report, list(zip(roles, models, strict=True)))
-
-
-def _take(report: Report, models: list[tuple[str, Examined]]) -> None:
-    report.models = models
-    report.files = [_files(model.path) for _, model in models]
-
-
-def _files(path: Path) -> list[tuple[str, int]]:
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return [(file.relative_to(path).as_posix(), file.stat().st_size) for file in files]
+    report.models = list(map(Checked.of, roles, models))
 
 
 def _nothing(path: Path) -> Finding:
@@ -153,85 +151,68 @@ def _nothing(path: Path) -> Finding:
     return Finding("", f"no model found in {path}, which holds {', '.join(inside[:10]) or 'nothing'}", mend)
 
 
-@contextlib.contextmanager
-def _unpacked(archive: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mme-check-") as base:
-        folder = Path(base) / "archive"
-        extract(archive.open("rb"), folder, name=archive.name)
-        yield folder
-
-
 def lines(report: Report, *, quiet: bool = False) -> Iterator[Line]:
     yield HEAD, f"{report.source}: {_counted(report)}"
     for finding in report.problems:
-        yield from _finding_lines("", finding)
-    for (role, model), files in zip(report.models, report.files, strict=True):
+        yield from _problem_lines("", finding)
+    for checked in report.models:
         if not quiet:
             yield PLAIN, ""
-        yield from _model_lines(role, model, files, quiet=quiet)
+        yield from _model_lines(checked, quiet=quiet)
 
 
 def _counted(report: Report) -> str:
-    count = len(report.problems) + sum(len(model.problems) for _, model in report.models)
     models = "1 model" if len(report.models) == 1 else f"{len(report.models)} models"
-    problems = "no problem" if not count else "1 problem" if count == 1 else f"{count} problems"
+    problems = {0: "no problem", 1: "1 problem"}.get(report.count, f"{report.count} problems")
     return f"{report.kind} of {models}, {problems}" if report.kind != "model" else f"a model, {problems}"
 
 
-def _model_lines(role: str, model: Examined, files: list[tuple[str, int]], *, quiet: bool) -> Iterator[Line]:
+def _model_lines(checked: Checked, *, quiet: bool) -> Iterator[Line]:
+    role, model, files = checked
     what = f", {role} of the archive" if role in {"entry", "member"} else ""
     if model.problems or not quiet:
         yield (PROBLEM if model.problems else GOOD), f"{model.name}{what}: {_summary(model)}"
     for located in model.problems:
-        yield from _finding_lines(located.file, located.finding)
+        yield from _problem_lines(located.file, located.finding)
     if quiet:
         return
     for located in model.notes:
-        yield NOTE, f"  note: {_place(located)}{located.finding.sentence}"
+        yield NOTE, f"  note: {_sentence(located.file, located.finding)}"
     yield PLAIN, "  files"
-    width = max((len(name) for name, _ in files), default=0)
-    for name, size in files:
+    width = max(map(len, files), default=0)
+    for name, size in files.items():
         yield PLAIN, f"    {name:{width}}  {size:>12,} B"
     if model.config is not None:
-        yield (
-            PLAIN,
-            "  configuration in effect" if not model.problems else "  configuration, as far as it is understood",
-        )
+        yield PLAIN, f"  configuration{', as far as it is understood' if model.problems else ' in effect'}"
         for line in config_text(model.config).rstrip().splitlines():
             yield PLAIN, f"    {line}"
 
 
 def _summary(model: Examined) -> str:
-    if model.config is None:
+    config = model.config
+    if config is None:
         return "its configuration can't be read"
-    versions = ", ".join(map(str, model.versions)) or "none"
-    return f"{_kind(model.config)}, versions {versions}"
-
-
-def _kind(config: ModelConfig) -> str:
+    kind = config.backend or config.platform or "no backend"
     if config.ensemble:
-        return f"ensemble of {', '.join(dict.fromkeys(step.model_name for step in config.ensemble))}"
-    return config.backend or config.platform or "no backend"
+        kind = f"ensemble of {', '.join(dict.fromkeys(step.model_name for step in config.ensemble))}"
+    return f"{kind}, versions {', '.join(map(str, model.versions)) or 'none'}"
 
 
-def _finding_lines(file: str, finding: Finding) -> Iterator[Line]:
-    place = ": ".join(part for part in (file, finding.field) if part)
-    yield PROBLEM, f"  {place}: {finding.sentence}" if place else f"  {finding.sentence}"
-    mend = finding.mend or mend_for(finding.field)
-    if mend:
+def _problem_lines(file: str, finding: Finding) -> Iterator[Line]:
+    yield PROBLEM, f"  {_sentence(file, finding)}"
+    if mend := finding.mend or mend_for(finding.field):
         yield MEND, f"      → {mend}"
 
 
-def _place(located: Located) -> str:
-    place = ": ".join(part for part in (located.file, located.finding.field) if part)
-    return f"{place}: " if place else ""
+def _sentence(file: str, finding: Finding) -> str:
+    return ": ".join(filter(None, (file, finding.field, finding.sentence)))
 
 
 def document(report: Report) -> dict[str, Any]:
     return {
         "source": report.source,
         "kind": report.kind,
-        "ok": report.ok,
+        "ok": not report.count,
         "problems": [_finding("", finding) for finding in report.problems],
         "models": [
             {
@@ -241,10 +222,10 @@ def document(report: Report) -> dict[str, Any]:
                 "versions": [str(version) for version in model.versions],
                 "problems": [_finding(located.file, located.finding) for located in model.problems],
                 "notes": [_finding(located.file, located.finding) for located in model.notes],
-                "files": dict(files),
+                "files": files,
                 "config": None if model.config is None else config_json(model.config),
             }
-            for (role, model), files in zip(report.models, report.files, strict=True)
+            for role, model, files in report.models
         ],
     }
 
