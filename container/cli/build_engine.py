@@ -66,30 +66,24 @@ def run(arguments: argparse.Namespace) -> int:
         builder={"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}.get(arguments.builder or "", ""),
     )
     began = time.monotonic()
-    line = _Line()
     try:
-        builder = build(arguments.model, output, options, line.show)
+        builder = build(arguments.model, output, options, _show)
     finally:
-        line.end()
+        _show_on_terminal("\x1b[K")
     size = output.stat().st_size
     print(f"{output}: {size / 1e6:.1f} MB, built by {builder} in {time.monotonic() - began:.1f} s")
     return 0
 
 
-class _Line:
-    """One line on a terminal, written over and over; nothing elsewhere."""
+def _show(phase: str, done: int, total: int) -> None:
+    filled = _WIDTH * done // max(total, 1)
+    _show_on_terminal(f"[{'#' * filled}{'.' * (_WIDTH - filled)}] {phase[:60]:60}")
 
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
 
-    def show(self, phase: str, done: int, total: int) -> None:
-        if self._shown:
-            filled = _WIDTH * done // max(total, 1)
-            print(f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {phase[:60]:60}", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def _show_on_terminal(line: str) -> None:
+    """Write over the line that was written before."""
+    if sys.stderr.isatty():
+        print(f"\r{line}", end="", file=sys.stderr, flush=True)
 
 
 COMMAND = Command("build-engine", "build an engine of TensorRT from an ONNX model", _EXAMPLES, _add_flags, run)

@@ -14,10 +14,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from container.cli import build_engine, config, key, models, serve, settings
+from container.cli import build_engine, config, models, serve
 from container.cli.command import add_debug
 from container.local import command as local
-from container.ship import bench, deploy, invoke, pack, push
+from container.ship import deploy, invoke, pack, push
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from container.cli.command import Command
 
 COMMANDS = (
-    *(serve.COMMAND, models.COMMAND, pack.COMMAND, local.COMMAND, invoke.COMMAND, bench.COMMAND, push.COMMAND),
+    *(serve.COMMAND, models.COMMAND, pack.COMMAND, local.COMMAND, *invoke.COMMANDS, push.COMMAND),
     *deploy.COMMANDS,
-    *(key.COMMAND, config.COMMAND, build_engine.COMMAND, settings.COMMAND),
+    *(serve.KEY, config.COMMAND, build_engine.COMMAND, serve.SETTINGS),
 )
 
 _EXAMPLES = """\

@@ -2,8 +2,12 @@
 
 It checks the settings and then *becomes* gunicorn's master, in this process: signals reach it without anything in
 between, and nothing is imported twice.
+
+`mme settings` prints every variable that the server reads, for people or as a table of Markdown. `mme key` makes a key
+for clients of a server, and the line of it for the server's file.
 """
 
+# ruff: noqa: T201 - a command talks to people
 from __future__ import annotations
 
 import argparse
@@ -41,6 +45,21 @@ examples:
 Every flag is also a variable (in brackets); a flag wins. `mme settings` lists all variables. Flags of tritonserver are
 understood as well, as far as they mean something here.
 """
+_SETTINGS_EXAMPLES = """\
+examples:
+  mme settings | grep -A 2 BUDGET            what each means, what it may be, and its default
+  mme settings --format markdown             the same as a table
+"""
+_KEY_EXAMPLES = """\
+examples:
+  mme key inference
+      prints a key, which is for clients, and its line, which is for the file of --key-file/MME_KEY_FILE
+  mme key inference,health -o client.key --key-file keys
+      the key in a new file that its owner alone may read, its line at the end of the server's
+  mme key '*'
+      a key for everything
+"""
+_KEY_BYTES = 32  # of entropy
 _ROOT = str(Path(__file__).parents[2])
 _AGAIN = f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli.main import serve_command as s; sys.exit(s())"
 _log = logging.getLogger("mme.start")
@@ -127,4 +146,73 @@ def _become_gunicorn(settings: Settings, words: Sequence[str]) -> None:
     Server(settings, again).run()
 
 
+def _add_settings_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("text", "markdown"), default="text")
+
+
+def run_settings(arguments: argparse.Namespace) -> int:
+    from container.settings import settings_table  # noqa: PLC0415 - as above
+
+    if arguments.format == "markdown":
+        print("| variable | flag | default | allowed | effect |\n|---|---|---|---|---|")
+        for name, flag, default, allowed, text in settings_table():
+            cells = (f"`{name}`", f"`{flag}`" if flag else "", default, allowed, text)
+            print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        return 0
+    for name, flag, default, allowed, text in settings_table():
+        print(f"{name}{f'  ({flag})' if flag else ''}\n    {text}\n    {allowed}; default: {default or '-'}")
+    return 0
+
+
+def _roles(text: str) -> str:
+    from container.steps.access import parse_roles  # noqa: PLC0415 - its module imports what follows files
+
+    try:
+        parse_roles(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected {error}") from None
+    return text
+
+
+def _add_key_flags(parser: argparse.ArgumentParser) -> None:
+    text = "what it is for: categories of the API, or * for all; default inference"
+    parser.add_argument("roles", type=_roles, nargs="?", default="inference", metavar="CATEGORY,…", help=text)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="a new file for the key; printed by default")
+    text = "the server's file, to which the line is added; printed on standard error by default"
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help=text)
+
+
+def run_key(arguments: argparse.Namespace) -> int:
+    import secrets  # noqa: PLC0415 - as above
+
+    from container.steps.access import digest_of  # noqa: PLC0415
+
+    key = secrets.token_urlsafe(_KEY_BYTES)
+    line = f"sha256:{digest_of(key)} {arguments.roles}"
+    if arguments.output is None:
+        print(key)
+    else:
+        _write_line(arguments.output, key, os.O_EXCL)
+    if arguments.key_file is None:
+        print(line, file=sys.stderr)
+    else:
+        _write_line(arguments.key_file, line, os.O_APPEND)
+    return 0
+
+
+def _write_line(path: Path, line: str, flag: int) -> None:
+    """Write the one line of a new file (O_EXCL), or one at the end (O_APPEND), which a server may read at any time."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | flag, 0o600)
+    try:
+        size = os.fstat(file).st_size
+        is_open = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # an editor left the last line without its end
+        os.write(file, b"\n" * is_open + f"{line}\n".encode())
+    finally:
+        os.close(file)
+
+
 COMMAND = Command("serve", "start the server", _EXAMPLES, add_flags, run)
+KEY = Command("key", "make a key for clients, and its line for the server", _KEY_EXAMPLES, _add_key_flags, run_key)
+SETTINGS = Command(
+    "settings", "list every variable the server reads", _SETTINGS_EXAMPLES, _add_settings_flags, run_settings
+)

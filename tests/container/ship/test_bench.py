@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from container.ship import bench
+from container.ship import invoke
 from container.ship.requests import arrays_of, request_of
 from model_handlers.errors import MmeError
 from tests.http_server import Handler, answering
@@ -97,7 +97,7 @@ def test_wrong_arguments_are_one_sentence(mme, tmp_path, monkeypatch, arguments,
 )
 def test_figures_of_a_level(found, expected):
     """Errors have no latency; loads are known where the server tells them."""
-    level = bench.level_of(4, found, 2.0)
+    level = invoke.level_of(4, found, 2.0)
 
     assert (level.p50, level.answers, level.errors, level.loads) == (pytest.approx(expected[0]), *expected[1:])
     assert level.rate == level.answers / 2.0
@@ -106,15 +106,15 @@ def test_figures_of_a_level(found, expected):
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.51, 3), (0.99, 4), (0.0, 1), (1.0, 4)])
 def test_percentiles(share, value):
     """The smallest value that covers the share."""
-    assert bench.percentile([1, 2, 3, 4], share) == value
+    assert invoke.percentile([1, 2, 3, 4], share) == value
 
 
 def test_models_by_zipfs_law():
     """The second of them half as often as the first; all alike without."""
-    assert bench.chosen(3, 1.0) == [1.0, 1 / 2, 1 / 3]
-    assert bench.chosen(2, 0.0) == [1.0, 1.0]
-    assert bench.expanded("a") == ["a"]
-    assert bench.expanded("a-{9..11}.x") == ["a-9.x", "a-10.x", "a-11.x"]
+    assert invoke.chosen(3, 1.0) == [1.0, 1 / 2, 1 / 3]
+    assert invoke.chosen(2, 0.0) == [1.0, 1.0]
+    assert invoke.expanded("a") == ["a"]
+    assert invoke.expanded("a-{9..11}.x") == ["a-9.x", "a-10.x", "a-11.x"]
 
 
 def request(**given):
