@@ -99,7 +99,8 @@ class AsyncInvocations:
     async def _run(self, accepted: Accepted) -> None:
         """One invocation; every end of it is an object in S3."""
         try:
-            _check_age(accepted)
+            if time.monotonic() - accepted.came > accepted.time_to_live:
+                raise invalid(f"The request expired: it waited longer than {accepted.time_to_live:.0f} seconds.")
             body = await asyncio.to_thread(self._read, accepted.source)
             answer = await self._endpoint.invoke(accepted.target, body, accepted.headers, accepted.patience)
             content_type = answer.headers.get("content-type", "application/octet-stream")
@@ -140,12 +141,6 @@ def _seconds(headers: Mapping[str, str], name: str, default: float) -> float:
     if not 0 <= seconds < math.inf:
         raise invalid(f"{name} '{text}' is not a number of seconds")
     return seconds
-
-
-def _check_age(accepted: Accepted) -> None:
-    most = accepted.time_to_live
-    if time.monotonic() - accepted.came > most:
-        raise invalid(f"The request expired: it waited longer than {most:.0f} seconds.")
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:

@@ -7,16 +7,15 @@ an error here. The sentences are SageMaker's where they are known, their form th
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import httptools
 
 from container.inference.errors import model_error_body, runtime_answer
-from container.ship.client import JSON, NO_IDENTITY, HttpResponse
+from container.ship.client import NO_IDENTITY, HttpResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -92,14 +91,6 @@ class Container:
             if status != 200:
                 return f"GET {path} answers {status} where SageMaker waits for 200"
         return ""
-
-    async def load(self, name: str, url: str, target: str, patience: float) -> HttpResponse:
-        body = json.dumps({"model_name": name, "url": url}).encode()
-        headers = {"Content-Type": JSON, "Accept": JSON, TARGET_MODEL: target}
-        return await self.ask("POST", "/models", body, headers, patience)
-
-    async def unload(self, name: str, target: str, patience: float) -> HttpResponse:
-        return await self.ask("DELETE", f"/models/{quote(name)}", b"", {TARGET_MODEL: target}, patience)
 
     async def ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], patience: float

@@ -12,15 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import shutil
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from container.local.container import TARGET_MODEL, RuntimeApiError, SilentError, invalid, model_error
+from container.ship.client import JSON
 from model_handlers.errors import Kind, MmeError
 from serve.sources.archive import extract
 
@@ -61,7 +62,7 @@ class Stage(Enum):
 
 @dataclass(eq=False, slots=True)
 class Resident:
-    """A model of the instance, called `name` by the container and `target` by clients."""
+    """A model of the instance, called `name` (hexadecimal) by the container and `target` by clients."""
 
     name: str
     target: str
@@ -136,7 +137,7 @@ class Platform:
     async def _asked(
         self, resident: Resident, body: bytes, headers: Mapping[str, str], deadline: float
     ) -> HttpResponse:
-        path = f"/models/{quote(resident.name)}/invoke"
+        path = f"/models/{resident.name}/invoke"
         try:
             sent = {**headers, TARGET_MODEL: resident.target}
             return await self.container.ask("POST", path, body, sent, deadline - time.monotonic())
@@ -213,10 +214,12 @@ class Platform:
             raise invalid(f"Failed to extract model data: {error.message}") from error
 
     async def _load_fetched(self, resident: Resident, deadline: float) -> None:
-        url = f"{self.mounted}/{resident.name}/model"
+        model = {"model_name": resident.name, "url": f"{self.mounted}/{resident.name}/model"}
+        headers = {"Content-Type": JSON, "Accept": JSON, TARGET_MODEL: resident.target}
         while True:
             try:
-                answer = await self.container.load(resident.name, url, resident.target, deadline - time.monotonic())
+                patience = deadline - time.monotonic()
+                answer = await self.container.ask("POST", "/models", json.dumps(model).encode(), headers, patience)
             except SilentError as error:
                 raise model_error(0, str(error), self.endpoint) from error
             if answer.status in {200, 409}:
@@ -252,7 +255,8 @@ class Platform:
     async def _unload(self, resident: Resident) -> None:
         """Have the container unload a model, which may be loaded again when this is over."""
         try:
-            await self.container.unload(resident.name, resident.target, self.limits.unload)
+            path, headers = f"/models/{resident.name}", {TARGET_MODEL: resident.target}
+            await self.container.ask("DELETE", path, b"", headers, self.limits.unload)
         except SilentError as error:
             raise model_error(0, str(error), self.endpoint) from error
         finally:
@@ -263,7 +267,7 @@ class Platform:
     async def _lost(self, resident: Resident) -> bool:
         """Whether the container has lost a model that it had loaded, as after a restart; it is none of ours then."""
         try:
-            path = f"/models/{quote(resident.name)}"
+            path = f"/models/{resident.name}"
             answer = await self.container.ask("GET", path, b"", {TARGET_MODEL: resident.target}, _LOOK_SECONDS)
         except SilentError:
             return False
