@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from container.cli.command import ARCHIVE_SUFFIX
-from container.ship.aws import code_of, split_uri
+from container.ship.aws import DENIED, code_of, split_uri
 from container.ship.endpoint import (
     MARK,
     SCALED,
@@ -84,7 +84,6 @@ def check_instance_type(instance_type: str, known: Collection[str], *, multi_mod
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/(?:.*/)?([^/]+)")
 _ECR = re.compile(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/.+")
 _ANY_ACCOUNT = "123456789012"
-_UNSEEN = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"})
 
 
 def checked_role(role: str, aws: Aws | None) -> str:
@@ -101,7 +100,7 @@ def checked_role(role: str, aws: Aws | None) -> str:
     try:
         arn: str = aws.call("iam", "get_role", {"RoleName": found[1] if found else role})["Role"]["Arn"]
     except MmeError as error:
-        if code_of(error) in _UNSEEN and found:
+        if code_of(error) in DENIED and found:
             return role
         if code_of(error) == "NoSuchEntity":
             raise invalid_argument(
@@ -149,28 +148,17 @@ def checked_models(uri: str, aws: Aws | None, *, multi_model: bool) -> str:
             raise invalid_argument(f"--models '{uri}' is one archive: give the prefix it is in, or --single {uri}")
         key = f"{key.rstrip('/')}/" if key.strip("/") else ""
         if aws is not None:
-            _check_prefix(aws, bucket, key)
+            found = aws.call("s3", "list_objects_v2", {"Bucket": bucket, "Prefix": key, "MaxKeys": 100})
+            if not any(row["Key"].endswith(ARCHIVE_SUFFIX) for row in found.get("Contents", ())):
+                reason = f"there is no {ARCHIVE_SUFFIX} in s3://{bucket}/{key}: put one there with `mme push`"
+                raise invalid_argument(reason)
         return f"s3://{bucket}/{key}"
     if not key.endswith(ARCHIVE_SUFFIX):
         raise invalid_argument(f"--single '{uri}' is no {ARCHIVE_SUFFIX}; a prefix of several is for --models")
-    if aws is not None:
-        _check_archive(aws, bucket, key)
+    place = {"Bucket": bucket, "Key": key}
+    if aws is not None and aws.find("s3", "head_object", place, {"404", "NoSuchKey", "NotFound"}) is None:
+        raise invalid_argument(f"there is no s3://{bucket}/{key}: put it there with `mme push`")
     return uri
-
-
-def _check_prefix(aws: Aws, bucket: str, prefix: str) -> None:
-    found = aws.call("s3", "list_objects_v2", {"Bucket": bucket, "Prefix": prefix, "MaxKeys": 100})
-    if not any(row["Key"].endswith(ARCHIVE_SUFFIX) for row in found.get("Contents", ())):
-        raise invalid_argument(f"there is no {ARCHIVE_SUFFIX} in s3://{bucket}/{prefix}: put one there with `mme push`")
-
-
-def _check_archive(aws: Aws, bucket: str, key: str) -> None:
-    try:
-        aws.call("s3", "head_object", {"Bucket": bucket, "Key": key})
-    except MmeError as error:
-        if code_of(error) in {"404", "NoSuchKey", "NotFound"}:
-            raise invalid_argument(f"there is no s3://{bucket}/{key}: put it there with `mme push`") from error
-        raise
 
 
 POLL_SECONDS = 10.0
@@ -273,14 +261,10 @@ def _scaling(aws: Aws, name: str) -> Iterator[ApiCall]:
 
 
 def _dashboard(aws: Aws, name: str) -> Iterator[ApiCall]:
-    try:
-        body = aws.call("cloudwatch", "get_dashboard", {"DashboardName": dashboard_name(name)})["DashboardBody"]
-    except MmeError as error:
-        if code_of(error) in {"ResourceNotFound", "DashboardNotFoundError"}:
-            return
-        raise
-    if MARK in body:
-        yield ApiCall("cloudwatch", "delete_dashboards", {"DashboardNames": [dashboard_name(name)]})
+    dashboard, absent = dashboard_name(name), {"ResourceNotFound", "DashboardNotFoundError"}
+    found = aws.find("cloudwatch", "get_dashboard", {"DashboardName": dashboard}, absent)
+    if found is not None and MARK in found["DashboardBody"]:
+        yield ApiCall("cloudwatch", "delete_dashboards", {"DashboardNames": [dashboard]})
 
 
 def models_and_configs(aws: Aws, name: str, keep: str = "") -> Iterator[ApiCall]:

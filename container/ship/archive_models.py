@@ -322,7 +322,11 @@ def configured(
         (staging / name / "1").mkdir(parents=True)
         (staging / name / CONFIG).write_text(config_text(ensemble))
     alone = len(origins) == 1 and not steps
-    models = [_opened(staging, staging / next(iter(origins)), name)] if alone else _opened_all(staging, archive)
+    if alone:
+        models = [_opened(staging, staging / next(iter(origins)), name)]
+    else:
+        entry = open_target(staging, archive)
+        models = [entry, *entry.members]
     _check_steps(models)
     return [model.config if model.config.ensemble else _checked(model) for model in models]
 
@@ -352,11 +356,6 @@ def _opened(staging: Path, directory: Path, name: str) -> ModelDirectory:
     except MmeError as error:
         _note(f"{error.message}; an endpoint of this one model refuses that, give --name")
     return model
-
-
-def _opened_all(staging: Path, archive: str) -> list[ModelDirectory]:
-    model = open_target(staging, archive)
-    return [model, *model.members]
 
 
 def _check_steps(models: list[ModelDirectory]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from botocore.exceptions import ClientError
 
@@ -25,7 +25,7 @@ _UNKNOWN_KEYS = frozenset(
     {"InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken", "SignatureDoesNotMatch", "IncompleteSignature",
      "InvalidSignatureException", "MissingAuthenticationToken", "UnrecognizedClientException"}
 )  # fmt: skip
-_DENIED = frozenset(
+DENIED = frozenset(
     {"AccessDenied", "AccessDeniedException", "AllAccessDisabled", "Forbidden", "UnauthorizedOperation", "403"}
 )
 _BUSY = frozenset({"Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown", "RequestLimitExceeded"})
@@ -77,12 +77,23 @@ class Aws:
                 self._clients[service] = self._session.client(service, region_name=self.region, config=config)
         return self._clients[service]
 
-    def call(self, service: str, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """One API call by the name that AWS gives it, such as `create_model`."""
+    def call(self, service: str, operation: str, parameters: dict[str, Any], doing: str = "") -> dict[str, Any]:
+        """One API call by the name that AWS gives it, such as `create_model`; `doing` is what an error calls it."""
         client = self.client(service)
-        with aws_errors(f"{service}:{operation}"):
+        with aws_errors(doing or f"{service}:{operation}"):
             answer: dict[str, Any] = getattr(client, operation)(**parameters)
         return answer
+
+    def find(
+        self, service: str, operation: str, parameters: dict[str, Any], absent: Collection[str], doing: str = ""
+    ) -> dict[str, Any] | None:
+        """The same, None where AWS answers with one of the codes `absent`."""
+        try:
+            return self.call(service, operation, parameters, doing)
+        except MmeError as error:
+            if code_of(error) in absent:
+                return None
+            raise
 
     def rows(self, service: str, operation: str, key: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
         """What all pages of a listing have under `key`."""
@@ -143,7 +154,7 @@ def _refused(error: ClientError, doing: str) -> MmeError:
         return invalid_argument(_EXPIRED_ADVICE)
     if code in _UNKNOWN_KEYS:
         return invalid_argument(f"AWS does not accept these credentials ({code}): check AWS_PROFILE, or sign in again")
-    if code in _DENIED:
+    if code in DENIED:
         return invalid_argument(f"{doing} is denied: have {error.operation_name} allowed for this identity ({message})")
     if code == "NoSuchBucket":
         return invalid_argument(f"{doing}: the bucket does not exist: make it with `aws s3 mb`, or name another")

@@ -49,12 +49,12 @@ class HttpResponse:
     body: bytes = b""
 
 
+@dataclass(frozen=True)
 class Identity:
     """How a server is known (by a file of certificates, else what the system trusts), and we to it; false if unsaid."""
 
-    def __init__(self, ca: Path | None = None, key: str = "") -> None:
-        self.ca = ca
-        self.key = key
+    ca: Path | None = None
+    key: str = ""
 
     def __bool__(self) -> bool:
         return self.ca is not None or bool(self.key)

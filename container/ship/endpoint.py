@@ -49,15 +49,10 @@ class ApiCall:
     parameters: dict[str, Any]
 
     def made(self) -> str:
+        """The resource: its kind, and what the parameters call it, by the most particular of several names."""
         noun = self.operation.partition("_")[2].replace("_", " ")
-        return f"{noun} {next(self._names(), '')}"
-
-    def _names(self) -> Iterator[str]:
-        """What its parameters call it; of several names the most particular one first."""
-        for key in _NAMES:
-            value = self.parameters.get(key)
-            if value:
-                yield value[0] if isinstance(value, list) else value
+        name = next(filter(None, map(self.parameters.get, _NAMES)), "")
+        return f"{noun} {name[0] if isinstance(name, list) else name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +171,12 @@ def _configuration(spec: Deployment, stamp: str) -> list[ApiCall]:
         "InstanceType": spec.instance_type,
         "InitialInstanceCount": spec.instances,
     }
-    if spec.volume_gb:
-        variant["VolumeSizeInGB"] = spec.volume_gb
-    if spec.startup_seconds:
-        variant["ContainerStartupHealthCheckTimeoutInSeconds"] = spec.startup_seconds
-    if spec.host_image:
-        variant["InferenceAmiVersion"] = spec.host_image
+    choices = {
+        "VolumeSizeInGB": spec.volume_gb,
+        "ContainerStartupHealthCheckTimeoutInSeconds": spec.startup_seconds,
+        "InferenceAmiVersion": spec.host_image,
+    }
+    variant |= {name: value for name, value in choices.items() if value}  # SageMaker decides what is not chosen
     config: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant], "Tags": spec.tags()}
     if spec.async_output:
         config["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": spec.async_output}}
@@ -219,11 +214,10 @@ def _scaling(spec: Deployment, capacity: tuple[int, int]) -> list[ApiCall]:
     least, most = capacity
     tags = {**spec.labels, TAG: spec.name}
     named = {**target, "PolicyName": policy_name(spec.name), "PolicyType": "TargetTrackingScaling"}
-    calls = (
-        ("register_scalable_target", {**target, "MinCapacity": least, "MaxCapacity": most, "Tags": tags}),
-        ("put_scaling_policy", {**named, "TargetTrackingScalingPolicyConfiguration": policy}),
-    )
-    return [ApiCall("application-autoscaling", operation, parameters) for operation, parameters in calls]
+    register = {**target, "MinCapacity": least, "MaxCapacity": most, "Tags": tags}
+    put = {**named, "TargetTrackingScalingPolicyConfiguration": policy}
+    service = "application-autoscaling"
+    return [ApiCall(service, "register_scalable_target", register), ApiCall(service, "put_scaling_policy", put)]
 
 
 # The resource of each call, and parameters that are no properties of it: names that CloudFormation makes up, so that it

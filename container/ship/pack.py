@@ -12,6 +12,7 @@ their configurations where the framework is installed.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,7 @@ def _describe(staging: Path, folders: list[str], configs: list[ModelConfig]) -> 
         for line in _tree(staging / folder):
             print(f"  {line}")
     for config in configs:
-        print(f"\nconfiguration in effect\n{_indented(config_text(config))}")
+        print(f"\nconfiguration in effect\n{textwrap.indent(config_text(config).rstrip(), '  ')}")
     print()
 
 
@@ -166,10 +167,6 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
 
 
 COMMAND = Command("pack", "make a .tar.gz that a multi-model endpoint can load", _EXAMPLES, _add_flags, run)

@@ -19,7 +19,7 @@ from model_handlers.errors import MmeError, invalid_argument
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 _EXAMPLES = """\
 examples:
@@ -105,26 +105,13 @@ def _planned(aws: Aws, file: Path, bucket: str, key: str) -> Upload:
     """What is at the archive's place now."""
     from model_handlers.system.disk import file_digest  # noqa: PLC0415 - heavy
 
-    digest = file_digest(file)
-    with aws_errors(f"s3://{bucket}/{key}"):
-        head = _asked(aws.client("s3").head_object, Bucket=bucket, Key=key, ChecksumMode="ENABLED")
-        is_there = head is not None or _asked(aws.client("s3").head_bucket, Bucket=bucket) is not None
-    if not is_there:
+    digest, doing = file_digest(file), f"s3://{bucket}/{key}"
+    wanted = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED"}
+    head = aws.find("s3", "head_object", wanted, _ABSENT, doing)
+    if head is None and aws.find("s3", "head_bucket", {"Bucket": bucket}, _ABSENT, doing) is None:
         advice = f"make it with `aws s3 mb s3://{bucket}`, or name another"
         raise invalid_argument(f"bucket '{bucket}' does not exist: {advice}")
     return Upload(file, bucket, key, digest, None if head is None else _is_same(file, digest, head))
-
-
-def _asked(operation: Callable[..., Mapping[str, Any]], **parameters: str) -> Mapping[str, Any] | None:
-    """What S3 says of an object or a bucket, None where there is none."""
-    from botocore.exceptions import ClientError  # noqa: PLC0415 - heavy
-
-    try:
-        return operation(**parameters)
-    except ClientError as error:
-        if code_of(error) in _ABSENT:
-            return None
-        raise
 
 
 def _is_same(file: Path, digest: bytes, head: Mapping[str, Any]) -> bool:
