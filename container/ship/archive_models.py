@@ -72,7 +72,8 @@ def recognised(path: Path) -> FrameworkFile | None:
     if not path.exists():
         raise invalid_argument(f"'{path}' does not exist: name a model directory or a model file")
     if path.is_dir():
-        return FrameworkFile("model.savedmodel") if _is_saved_model(path) else None
+        is_saved_model = any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt"))
+        return FrameworkFile("model.savedmodel") if is_saved_model else None
     if path.name.endswith(ARCHIVE_SUFFIX):
         raise invalid_argument(
             f"'{path}' is packed already: `mme config check` tells what it holds, `mme push` uploads it"
@@ -94,10 +95,6 @@ def is_version(path: Path) -> bool:
         return False
     has_versions = any(child.name.isdecimal() and child.is_dir() for child in path.iterdir())
     return not has_versions and detect_backend(path) is not None
-
-
-def _is_saved_model(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt"))
 
 
 def _by_name(path: Path) -> FrameworkFile | None:
@@ -404,7 +401,9 @@ def ensemble_of(name: str, steps: Sequence[ModelConfig]) -> ModelConfig:
     called = set(before)
     wired: list[EnsembleStep] = []
     for number, step in enumerate(steps, 1):
-        taken = {spec.name: _source(step, spec, before, known, batch) for spec in step.inputs if _wanted(spec, known)}
+        # an optional input is wired where a model before makes it
+        wanted = [spec for spec in step.inputs if not spec.optional or spec.name in known]
+        taken = {spec.name: _source(step, spec, before, known, batch) for spec in wanted}
         before = {
             spec.name: (_tensor(spec.name, step.name, number, len(steps), called), _outer(spec, step, batch))
             for spec in step.outputs
@@ -435,11 +434,6 @@ def _tensor(name: str, step: str, number: int, count: int, others: set[str]) -> 
     return tensor if tensor not in others else f"{step}_{number}_{name}"
 
 
-def _wanted(spec: TensorSpec, known: Made) -> bool:
-    """An optional input is wired where a model before makes it."""
-    return not spec.optional or spec.name in known
-
-
 def _source(step: ModelConfig, spec: TensorSpec, before: Made, known: Made, batch: int) -> str:
     """The ensemble's tensor for an input."""
     in_order = len(before) == len(step.inputs) and not any(each.name in before for each in step.inputs)
@@ -448,7 +442,10 @@ def _source(step: ModelConfig, spec: TensorSpec, before: Made, known: Made, batc
     elif spec.name in known:
         tensor, source = known[spec.name]
     else:
-        raise _unmade(step, spec, known)
+        raise invalid_argument(
+            f"--ensemble: nobody makes input '{spec.name}' of '{step.name}': before it there are "
+            f"{', '.join(map(repr, known))}; rename one of them, or write the ensemble's config.pbtxt yourself"
+        )
     wanted = _outer(spec, step, batch)
     if source.data_type is not wanted.data_type or not _fits(source.dims, wanted.dims):
         raise invalid_argument(
@@ -456,13 +453,6 @@ def _source(step: ModelConfig, spec: TensorSpec, before: Made, known: Made, batc
             f"{_shown(source)}: put a model between them that turns one into the other"
         )
     return tensor
-
-
-def _unmade(step: ModelConfig, spec: TensorSpec, known: Made) -> MmeError:
-    return invalid_argument(
-        f"--ensemble: nobody makes input '{spec.name}' of '{step.name}': before it there are "
-        f"{', '.join(map(repr, known))}; rename one of them, or write the ensemble's config.pbtxt yourself"
-    )
 
 
 def _outer(spec: TensorSpec, step: ModelConfig, batch: int) -> TensorSpec:
