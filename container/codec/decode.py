@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from container.codec import NeedsThread
 from container.codec.json_data import array_from_json
 from container.codec.json_numbers import LARGE, NotNumbers, whole, with_numbers
 from container.codec.request import (
@@ -37,7 +38,7 @@ from container.codec.request import (
     parameters_of,
     shared_input,
 )
-from container.steps.shared_memory import AT_ONCE, Regions, Unread
+from container.steps.shared_memory import AT_ONCE, Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
 from serve.request import Bounded, InferenceRequest
@@ -100,11 +101,11 @@ class Decoder:
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `shared_input`.
-            Unread: it takes long (large JSON, many strings), or a tensor is to be read first: decode it on a thread.
+            NeedsThread: it takes long (large JSON, many strings), or a tensor is to be read first: decode it by one.
         """
         size = len(body) if header_length is None else header_length
         if regions is None and (size > LARGE or (len(body) - size > AT_ONCE and _STRINGS in body[:size])):
-            raise Unread
+            raise NeedsThread
         if header_length is None:
             plan, request_id = self._plan(body, model, regions, document), ""
             header_length = len(body)

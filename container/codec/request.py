@@ -517,7 +517,7 @@ def shared_input(
 
     Raises:
         MmeError: UNSUPPORTED where clients share no memory, NOT_FOUND, INVALID_ARGUMENT, OUT_OF_MEMORY.
-        Unread: see `Regions.read`.
+        NeedsThread: see `Regions.read`.
     """
     place = _place(regions, parameters, f"input '{name}'")
     check_size(place.byte_size, name, data_type, shape)

@@ -241,7 +241,7 @@ class GrpcDecoder:
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `shared_input`.
-            Unread: a tensor is to be read first; then decode it again.
+            NeedsThread: a tensor is to be read first; then decode it again.
         """
         regions = regions or self._regions
         check_number(message.inputs, "inputs")

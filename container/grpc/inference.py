@@ -22,6 +22,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from container.codec import NeedsThread
 from container.codec.encode import classified, takes_long
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
@@ -36,9 +37,9 @@ from container.grpc.codec import (
     parsed,
 )
 from container.grpc.rpc import refuse
-from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
+from container.inference.call import LAST, PART, Body, Call, Reply
 from container.inference.offload import by_thread as on_thread
-from container.steps.shared_memory import Regions, Unread
+from container.steps.shared_memory import Regions
 from container.traces.tracing import follow_rpc
 from model_handlers.errors import Kind, MmeError
 
@@ -245,10 +246,7 @@ class MessageBody(Body):
         message, decoder = self._opened(), self._inference.decoder
         if holds_many_strings(message, len(self._data)):
             raise NeedsThread
-        try:
-            request, self._reply.wanted = decoder.decode(message, call.complete, data=self._data)
-        except Unread:
-            raise NeedsThread from None
+        request, self._reply.wanted = decoder.decode(message, call.complete, data=self._data)
         return request
 
     def _opened(self) -> pb.ModelInferRequest:

@@ -19,6 +19,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from container.codec import NeedsThread
 from container.inference.errors import known
 from container.inference.offload import by_thread
 from model_handlers.errors import Kind, MmeError
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from serve.request import InferenceRequest, LoadReport
 
 PART, PART_ERROR, LAST = 0, 1, 2  # what a model sends: one response of several, an error amid them, or the end
-
-
-class NeedsThread(Exception):  # noqa: N818 - it says what is to be done, and is no error
-    """Decoding would keep the event loop from others: `Body.prepare` it first."""
 
 
 class Body:

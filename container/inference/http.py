@@ -21,7 +21,7 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
-from container.codec import bodies
+from container.codec import NeedsThread, bodies
 from container.codec.bodies import ENCODINGS, compress, inflate, inflate_quickly, wanted_encoding
 from container.codec.bodies import event as sse_event
 from container.codec.decode import Decoder
@@ -40,13 +40,13 @@ from container.codec.request import (
 )
 from container.control.routes import Flavor, HotTarget, InferenceType, parse_target, path_version
 from container.inference import errors
-from container.inference.call import LAST, PART, Body, Call, NeedsThread, Reply
+from container.inference.call import LAST, PART, Body, Call, Reply
 from container.inference.errors import known, log_failure
 from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_VARIANT, name_of
 from container.inference.limits import Inflating, RequestMemory, out_of_request_memory
 from container.inference.offload import by_thread as on_thread
 from container.steps.sessions import SESSION_ID, SessionCalls
-from container.steps.shared_memory import Regions, Unread
+from container.steps.shared_memory import Regions
 from container.traces.tracing import follow
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.scripts.default_script import takes_raw_body
@@ -370,8 +370,6 @@ class TensorBody(HttpBody):
                 if length == 0:
                     return self._decode_raw_tensor(call, body, config)
                 found = self._accept(call, *self._server.decoder.decode(body, length, call.name, call.complete))
-            except Unread:
-                raise NeedsThread from None
             except NoInputsError as error:
                 raise error.of(config) from None
         if isinstance(found, MmeError):
@@ -393,7 +391,7 @@ class TensorBody(HttpBody):
                 try:
                     decoded = self._server.decoder.decode(body, length, call.name, call.complete)
                     self._decoded = self._accept(call, *decoded)
-                except Unread:
+                except NeedsThread:
                     by_thread = True
             if by_thread:
                 regions, decode = self._server.regions.held(), self._server.decoder.decode_long

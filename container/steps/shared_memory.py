@@ -18,6 +18,7 @@ import stat
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from container.codec import NeedsThread
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
 
 if TYPE_CHECKING:
@@ -83,10 +84,6 @@ class Place(NamedTuple):
         return self.region.read(self.offset, self.byte_size)
 
 
-class Unread(Exception):  # noqa: N818 - it says what is to be done, and is no client's error
-    """A tensor is so large that a thread has to read it: see `Regions.held`."""
-
-
 class Regions:
     """The regions of one kind that are registered, where clients are allowed to share any: of "system" memory alone."""
 
@@ -144,7 +141,7 @@ class Regions:
 
     def read(self, place: Place) -> bytes:
         if place.byte_size > AT_ONCE and not self._waits:
-            raise Unread
+            raise NeedsThread
         return place.read()
 
     def held(self) -> Regions:

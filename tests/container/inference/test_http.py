@@ -15,14 +15,13 @@ import zlib
 import numpy as np
 import pytest
 
+from container.codec import NeedsThread, json_numbers
 from container.codec import decode as decode_module
-from container.codec import json_numbers
 from container.codec.decode import Decoder
 from container.codec.request import BINARY_TYPE
 from container.control.routes import Flavor, HotTarget, InferenceType, only_reads, parse_target, parse_version
 from container.inference import http
 from container.settings import Mode, PingMode
-from container.steps.shared_memory import Unread
 from tests.exchanges import WaitingExchange
 
 A = np.array([[1, 2, 3, 4]], dtype="<f4")
@@ -518,7 +517,7 @@ def telling(found, function):
         found.append(threading.current_thread().name)
         try:
             return function(*arguments)
-        except Unread:
+        except NeedsThread:
             found.pop()
             raise
 
