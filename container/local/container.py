@@ -18,7 +18,7 @@ from container.inference.errors import model_error_body, runtime_answer
 from container.ship.client import NO_IDENTITY, HttpResponse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Mapping
 
     from container.ship.client import Identity
 
@@ -111,11 +111,10 @@ class Container:
         writer = None
         response = _Response()
 
-        @asynccontextmanager
-        async def in_time() -> AsyncIterator[None]:
+        async def in_time(work: Awaitable[Any]) -> Any:
             try:
                 async with asyncio.timeout_at(ends):
-                    yield
+                    return await work
             except TimeoutError as error:
                 raise SilentError(f"no answer within {patience:.0f} s", late=True) from error
             except (OSError, httptools.HttpParserError) as error:
@@ -128,17 +127,16 @@ class Container:
                     yield piece
                 if response.complete:
                     return
-                async with in_time():
-                    await response.read(reader)
+                await in_time(response.read(reader))
 
         try:
-            async with in_time():
-                port = self._parts.port or (443 if self._context else 80)
-                reader, writer = await asyncio.open_connection(self._parts.hostname, port, ssl=self._context)
-                writer.write(self._head(method, path, body, headers))
-                writer.write(body)
-                while not response.begun:
-                    await response.read(reader)
+            port = self._parts.port or (443 if self._context else 80)
+            connecting = asyncio.open_connection(self._parts.hostname, port, ssl=self._context)
+            reader, writer = await in_time(connecting)
+            writer.write(self._head(method, path, body, headers))
+            writer.write(body)
+            while not response.begun:
+                await in_time(response.read(reader))
             yield HttpResponse(response.status, response.headers), pieces()
         finally:
             if writer is not None:
