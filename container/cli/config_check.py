@@ -70,7 +70,7 @@ class Report:
 
     source: str
     kind: str  # model, repository or archive
-    models: list[Checked] = field(default_factory=list)
+    models: list[ModelReport] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)  # of the whole
 
     @property
@@ -79,7 +79,7 @@ class Report:
         return len(self.problems) + sum(len(checked.model.problems) for checked in self.models)
 
 
-class Checked(NamedTuple):
+class ModelReport(NamedTuple):
     """A model of a report: its role is `model`, or `entry` or `member` of an archive of several."""
 
     role: str
@@ -87,7 +87,7 @@ class Checked(NamedTuple):
     files: dict[str, int]  # bytes by path below its directory
 
     @classmethod
-    def of(cls, role: str, model: Examined) -> Checked:
+    def of(cls, role: str, model: Examined) -> ModelReport:
         files = sorted(file for file in model.path.rglob("*") if file.is_file())
         return cls(role, model, {file.relative_to(model.path).as_posix(): file.stat().st_size for file in files})
 
@@ -122,7 +122,7 @@ def _check_directory(source: str, path: Path, scripts: Scripts) -> Report:
     if alone and models[0].config is not None and models[0].config.ensemble:
         beside = [each for each in candidates_in(path.parent, scripts) if each != path]
     examine_ensembles([*models, *(examine(each, each.name, scripts, strict_name=True) for each in beside)])
-    report.models = [Checked.of("model", model) for model in models]
+    report.models = [ModelReport.of("model", model) for model in models]
     return report
 
 
@@ -139,7 +139,7 @@ def _check_archive(report: Report, folder: Path, name: str, scripts: Scripts) ->
     called = name.removesuffix(ARCHIVE_SUFFIX)
     models = [examine(each, called if each == folder else each.name, scripts, strict_name=False) for each in found]
     examine_ensembles(models)
-    report.models = list(map(Checked.of, roles, models))
+    report.models = list(map(ModelReport.of, roles, models))
 
 
 def _nothing(path: Path) -> Finding:
@@ -167,7 +167,7 @@ def _counted(report: Report) -> str:
     return f"{report.kind} of {models}, {problems}" if report.kind != "model" else f"a model, {problems}"
 
 
-def _model_lines(checked: Checked, *, quiet: bool) -> Iterator[Line]:
+def _model_lines(checked: ModelReport, *, quiet: bool) -> Iterator[Line]:
     role, model, files = checked
     what = f", {role} of the archive" if role in {"entry", "member"} else ""
     if model.problems or not quiet:
