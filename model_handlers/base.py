@@ -9,6 +9,7 @@ framework's exceptions where it calls the framework.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -17,15 +18,15 @@ from itertools import starmap, zip_longest
 from operator import add, sub
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
+from model_handlers.errors import MmeError, invalid_model
 from model_handlers.system.importing import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
     from pathlib import Path
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environments.wanted import Wanted
-    from model_handlers.errors import MmeError
     from model_handlers.model_calls import Outside
     from model_handlers.requests import ModelRequest, ModelResponse
     from model_handlers.tensor import Array
@@ -124,6 +125,41 @@ def total(footprints: Iterable[Footprint], first: Footprint | None = None) -> Fo
     return Footprint(host, tuple(devices))
 
 
+class Tally:
+    """What some models take together: each its own, and each file once, which so many `users` map.
+
+    A tally of others begins with them, and leaves theirs as it is.
+    """
+
+    def __init__(self, others: Tally | None = None) -> None:
+        self.count: int = others.count if others else 0
+        self.total: Footprint = others.total if others else Footprint()
+        self.users: MutableMapping[str, int] = ChainMap({}, others.users) if others else {}
+        self._own_users = others is None
+
+    def __repr__(self) -> str:
+        return f"<Tally of {self.count} models, {self.total}>"
+
+    def add(self, own: Footprint, files: Mapping[str, int]) -> None:
+        self.count += 1
+        self.total += own
+        for file, size in files.items():
+            users = self.users.get(file, 0)
+            self.users[file] = users + 1
+            if not users:
+                self.total += Footprint(size)
+
+    def remove(self, own: Footprint, files: Mapping[str, int]) -> None:
+        self.count -= 1
+        self.total -= own
+        for file, size in files.items():
+            self.users[file] -= 1
+            if not self.users[file]:
+                self.total -= Footprint(size)
+                if self._own_users:
+                    del self.users[file]
+
+
 def by_device(sizes: Mapping[int, int]) -> tuple[int, ...]:
     """Bytes by the number of a device, as a footprint has them: numbers may have gaps."""
     return tuple(sizes.get(number, 0) for number in range(max(sizes, default=-1) + 1))
@@ -146,6 +182,21 @@ class Placement(Enum):
 
     INLINE = "inline"
     PROCESS = "process"
+
+
+PLACEMENT = "MME_PLACEMENT"
+
+
+def placement_of(config: ModelConfig, usual: Placement) -> Placement:
+    """Where a model's instances execute, by its configuration, else its traits. MmeError: INVALID_MODEL."""
+    text = config.parameters.get(PLACEMENT)
+    if text is None:
+        return usual
+    try:
+        return Placement(text.strip().lower())
+    except ValueError:
+        choices = " or ".join(f"'{placement.value}'" for placement in Placement)
+        raise invalid_model(f"model '{config.name}': parameter '{PLACEMENT}' must be {choices}, got '{text}'") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

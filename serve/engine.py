@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING
 from model_handlers.base import Footprint, total
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
-from model_handlers.scripts.default_script import takes_raw_body
-from model_handlers.system.priority import lower_priority
-from model_handlers.system.threads import ThreadBudget
+from model_handlers.system.threads import ThreadBudget, lower_priority
 from model_handlers.worker.fork_client import stop_fork_servers
 from serve.cache import footprints
 from serve.cache.footprints import Footprints
@@ -44,7 +42,7 @@ from serve.model_calls import ModelCalls
 from serve.registry import Registry
 from serve.request import LoadReport
 from serve.sources.catalog import ModelCatalog
-from serve.sources.scripts import SharedScript
+from serve.sources.scripts import fetched
 from serve.sources.source import InRepository, S3Model, origin
 from serve.sources.store import ARCHIVE_SUFFIX
 from serve.state_file import Journal, LazyFile, StateFile
@@ -107,7 +105,7 @@ class Engine:
         self.on_the_way = on_the_way  # bytes of requests and responses in this process
         self._loop = loop
         self._store = WeightStore(options.cache_directory / "weights", self._disk_has_room)
-        scripts, waits = SharedScript(options.scripts, options.cache_directory).scripts, WaitGraph()
+        scripts, waits = fetched(options.scripts, options.cache_directory), WaitGraph()
         self.origins = ModelCatalog(options, scripts, self._store, self._let_go)
         self.pools = Pools(options)
         self.poll = LoopPoller(loop, self.pools.loads.works)
@@ -397,15 +395,16 @@ class Engine:
         target = self.cache.ready.target(event.name)
         assert target is not None  # noqa: S101 - it was just loaded
         self.registry.versions[event.name] = sorted(target.versions)
-        source = origin(self.cache.entries[event.name].source)
-        namespace = ""
-        if self.options.namespaces and isinstance(source, InRepository | S3Model):
-            namespace = source.repository
+        namespace = self._namespace_of(event.name) if self.options.namespaces else ""
         for model in target.models():
             model.stats.tags, model.stats.namespace = model.config.metric_tags, namespace
             model.stats.load_ns = event.ns
         config, registry = target.latest.config, self.registry
-        (registry.body_takers.add if takes_raw_body(config) else registry.body_takers.discard)(event.name)
+        (registry.body_takers.add if config.takes_raw_body else registry.body_takers.discard)(event.name)
+
+    def _namespace_of(self, name: str) -> str:
+        source = origin(self.cache.entries[name].source)
+        return source.repository if isinstance(source, InRepository | S3Model) else ""
 
     # -- room for others ------------------------------------------------------------------------------------------
 

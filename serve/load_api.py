@@ -22,7 +22,7 @@ from serve.model.ensemble_plan import blaming
 from serve.registry import Dependents
 from serve.request import LoadReport
 from serve.sources.catalog import unknown
-from serve.sources.source import Archived, InRepository, Overridden, S3Model, Unpacked, origin, source_of
+from serve.sources.source import Archived, InRepository, Overridden, S3Model, origin, source_of
 from serve.sources.store import UntoldError
 from serve.statistics import CacheEvent, EventType
 from serve.step_loads import StepLoads
@@ -349,7 +349,7 @@ class LoadApi:
         entry.give_up()
         entry.source = origin(entry.source)
         self.registry.disable(entry.name)
-        if isinstance(entry.source, Unpacked) or error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
+        if entry.source.posted or error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
             await self._remove(entry)
         elif _is_useless(error):
             await self._discard(entry, error)

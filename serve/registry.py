@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from model_handlers.errors import MmeError, invalid_argument
 from serve.cache.entry import Entry, Event
 from serve.sources.catalog import ModelCatalog, unavailable, unknown
-from serve.sources.source import Archived, Overridden, S3Model, Source, Unpacked, origin, source_of
+from serve.sources.source import Archived, Overridden, S3Model, Source, origin, source_of
 from serve.state_file import Row, clock
 from serve.statistics import EventType, TargetStats
 
@@ -118,9 +118,7 @@ class Registry:
         entry = self._cache.entries.get(known)
         if entry is None:
             self._origins.find(known)
-        elif isinstance(origin(entry.source), Unpacked) and not (
-            known in self._called or self.canonical(alias) in self._cache.entries
-        ):
+        elif entry.source.posted and not (known in self._called or self.canonical(alias) in self._cache.entries):
             return
         raise invalid_argument(
             f"X-Amzn-SageMaker-Target-Model is '{alias}', which is not the target model that '{name}' was loaded as"
@@ -148,7 +146,7 @@ class Registry:
             self._origins.find(name)  # which may know better why it means no model
             raise unknown(name)
         entry = self._cache.entries.get(name)
-        if entry is not None and not (entry.unloaded and isinstance(origin(entry.source), Unpacked)):
+        if entry is not None and not (entry.unloaded and entry.source.posted):
             return entry
         return self.add(name, self._origins.find(name))
 
@@ -165,8 +163,8 @@ class Registry:
     def source(self, name: str) -> Source:
         """Where a name comes from when it is loaded, or loaded again; UNKNOWN_MODEL if that is nowhere."""
         entry = self._cache.entries.get(name)
-        if entry is not None and not entry.unloaded and isinstance(posted := origin(entry.source), Unpacked):
-            return posted
+        if entry is not None and not entry.unloaded and entry.source.posted:
+            return origin(entry.source)
         return self._origins.find(name)
 
     def enable(self, name: str) -> None:
@@ -238,7 +236,7 @@ class Registry:
         """It may have been registered, or not be any more."""
         journal, name = self._journal, entry.name
         if entry.registered:
-            url = entry.source.url if isinstance(origin(entry.source), Unpacked) else ""
+            url = entry.source.url if entry.source.posted else ""
             row = Row(name, url, name in self.body_takers, 0.0, *_override_of(entry.source))
             if journal.rows.get(name) == row:
                 return
@@ -246,7 +244,7 @@ class Registry:
             journal.unloaded.discard(name)
         elif name in journal.rows:
             del journal.rows[name]
-            if entry.unloaded and not isinstance(origin(entry.source), Unpacked):
+            if entry.unloaded and not entry.source.posted:
                 journal.unloaded.add(name)
         else:
             return

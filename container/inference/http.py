@@ -49,7 +49,6 @@ from container.steps.sessions import SESSION_ID, SessionCalls
 from container.steps.shared_memory import Regions
 from container.traces.tracing import follow
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.scripts.default_script import takes_raw_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -356,7 +355,7 @@ class TensorBody(HttpBody):
     """A request of `infer`: tensors, in JSON or behind it, or alone."""
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
-        if not self._is_kserve and takes_raw_body(config):
+        if not self._is_kserve and config.takes_raw_body:
             return self._raw_request(call)
         found, self._decoded = self._decoded, None
         if found is None:
@@ -431,7 +430,7 @@ class GenerateBody(HttpBody):
         self._config: ModelConfig | None = None  # for which it was decoded
 
     def decode(self, call: Call, config: ModelConfig) -> InferenceRequest:
-        if not self._is_kserve and takes_raw_body(config):
+        if not self._is_kserve and config.takes_raw_body:
             return self._raw_request(call)
         found, self._decoded = self._decoded, None
         if found is None or self._config is not config:

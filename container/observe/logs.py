@@ -34,8 +34,7 @@ import orjson
 
 from container.settings.parsers import LogFormat
 from model_handlers.errors import Kind, MmeError, invalid_argument
-from model_handlers.system.priority import usual_priority
-from model_handlers.system.threads import start_thread
+from model_handlers.system.threads import start_thread, usual_priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

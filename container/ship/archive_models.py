@@ -29,7 +29,6 @@ from model_handlers.config.pbtxt import config_text
 from model_handlers.config.validate import PLATFORM
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.registry import detect_backend, find_backend, handler_for
-from model_handlers.scripts.default_script import takes_raw_body
 from serve.sources.layout import BY_SCRIPTS
 from serve.sources.repository import open_model, open_target, parts_beside
 from serve.sources.scripts import DEFAULT_SCRIPTS
@@ -288,7 +287,7 @@ def _of_one(source: ModelSource, name: str, archive: str) -> dict[str, ModelSour
     if model.config.ensemble and not parts:  # the models of its steps are beside it
         parts = parts_beside(model)
     if not parts:
-        return {"." if takes_raw_body(model.config) else name: ModelSource(model.path)}
+        return {"." if model.config.takes_raw_body else name: ModelSource(model.path)}
     return {path.name: ModelSource(path) for path in (model.path, *parts)}
 
 

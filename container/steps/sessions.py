@@ -21,7 +21,6 @@ from model_handlers.config.model_config import ControlKind
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_KEPT, FLAG_SEQUENCE_START
 from model_handlers.scripts.default_script import SESSION_ID as BODY_SESSION_ID
-from model_handlers.scripts.default_script import takes_raw_body
 from model_handlers.tensor import BYTES
 from serve.statistics import CacheEvent, EventType
 
@@ -247,7 +246,7 @@ class SessionRequest(CallStep):
             if not self.session.begun:
                 self._starts = self.session.begun = True
                 request.flags |= FLAG_SEQUENCE_START
-        if takes_raw_body(config):
+        if config.takes_raw_body:
             request.parameters = {**(request.parameters or {}), BODY_SESSION_ID: self.session.id}
         self._set_reply_headers()
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import DataType, TensorSpec
 
 
+SCRIPTS = "sagemaker"  # the backend of inference scripts
 _NO_STRINGS: Mapping[str, str] = MappingProxyType({})
 _NO_POLICIES: Mapping[int, QueuePolicy] = MappingProxyType({})
 
@@ -307,6 +308,18 @@ class ModelConfig:
         batching = self.dynamic_batching
         related = batching is not None and (self.max_batch_size > 1 or batching.preserve_ordering)
         return not (related or self.decoupled or self.sequence_batching is not None)
+
+    @property
+    def preserves_order(self) -> bool:
+        """Whether responses leave in the order in which their batches left the queue."""
+        sequences = self.sequence_batching
+        strategy = self.dynamic_batching if sequences is None else sequences.strategy
+        return isinstance(strategy, DynamicBatching | OldestStrategy) and strategy.preserve_ordering
+
+    @property
+    def takes_raw_body(self) -> bool:
+        """Whether the body of a request to this model is its input as it came."""
+        return self.backend == SCRIPTS
 
     @property
     def joins(self) -> bool:

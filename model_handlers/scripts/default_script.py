@@ -9,13 +9,7 @@ in `built_in`, and are imported as a customer's would be.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from model_handlers.config.model_config import ModelConfig
-
-
-BACKEND = "sagemaker"
 BODY = "BODY"  # both tensors, UINT8: so many bytes
 CONTENT_TYPE = "content_type"  # of the request's body, and of the response's
 ACCEPT = "accept"  # what the client would like the response to be
@@ -31,11 +25,6 @@ SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
 # A parameter by the name of the setting: how JSON says what is no finite number, where that is not null.
 NONFINITE = "MME_JSON_NONFINITE"
 LITERAL = "literal"  # NaN, Infinity and -Infinity, as Triton and Python write them
-
-
-def takes_raw_body(config: ModelConfig) -> bool:
-    """Whether the body of a request to this model is its input as it came."""
-    return config.backend == BACKEND
 
 
 FOLDER = Path(__file__).parent / "built_in"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from model_handlers.base import Device, Handler, Placement, Traits
+from model_handlers.config.model_config import SCRIPTS
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.python.author_code import (
@@ -49,7 +50,6 @@ from model_handlers.scripts.content_types import (
 )
 from model_handlers.scripts.default_script import (
     ACCEPT,
-    BACKEND,
     BODY,
     BOOSTER,
     CONTENT_TYPE,
@@ -179,12 +179,12 @@ def with_body(config: ModelConfig) -> ModelConfig:
     for what, specs in (("input", config.inputs), ("output", config.outputs)):
         if specs not in {(), _SPECS}:
             raise invalid_model(
-                f"model '{config.name}': a model of backend '{BACKEND}' has one {what}, {BODY} of TYPE_UINT8 and dims "
+                f"model '{config.name}': a model of backend '{SCRIPTS}' has one {what}, {BODY} of TYPE_UINT8 and dims "
                 f"[ -1 ]; leave '{what}' out of its configuration"
             )
     if config.max_batch_size:
         raise invalid_model(
-            f"model '{config.name}': a model of backend '{BACKEND}' gets one request at a time; leave 'max_batch_size' "
+            f"model '{config.name}': a model of backend '{SCRIPTS}' gets one request at a time; leave 'max_batch_size' "
             "out of its configuration"
         )
     return replace(config, inputs=_SPECS, outputs=_SPECS)
@@ -482,7 +482,7 @@ class ScriptHost:
 class ScriptHandler(Handler):
     """One script, and the model that it loaded."""
 
-    backend: ClassVar[str] = BACKEND
+    backend: ClassVar[str] = SCRIPTS
     default_filename: ClassVar[str] = "code/inference.py"
 
     def __init__(self, host: ScriptHost) -> None:

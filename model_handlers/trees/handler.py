@@ -37,8 +37,7 @@ from model_handlers.config.autocomplete import SignatureTensor, complete
 from model_handlers.config.model_config import Guess, ModelConfig, choice, integer, number, switch, warn_of_unknown
 from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory, unsupported
 from model_handlers.system.importing import import_without, is_installed, variable
-from model_handlers.system.priority import usual_priority
-from model_handlers.system.threads import Threads, default_threads, start_thread, take_threads
+from model_handlers.system.threads import Threads, default_threads, start_thread, take_threads, usual_priority
 from model_handlers.tensor import FP32, Array
 from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
 

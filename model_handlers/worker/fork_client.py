@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system.priority import usual_priority
-from model_handlers.system.threads import advised, start_thread
+from model_handlers.system.threads import advised, start_thread, usual_priority
 from model_handlers.worker.fork_server import REPORT, ForkOrder
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from model_handlers.registry import BACKENDS
 from model_handlers.system import memory
-from model_handlers.system.priority import children, family_of, found_family, usual_priority
+from model_handlers.system.threads import children, family_of, found_family, usual_priority
 from model_handlers.worker.main import run
 from model_handlers.worker.wire import dumps, loads
 
@@ -223,7 +223,7 @@ class _ForkServer:
         os.kill(pid, signal.SIGKILL)
 
     # A worker may leave processes behind. The fork server is a subreaper, which gets orphans, and each worker founds a
-    # family (`system.priority`): once it is dead, every child that was not forked here and is of no living worker's
+    # family (`system.threads`): once it is dead, every child that was not forked here and is of no living worker's
     # family is killed, before the exit code is told. Against the death of the fork server workers have the
     # parent-death signal.
     def _reap(self) -> None:

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from model_handlers.base import Ambient, Placement
+from model_handlers.base import Ambient
 from model_handlers.config.model_config import number
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import Kind, MmeError
 from model_handlers.system import memory
 
 if TYPE_CHECKING:
@@ -26,23 +26,10 @@ if TYPE_CHECKING:
     from model_handlers.worker.process import Child
 
 
-PLACEMENT = "MME_PLACEMENT"
 EXECUTION_TIMEOUT = "MME_EXECUTION_TIMEOUT"
 LOAD_TIMEOUT = "MME_LOAD_TIMEOUT"
 _LOAD_SECONDS = 300.0
 EXECUTION_SECONDS = 60.0  # as long as SageMaker itself waits for an answer of an endpoint
-
-
-def placement_of(config: ModelConfig, usual: Placement) -> Placement:
-    """Where a model's instances execute, by its configuration, else its traits. MmeError: INVALID_MODEL."""
-    text = config.parameters.get(PLACEMENT)
-    if text is None:
-        return usual
-    try:
-        return Placement(text.strip().lower())
-    except ValueError:
-        choices = " or ".join(f"'{placement.value}'" for placement in Placement)
-        raise invalid_model(f"model '{config.name}': parameter '{PLACEMENT}' must be {choices}, got '{text}'") from None
 
 
 @dataclass(frozen=True, slots=True)

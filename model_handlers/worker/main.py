@@ -34,7 +34,7 @@ from model_handlers.config.convert import config_fields, config_from
 from model_handlers.errors import Kind, LostProcessError, MmeError, out_of_memory
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import memory
-from model_handlers.system.priority import low_priority, lower_priority_for_good
+from model_handlers.system.threads import low_priority, lower_priority_for_good
 from model_handlers.worker.events import Events, MetricSender, WorkerModelCalls
 from model_handlers.worker.memory import SIZES, Segment
 from model_handlers.worker.policies import BusyPoll

@@ -11,6 +11,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model_handlers.base import PLACEMENT
 from model_handlers.config.convert import config_fields
 from model_handlers.errors import Kind, MmeError, invalid_model
 from model_handlers.system.threads import advised
@@ -18,7 +19,7 @@ from model_handlers.worker.channel import home_of_load
 from model_handlers.worker.executor import RequestsWorker, TensorWorker
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.instance import NONSENSE, InstanceProcess
-from model_handlers.worker.limits import PLACEMENT, Deadlines
+from model_handlers.worker.limits import Deadlines
 from model_handlers.worker.memory import SIZES
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.process import Child

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections import ChainMap
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping
+    from collections.abc import Iterable, Mapping
 
 FOR_EVER = math.inf
 
@@ -55,9 +54,8 @@ class Rules:
     pins: tuple[str, ...] = ()  # names, or patterns of names with `*`, `?` and `[…]`, of models that are never evicted
     min_residency: float = 0.0  # seconds that a model stays after its load
 
-    def pins_name(self, *names: str) -> bool:
-        """Whether a model that goes by any of these names is pinned."""
-        return any(fnmatch.fnmatchcase(name, pin) for pin in self.pins for name in names)
+    def pins_name(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pin) for pin in self.pins)
 
 
 DEFAULT_RULES = Rules()
@@ -99,41 +97,6 @@ class Plan:
     again_at: float = 0.0
     # when it does not fit: bytes that those would have to hold that may not leave yet, and then may
     short: Footprint | None = field(default=None, compare=False)
-
-
-class Tally:
-    """What some models take together: each its own, and each file once, which so many `users` map.
-
-    A tally of others begins with them, and leaves theirs as it is.
-    """
-
-    def __init__(self, others: Tally | None = None) -> None:
-        self.count: int = others.count if others else 0
-        self.total: Footprint = others.total if others else Footprint()
-        self.users: MutableMapping[str, int] = ChainMap({}, others.users) if others else {}
-        self._own_users = others is None
-
-    def __repr__(self) -> str:
-        return f"<Tally of {self.count} models, {self.total}>"
-
-    def add(self, own: Footprint, files: Mapping[str, int]) -> None:
-        self.count += 1
-        self.total += own
-        for file, size in files.items():
-            users = self.users.get(file, 0)
-            self.users[file] = users + 1
-            if not users:
-                self.total += Footprint(size)
-
-    def remove(self, own: Footprint, files: Mapping[str, int]) -> None:
-        self.count -= 1
-        self.total -= own
-        for file, size in files.items():
-            self.users[file] -= 1
-            if not self.users[file]:
-                self.total -= Footprint(size)
-                if self._own_users:
-                    del self.users[file]
 
 
 class Candidates(Protocol):

@@ -361,7 +361,7 @@ class Loading:
 
     def _commit(self, load: Load, prepared: PreparedTarget, target: Target, taken: Footprint, took: int) -> Residency:
         entry = load.entry
-        pinned = prepared.pinned or self.rules.pins_name(load.name)
+        pinned = prepared.pinned or (bool(self.rules.pins) and self.rules.pins_name(load.name))
         waiting = sum(not each.done() for each in load.waiters)
         residency = Residency(entry, target, prepared, self._lease_ended, pinned=pinned, waiting=waiting)
         entry.measured, entry.reload_ns = taken, took

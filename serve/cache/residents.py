@@ -14,7 +14,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from model_handlers.base import Footprint
+from model_handlers.base import Footprint, Tally
 from serve.cache import eviction
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class Residents:
         # the models in memory, and what each takes without files that others may map
         self.own: dict[Residency, Footprint] = {}
         self.taken = Footprint()  # bytes that they are charged for together
-        self.staying = eviction.Tally()  # those that are not on their way out
-        self.pinned = eviction.Tally()  # those of them that are never evicted
+        self.staying = Tally()  # those that are not on their way out
+        self.pinned = Tally()  # those of them that are never evicted
         self.shared: SharedBytes[Residency] = SharedBytes()
         self.order: Order[Residency] = Order(self._place)
         self._wanted: Counter[str] = Counter()  # names of models that are about to be leased together
@@ -302,7 +302,7 @@ class Residents:
         for tally in self._tallies(residency):
             tally.remove(self.own[residency], self.shared.files(residency))
 
-    def _tallies(self, residency: Residency) -> tuple[eviction.Tally, ...]:
+    def _tallies(self, residency: Residency) -> tuple[Tally, ...]:
         if residency.leaving:
             return ()
         return (self.staying, self.pinned) if residency.pinned else (self.staying,)

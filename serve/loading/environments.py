@@ -9,12 +9,12 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from model_handlers.base import Placement
+from model_handlers.base import PLACEMENT, Placement
 from model_handlers.environments.environment import Patience
 from model_handlers.environments.wanted import Prebuilt, lack_of
 from model_handlers.errors import invalid_model
 from model_handlers.system.disk import directory_size, disk_errors
-from model_handlers.worker.limits import PLACEMENT, Deadlines
+from model_handlers.worker.limits import Deadlines
 
 if TYPE_CHECKING:
     from pathlib import Path

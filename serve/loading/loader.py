@@ -266,7 +266,7 @@ class ModelLoader:
         For `more`, which has bytes of the host reserved while the load goes on, see `LoadQuota`.
         """
         members: dict[str, Target] = {}
-        allowance = LoadQuota(more, token.check) if more is not None else None
+        allowance = LoadQuota(more, token.check) if more is not None and prepared.has_processes else None
         try:
             with (
                 self.under_way.of(prepared.target),

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
-from model_handlers.system.priority import threads, usual_priority
-from model_handlers.system.threads import NEVER
+from model_handlers.system.threads import NEVER, threads, usual_priority
 from serve.threads import FairSemaphore, Maintenance
 
 if TYPE_CHECKING:

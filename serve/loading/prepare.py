@@ -13,7 +13,17 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement, Traits, settled
+from model_handlers.base import (
+    CPU,
+    PLACEMENT,
+    Footprint,
+    Handler,
+    LoadedModel,
+    Placement,
+    Traits,
+    placement_of,
+    settled,
+)
 from model_handlers.config.model_config import OURS, InstanceGroup, warn_once
 from model_handlers.config.pbtxt import refusal
 from model_handlers.errors import Kind, MmeError, invalid_model
@@ -21,7 +31,7 @@ from model_handlers.mapped import MappedHandler
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.system import devices
 from model_handlers.system.disk import text_digest
-from model_handlers.worker.limits import EXECUTION_TIMEOUT, LOAD_TIMEOUT, PLACEMENT, Deadlines, placement_of
+from model_handlers.worker.limits import EXECUTION_TIMEOUT, LOAD_TIMEOUT, Deadlines
 from model_handlers.worker.start import start_isolated
 from serve.cache.footprints import Footprints
 from serve.control import LEAST_SHARED_WEIGHTS, WEIGHTS, Weights, weights_of
@@ -65,7 +75,8 @@ def asked_checks(config: ModelConfig, backend: str, traits: Traits | None) -> It
     if WEIGHTS in config.parameters:
         yield f"parameters['{WEIGHTS}']", partial(weights_of, config, Weights.AUTO)
     yield f"parameters['{PLACEMENT}']", partial(placement_of, config, traits.placement)
-    yield "parameters", partial(Deadlines.of, config)
+    if LOAD_TIMEOUT in config.parameters or EXECUTION_TIMEOUT in config.parameters:
+        yield "parameters", partial(Deadlines.of, config)
     if traits.sees_requests and (config.batch_input or config.batch_output):
         field = "batch_input" if config.batch_input else "batch_output"
         reason = f"models of backend '{backend}' get each request as it came"
@@ -144,6 +155,11 @@ class PreparedTarget:
         inside = self.handler is not None and self.placement is Placement.INLINE
         on_gpu = any(device != CPU for _, device in self.lanes)
         return inside or on_gpu or any(member.needs_exclusive_load for member in self.members)
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether any of its models executes in processes of its own."""
+        return self.placement is Placement.PROCESS or any(member.has_processes for member in self.members)
 
     @property
     def needs_proof(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from model_handlers.config.model_config import Guess
 from model_handlers.errors import MmeError
@@ -22,7 +22,7 @@ from serve.model.executor import Surroundings, executors_for
 from serve.model.layout_check import ValidatedLayouts
 from serve.model.readiness import Readiness
 from serve.model.replies import Replies
-from serve.model.sequence_batcher import keeps_order, queue_for
+from serve.model.sequence_batcher import SequenceQueue
 from serve.model.tensors import tensor_map_for
 from serve.request import DecoupledError
 from serve.threads import ThreadPool
@@ -41,11 +41,19 @@ if TYPE_CHECKING:
     from serve.model.rate_limiter import LimitedInstances
     from serve.model.replies import RetryRequest
     from serve.model.response_cache import CachedResponses, ResponseCache
-    from serve.model.sequence_batcher import Queue
     from serve.request import InferenceRequest
     from serve.statistics import ModelStats
 
+    Queue: TypeAlias = BatchQueue[InferenceRequest] | SequenceQueue[InferenceRequest]
+
 _now = time.perf_counter_ns
+
+
+def queue_for(model: str, config: ModelConfig, instances: int) -> Queue:
+    """The batcher that a configuration asks for."""
+    if config.sequence_batching is not None:
+        return SequenceQueue(model, config.sequence_batching, config.max_batch_size, instances)
+    return BatchQueue(model, config.max_batch_size, config.dynamic_batching)
 
 
 class Model:
@@ -84,8 +92,10 @@ class Model:
         signature = tensor_map_for(name, version, self.config, initial_states or {})
         if self.config.guess is not Guess.NONE:
             signature.proof = proof or BatchProof(self.config)
-        self._queue: Queue[InferenceRequest] = queue_for(self.config.local_name(name), self.config, len(handlers))
-        self._order: InOrder[Execution] | None = InOrder() if keeps_order(self.config, len(handlers)) else None
+        self._queue: Queue = queue_for(self.config.local_name(name), self.config, len(handlers))
+        self._order: InOrder[Execution] | None = (
+            InOrder() if len(handlers) > 1 and self.config.preserves_order else None
+        )
         unasked = any(handler.sees_requests for _, handler in handlers)
         self._replies = Replies(
             signature,
@@ -116,7 +126,7 @@ class Model:
             larger=larger,
             late=self._replies.give_up,
         )
-        self.readiness = Readiness(name, self.executors, loop)  # whether its instances are ready
+        self._readiness: Readiness | None = None
         self._idle = IdleInstances(len(handlers), limits, turns=turns)
         if limits is not None:
             limits.on_grant = self._ask_for_dispatch
@@ -138,6 +148,13 @@ class Model:
             f"<Model {self.name}/{self.version}: {len(self._queue)} queued of {self.outstanding} accepted, "
             f"{len(self._idle.numbers)} of {len(self.executors.each)} instances idle>"
         )
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether its instances are ready; most models are never asked."""
+        if self._readiness is None:
+            self._readiness = Readiness(self.name, self.executors, self._loop)
+        return self._readiness
 
     @property
     def outstanding(self) -> int:

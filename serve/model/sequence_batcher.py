@@ -24,7 +24,7 @@ import heapq
 import itertools
 import logging
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from model_handlers.config.model_config import ControlKind, DynamicBatching, OldestStrategy
 from model_handlers.errors import invalid_argument
@@ -35,7 +35,7 @@ from serve.model.batcher import BatchDecision, BatchQueue, Queued
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from model_handlers.config.model_config import DirectStrategy, ModelConfig, SequenceBatching
+    from model_handlers.config.model_config import DirectStrategy, SequenceBatching
 
 
 class Stepping(Queued, Protocol):
@@ -488,20 +488,3 @@ class SequenceQueue(Generic[R]):
 def _counts(entry: tuple[int, int, LiveSequence[R]]) -> bool:
     deadline, _, sequence = entry
     return sequence.instance == BACKLOG and bool(sequence.waiting) and sequence.expires_ns == deadline
-
-
-Queue: TypeAlias = "BatchQueue[R] | SequenceQueue[R]"
-
-
-def queue_for(model: str, config: ModelConfig, instances: int) -> Queue[Any]:
-    """The batcher that a configuration asks for."""
-    if config.sequence_batching is not None:
-        return SequenceQueue(model, config.sequence_batching, config.max_batch_size, instances)
-    return BatchQueue(model, config.max_batch_size, config.dynamic_batching)
-
-
-def keeps_order(config: ModelConfig, instances: int) -> bool:
-    """Whether responses must leave in the order in which their batches left the queue, and might not."""
-    sequences = config.sequence_batching
-    strategy = config.dynamic_batching if sequences is None else sequences.strategy
-    return instances > 1 and isinstance(strategy, DynamicBatching | OldestStrategy) and strategy.preserve_ordering

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from model_handlers.config.model_config import SCRIPTS
 from model_handlers.config.pbtxt import parse_config_json
 from model_handlers.config.validate import PLATFORM, check_named
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
 from model_handlers.registry import Backend, detect_backend, find_backend, told_by_file
-from model_handlers.scripts.default_script import BACKEND, SUBMIT_DIRECTORY
+from model_handlers.scripts.default_script import SUBMIT_DIRECTORY
 from model_handlers.system.disk import directory_size, disk_errors, file_digest
 from serve.sources.layout import (
     CONFIG_NAME,
@@ -205,12 +206,15 @@ def decided(path: Path, config: ModelConfig, scripts: Scripts) -> tuple[ModelCon
     if config.platform == PLATFORM:
         return config, available or {1: path}
     backend = backend_of(path, config, available, scripts)
-    if backend.name == BACKEND:
+    if backend.name == SCRIPTS:
         available = {version: where for version, where in available.items() if scripts.own(where)} or {1: path}
         config = scripts.completed(config, next(iter(available.values())))
     if not backend.filename:
         available = available or {1: path}
-    return scripts.ruled(with_backend(config, backend, available)), available
+    sizes = dict(scripts.batch_sizes)
+    size = sizes.get(backend.name, sizes.get("", 0))
+    config = replace(with_backend(config, backend, available), strict=scripts.strict, default_max_batch_size=size)
+    return config, available
 
 
 def _open_part(path: Path, whole: str, scripts: Scripts) -> ModelDirectory:
@@ -260,7 +264,7 @@ def backend_of(path: Path, config: ModelConfig, available: dict[int, Path], scri
         if detected is not None:
             return detected
     if scripts.serves(path):
-        return find_backend(BACKEND, "", config.name)
+        return find_backend(SCRIPTS, "", config.name)
     custom = path.name.partition(".")[2]
     if custom and not config.default_model_filename:  # a backend of one's own may be named by the directory
         with contextlib.suppress(MmeError):

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from model_handlers.config.model_config import InstanceGroup
+from model_handlers.config.model_config import SCRIPTS, InstanceGroup
 from model_handlers.errors import invalid_model
 from model_handlers.scripts.default_script import (
-    BACKEND,
     BOOSTER,
     DEFAULT,
     DEFAULT_ACCEPT,
@@ -35,6 +34,7 @@ from serve.sources.artifacts import Artifacts
 from serve.sources.store import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from model_handlers.config.model_config import ModelConfig
@@ -43,25 +43,26 @@ if TYPE_CHECKING:
 _CACHE = "scripts"  # a folder of its own, since archives of models come and go by themselves
 
 
+def fetched(scripts: Scripts, cache_directory: Path) -> Callable[[], Scripts]:
+    """What is the same for all scripts, with the shared one on this machine: one in S3 is fetched by the first call."""
+    return SharedScript(scripts, cache_directory) if "://" in scripts.shared else lambda: scripts
+
+
 class SharedScript:
-    """The scripts as they were set, with the shared one on this machine."""
+    """The scripts as they were set, but for the shared one, which is fetched once."""
 
     def __init__(self, scripts: Scripts, cache_directory: Path) -> None:
-        self._scripts = scripts
         self._lock = threading.Lock()
-        self._fetched = "://" not in scripts.shared
-        if not self._fetched:
-            store, _, self._name = scripts.shared.rpartition("/")
-            self._artifacts = Artifacts(open_store(store), cache_directory / _CACHE)
+        store, _, self._name = scripts.shared.rpartition("/")
+        self._artifacts = Artifacts(open_store(store), cache_directory / _CACHE)
+        self._scripts = scripts
+        self._fetched: Scripts | None = None
 
-    def scripts(self) -> Scripts:
-        """What is the same for all scripts; the first call fetches what is in S3."""
+    def __call__(self) -> Scripts:
         with self._lock:
-            if not self._fetched:
-                folder = self._artifacts.fetch(self._name).path
-                self._scripts = replace(self._scripts, shared=str(folder))
-                self._fetched = True
-            return self._scripts
+            if self._fetched is None:
+                self._fetched = replace(self._scripts, shared=str(self._artifacts.fetch(self._name).path))
+            return self._fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +126,11 @@ class Scripts:
             said[SUBMIT_DIRECTORY] = self.shared or str(FOLDER)
         return replace(
             config,
-            backend=BACKEND,
+            backend=SCRIPTS,
             default_model_filename=config.default_model_filename or own or built_in or self.program,
             instance_group=config.instance_group or (InstanceGroup(config.name, count=self.workers),),
             parameters=MappingProxyType({**said, **config.parameters}),
         )
-
-    def ruled(self, config: ModelConfig) -> ModelConfig:
-        sizes = dict(self.batch_sizes)
-        size = sizes.get(config.backend, sizes.get("", 0))
-        return replace(config, strict=self.strict, default_max_batch_size=size)
 
 
 def _refuse_pickles(model: str, path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.errors import invalid_argument
 
@@ -22,6 +22,8 @@ _SHOWN_URL = 200  # characters of a url in a message
 class Archived:
     """A source: an archive in a store, by its name there."""
 
+    posted: ClassVar[bool] = False
+
     artifacts: Artifacts
     name: str
 
@@ -34,6 +36,8 @@ class Archived:
 class Unpacked:
     """A source: a folder that the platform unpacked. `url` is what it was posted as."""
 
+    posted: ClassVar[bool] = True
+
     path: Path
     url: str
 
@@ -41,6 +45,8 @@ class Unpacked:
 @dataclass(frozen=True, slots=True)
 class InRepository:
     """A source: a model's folder in a repository; parts of an ensemble may lie in `others`."""
+
+    posted: ClassVar[bool] = False
 
     path: Path
     others: tuple[Path, ...] = ()
@@ -57,6 +63,8 @@ class InRepository:
 @dataclass(frozen=True, slots=True)
 class S3Model:
     """A source: a model's directory in a repository in S3, by its name there."""
+
+    posted: ClassVar[bool] = False
 
     artifacts: Directories
     name: str
@@ -84,6 +92,10 @@ class Overridden:
     @property
     def url(self) -> str:
         return self.base.url
+
+    @property
+    def posted(self) -> bool:
+        return self.base.posted
 
 
 Source = Origin | Overridden

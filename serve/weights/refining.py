@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.config.convert import config_fields, config_from
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system.priority import lower_priority_for_good
-from model_handlers.system.threads import advised
+from model_handlers.system.threads import advised, lower_priority_for_good
 from serve.sources.archive import remove_staging
 from serve.weights.store import Form, WeightStore
 

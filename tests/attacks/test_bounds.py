@@ -25,7 +25,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.python.autocomplete import complete
 from model_handlers.system.devices import place
-from serve.model.sequence_batcher import queue_for
+from serve.model.model import queue_for
 from serve.model.warmup import initial_states, warm_up
 from serve.request import InferenceRequest, Layout
 

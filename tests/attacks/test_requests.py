@@ -21,7 +21,7 @@ from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import Kind, MmeError
 from model_handlers.scripts.content_types import MOST_UNPACKED
 from model_handlers.tensor import FP32, MAX_DIMS, MAX_ELEMENTS
-from serve.model.sequence_batcher import queue_for
+from serve.model.model import queue_for
 from serve.request import InferenceResponse
 from serve.sources.archive import ExtractLimits
 from tests.docs.sentences import ROOT

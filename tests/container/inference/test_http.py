@@ -22,6 +22,7 @@ from container.codec.request import BINARY_TYPE
 from container.control.routes import Flavor, HotTarget, InferenceType, only_reads, parse_target, parse_version
 from container.inference import http
 from container.settings import Mode, PingMode
+from model_handlers.config.model_config import ModelConfig
 from tests.exchanges import WaitingExchange
 
 A = np.array([[1, 2, 3, 4]], dtype="<f4")
@@ -659,7 +660,7 @@ def test_generate_of_a_model_in_memory_is_no_task(start, repository):
 
 def test_what_is_for_a_script_is_not_read(server, post, sums, readers, monkeypatch):
     """It gets the body as it is, unless the route is KServe's."""
-    monkeypatch.setattr(http, "takes_raw_body", lambda config: config.name == "arithmetic")
+    monkeypatch.setattr(ModelConfig, "takes_raw_body", property(lambda config: config.name == "arithmetic"))
     assert post("/models/arithmetic/invoke", sums).status == 400  # it is none
     assert readers == []
     assert post(INFER, sums).status == 200

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import orjson
 import pytest
 
-from model_handlers.base import Placement
+from model_handlers.base import Placement, placement_of
 from model_handlers.config.convert import config_fields, config_from
 from model_handlers.config.model_config import (
     Accelerator,
@@ -42,7 +42,7 @@ from model_handlers.config.model_config import (
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16, BYTES, FP32, INT32, TensorFormat, TensorSpec
 from model_handlers.worker.fork_client import MAX_LINE, LineSplitter, ProcessOutput
-from model_handlers.worker.limits import Deadlines, placement_of
+from model_handlers.worker.limits import Deadlines
 from model_handlers.worker.process import OomKills, counters, read_count
 
 _LEVELS = MappingProxyType({1: QueuePolicy(TimeoutAction.DELAY, 2)})

@@ -1,7 +1,7 @@
 """Those in memory as a list, for plans: everything that the cache keeps of them is summed up and sorted here each time."""
 
-from model_handlers.base import Footprint, total
-from serve.cache.eviction import FOR_EVER, Policy, Tally, worth
+from model_handlers.base import Footprint, Tally, total
+from serve.cache.eviction import FOR_EVER, Policy, worth
 
 
 class Listed:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_handlers.base import Footprint
-from serve.cache.eviction import Tally
+from model_handlers.base import Footprint, Tally
 from serve.cache.residents import SharedBytes
 
 BACKBONE = {"b1": 100, "b2": 50}

@@ -8,10 +8,10 @@ import pytest
 
 from model_handlers.config.model_config import InstanceGroup
 from model_handlers.errors import Kind, MmeError
-from model_handlers.scripts.default_script import FOLDER, takes_raw_body
+from model_handlers.scripts.default_script import FOLDER
 from serve.sources.layout import list_models
 from serve.sources.repository import open_model, open_target
-from serve.sources.scripts import Scripts, SharedScript
+from serve.sources.scripts import Scripts, fetched
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_directory_with_a_script_is_a_model(tree, paths, inside, script):
     root = tree(*paths)
     model = open_target(root, "m.tar.gz")
 
-    assert takes_raw_body(model.config)
+    assert model.config.takes_raw_body
     assert model.name == model.config.name == "m.tar.gz"
     assert model.path == root / inside
     assert model.versions == {1: root / inside}
@@ -240,7 +240,7 @@ def test_a_repository_lists_scripts(tree):
     root = tree("a/" + CODE, "b/" + ROOT, "c/1/model.onnx", "d/notes.txt")
 
     assert list_models(root) == ["a", "b", "c"]
-    assert takes_raw_body(open_model(root / "a", "a").config)
+    assert open_model(root / "a", "a").config.takes_raw_body
     with pytest.raises(MmeError, match="no model found in 'd'"):
         open_model(root / "d", "d")
 
@@ -280,30 +280,30 @@ def test_a_shared_archive_is_fetched_once(tmp_path):
     store, cache = tmp_path / "store", tmp_path / "cache"
     store.mkdir()
     archive_of(store / "sourcedir.tar.gz", **{"inference.py": "first"})
-    script = SharedScript(Scripts("x.py", f"file://{store}/sourcedir.tar.gz", 3), cache)
+    script = fetched(Scripts("x.py", f"file://{store}/sourcedir.tar.gz", 3), cache)
 
-    first = script.scripts()
+    first = script()
     archive_of(store / "sourcedir.tar.gz", **{"inference.py": "second"})
 
     assert (cache / "scripts") in (tmp_path / first.shared).parents
     assert (tmp_path / first.shared / "inference.py").read_text() == "first"
     assert (first.program, first.workers) == ("x.py", 3)
-    assert script.scripts() is first
+    assert script() is first
 
 
 def test_a_shared_archive_that_cannot_be_had_is_asked_for_again(tmp_path):
     """The error names it, and once it is there it is fetched."""
     (tmp_path / "store").mkdir()
-    script = SharedScript(Scripts(shared=f"file://{tmp_path}/store/sourcedir.tar.gz"), tmp_path / "cache")
+    script = fetched(Scripts(shared=f"file://{tmp_path}/store/sourcedir.tar.gz"), tmp_path / "cache")
     with pytest.raises(MmeError, match=r"sourcedir\.tar\.gz"):
-        script.scripts()
+        script()
 
     archive_of(tmp_path / "store" / "sourcedir.tar.gz", **{"inference.py": ""})
-    assert script.scripts().shared.startswith(str(tmp_path / "cache"))
+    assert script().shared.startswith(str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("shared", ["", "/opt/shared"])
 def test_what_is_on_this_machine_is_not_fetched(tmp_path, shared):
     """A folder is used where it is, and nothing is made for it."""
-    assert SharedScript(Scripts(shared=shared), tmp_path / "cache").scripts() == Scripts(shared=shared)
+    assert fetched(Scripts(shared=shared), tmp_path / "cache")() == Scripts(shared=shared)
     assert not (tmp_path / "cache").exists()

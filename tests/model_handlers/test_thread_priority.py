@@ -7,8 +7,8 @@ from pathlib import Path
 
 STAND_BACK = """
 import os, subprocess, threading
-from model_handlers.system.priority import found_family
-from model_handlers.system.priority import low_priority
+from model_handlers.system.threads import found_family
+from model_handlers.system.threads import low_priority
 
 def has(*begun):
     return [os.getpriority(os.PRIO_PROCESS, each) for each in (0, *begun)]
@@ -33,7 +33,7 @@ subprocess.run(["kill", *map(str, sleeps)])
 LOOK = """
 import subprocess, sys
 from pathlib import Path
-from model_handlers.system.priority import low_priority
+from model_handlers.system.threads import low_priority
 
 looked, listing = [], Path.iterdir
 Path.iterdir = lambda path: looked.append(str(path)) or listing(path)
@@ -52,7 +52,7 @@ print(looks())
 """
 ASK = """
 import os, pathlib, re, threading
-from model_handlers.system.priority import lower_priority, may_raise_priority, usual_priority
+from model_handlers.system.threads import lower_priority, may_raise_priority, usual_priority
 
 def turn():
     told = pathlib.Path("/proc/thread-self/sched")
