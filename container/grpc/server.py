@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from container.http2.frames import Fields
-    from container.inference.limits import Turns
-    from container.process.resources import ConnectionCap
+    from container.inference.limits import ConnectionCap, Turns
     from container.process.service import Service
 
     Handle = Callable[..., Any]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from container.http1.connection import HttpProtocol
 from container.http1.request import KnownHeads
 from container.http1.rules import body_too_large, status_line
-from container.inference.limits import RequestMemory, Turns
-from container.process.resources import ConnectionCap, most_connections
+from container.inference.limits import ConnectionCap, RequestMemory, Turns
+from container.process.resources import most_connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from container.http2.streams import Begin
-    from container.inference.limits import Turns
-    from container.process.resources import ConnectionCap
+    from container.inference.limits import ConnectionCap, Turns
 
 _log = logging.getLogger("mme.http2")
 _FRAME = 1 << 18  # bytes of the largest frame that we take

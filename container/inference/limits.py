@@ -1,4 +1,4 @@
-"""What requests may take of the server: time, memory, and turns of the event loop.
+"""What requests may take of the server: time, memory, and turns of the event loop; how many connections there may be.
 
 Bodies and messages count as they arrive, and what they are once inflated counts as well. What does not fit is refused,
 and gives back what it held: requests that have arrived in part never wait for one another. Responses do not count, nor
@@ -268,3 +268,39 @@ class Turns:
             if now >= self._ends:
                 break
         self._ends = now + ALL_SECONDS
+
+
+class ConnectionCap:
+    """How many connections there may be, over HTTP and gRPC together: files are left for models, downloads and S3.
+
+    A connection beyond it is told so, and closed: at once where many are.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.taken = 0
+        self._limit = limit
+        self._crowd = limit + max(limit // 8, 16)
+
+    def __repr__(self) -> str:
+        return f"<ConnectionCap: {self.taken} of {self._limit}>"
+
+    def enter(self) -> bool:
+        """Count one; tells whether it may stay. Each leaves, too."""
+        self.taken += 1
+        return self.taken <= self._limit
+
+    def leave(self) -> None:
+        self.taken -= 1
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are so many beyond the limit that no client is waited for."""
+        return self.taken > self._crowd
+
+    @property
+    def full(self) -> str:
+        """What a connection beyond the limit is told."""
+        return (
+            f"the server has as many connections as it may have ({self._limit}): ask again in a moment, keep fewer "
+            "open, or raise MME_MAX_CONNECTIONS"
+        )

@@ -100,42 +100,6 @@ class OpenFiles:
                 )
 
 
-class ConnectionCap:
-    """How many connections there may be, over HTTP and gRPC together: files are left for models, downloads and S3.
-
-    A connection beyond it is told so, and closed: at once where many are.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.taken = 0
-        self._limit = limit
-        self._crowd = limit + max(limit // 8, 16)
-
-    def __repr__(self) -> str:
-        return f"<ConnectionCap: {self.taken} of {self._limit}>"
-
-    def enter(self) -> bool:
-        """Count one; tells whether it may stay. Each leaves, too."""
-        self.taken += 1
-        return self.taken <= self._limit
-
-    def leave(self) -> None:
-        self.taken -= 1
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether there are so many beyond the limit that no client is waited for."""
-        return self.taken > self._crowd
-
-    @property
-    def full(self) -> str:
-        """What a connection beyond the limit is told."""
-        return (
-            f"the server has as many connections as it may have ({self._limit}): ask again in a moment, keep fewer "
-            "open, or raise MME_MAX_CONNECTIONS"
-        )
-
-
 def most_connections() -> int:
     """How many connections leave enough files for the rest: half of few, 4,096 of many."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

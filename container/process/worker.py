@@ -21,10 +21,10 @@ from gunicorn.workers.base import Worker
 from container.control.app import ControlPlane
 from container.http1 import Http1Server, Limits
 from container.inference.errors import too_large
-from container.inference.limits import Turns
+from container.inference.limits import ConnectionCap, Turns
 from container.inference.offload import by_thread
 from container.process.master import LostGpus
-from container.process.resources import ConnectionCap, OpenFiles, QuietCollector, most_connections, raise_limit
+from container.process.resources import OpenFiles, QuietCollector, most_connections, raise_limit
 from container.process.service import Service
 from container.process.sockets import PORT_SECONDS, Tls, listening
 from container.settings.places import http_certificates

@@ -147,7 +147,7 @@ class SessionCalls:
         self._enabled = enabled
         self.known = Sessions(seconds, lambda: secrets.randbits(_ID_BITS) + 1)
         self._timer: asyncio.TimerHandle | None = None
-        engine.cache.events.listen(self._heard)
+        self._listens = False  # whether it is told of loads and unloads: from the first session on
 
     def visit(self, model: str, asked: str, body: bytes, reply: HttpReply, *, creates: bool) -> SessionRequest:
         """What the header of a request asks for; `reply` tells of the session, which can be created if it `creates`."""
@@ -165,6 +165,9 @@ class SessionCalls:
         if command == CLOSE:
             raise invalid_argument("a session is closed by its id in SessionId, which is NEW_SESSION here")
         visit = SessionRequest(self, self.known.begin(model, _now()), command, reply, new=True)
+        if not self._listens:
+            self._listens = True
+            self._engine.cache.events.listen(self._heard)
         self._set_timer()
         return visit
 

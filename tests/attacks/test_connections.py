@@ -14,11 +14,11 @@ from container.inference.limits import (
     HEADS,
     LEAST_SECONDS,
     STEP,
+    ConnectionCap,
     RequestMemory,
     TurnBudget,
     Turns,
 )
-from container.process.resources import ConnectionCap
 from tests.container.http2.conftest import FIELDS, OPENING, REQUEST, Told, Wire
 
 TRAILERS = frames.header_block([(b"n", b"v")])

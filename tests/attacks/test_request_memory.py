@@ -11,8 +11,8 @@ from container.grpc.rpc import Calls, Method
 from container.http1 import Http1Server, Limits
 from container.http2 import frames
 from container.http2.connection import Connection, Keepalive
-from container.inference.limits import Inflating, RequestMemory, Turns
-from container.process.resources import ConnectionCap, most_connections
+from container.inference.limits import ConnectionCap, Inflating, RequestMemory, Turns
+from container.process.resources import most_connections
 from container.process.service import request_memory
 from container.settings import Settings, SettingsError
 from model_handlers.errors import Kind, MmeError

@@ -7,8 +7,7 @@ import pytest
 
 from container.http2 import frames
 from container.http2.connection import Connection, Keepalive, drain
-from container.inference.limits import Turns
-from container.process.resources import ConnectionCap
+from container.inference.limits import ConnectionCap, Turns
 from tests.waiting import until
 
 OPENING = frames.PREFACE + frames.settings({})
