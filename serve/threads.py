@@ -37,6 +37,8 @@ _log = logging.getLogger("mme.threads")
 _cache_log = logging.getLogger("mme.cache")
 _AGAIN_SECONDS = 0.1  # until a thread is tried again for which the system had no room
 _IDLE_SECONDS = 10.0  # after which a thread without work ends
+_SLICE_SECONDS = 0.0001
+_REST_SECONDS = 0.001  # no less is known to the loop's timers
 LOAD_PATIENCE_SECONDS = 10.0  # that a load waits for its thread
 
 
@@ -394,6 +396,23 @@ class Maintenance:
         seconds = self._next_delay()
         if seconds is not None:
             self.look_in(seconds)
+
+
+class Slices:
+    """Long work on the event loop, cut where it calls `rest`: all else that the loop has to do goes on between slices.
+
+    The loop sleeps then, if only for a millisecond: else no thread would get Python's lock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._end = clock() + _SLICE_SECONDS
+
+    async def rest(self) -> None:
+        """Let others go on, once this slice is over."""
+        if self._clock() >= self._end:
+            await asyncio.sleep(_REST_SECONDS)
+            self._end = self._clock() + _SLICE_SECONDS
 
 
 class FairSemaphore:

@@ -83,7 +83,7 @@ class HttpOperations:
     def __init__(self, service: Service, offload: Offload) -> None:
         self._operations = Operations(service)
         self._offload = offload
-        self._exporter = Exporter(service)
+        self._exporter = Exporter(service, offload)
         self._scrapes = asyncio.Lock()  # one at a time
         self._documents = service.dashboard
 
@@ -185,9 +185,8 @@ class HttpOperations:
         return lambda: Response(body, status, header_pairs(headers))
 
     async def _metrics(self, _exchange: HttpRequest) -> Build:
-        """The loop lists what there is, and a thread writes it."""
         async with self._scrapes:
-            pieces = await self._offload(self._exporter.scrape())
+            pieces = await self._exporter.scrape()
         return lambda: Response(pieces, content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def _memory_status(self, kind: str, _exchange: HttpRequest, name: str = "") -> Build:

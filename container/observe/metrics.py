@@ -1,11 +1,12 @@
 """Statistics → Prometheus text, on the same port.
 
 Inference counters carry Triton's names and labels, so that dashboards made for it go on working; what a multi-model
-cache adds is named `mme_…`, and what the code of models counts as its authors name it. Nothing is counted here: the
-event loop lists what there is, and a thread reads its counters, asks drivers and writes.
+cache adds is named `mme_…`, and what the code of models counts as its authors name it. Nothing is counted here:
+drivers are asked on a thread, and the event loop reads counters and writes.
 
 Thousands of models are a hundred thousand lines. The lines of each are kept, and written again once their values
-change. The thread rests after so many lines: Python's lock is the event loop's while it sleeps.
+change. All of it is done in slices, between which the loop serves requests: a thread beside it would take Python's
+lock in the middle of them.
 """
 
 from __future__ import annotations
@@ -19,29 +20,27 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from container.observe.exposition import family_head, histogram, labels_of, sample, samples, summary
-from model_handlers.base import total
 from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.system import memory
 from model_handlers.system.devices import gpu_uuids, readings
 from serve.statistics import EVICTION_REASONS, FAILURE_REASONS, FIRST_RESPONSES
+from serve.threads import Slices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Hashable, Iterator
 
     from container.process.service import Service
     from model_handlers.base import Footprint
+    from model_handlers.system.devices import Reading
     from serve.control import Latencies
     from serve.statistics import ModelStats, Summary, TargetStats
 
+    Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
     Value = Callable[[Any], Any]
     Write = Callable[[str, str, Any], str]
     Pairs = list[tuple[str, float]]
 
-SLICE = 128  # lines that are written between two rests, in an eighth of a millisecond
-_REST_SECONDS = 0.0005
-_LOOK = 8  # lines that could be written while the values of one model are read
 _JOINED = 128  # models whose lines of a family are one piece of the text, less than what malloc asks the system for
-_LINE = 512  # bytes that are put together in the time in which a line is written
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _OF_A_MINUTE = "Microseconds, of the last minute"
@@ -59,32 +58,32 @@ class Exporter:
 
     Args:
         service: whose.
-        rest: lets other threads go on for so many seconds.
+        offload: runs on a thread what waits for drivers.
+        clock: seconds.
     """
 
-    def __init__(self, service: Service, rest: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, service: Service, offload: Offload, clock: Callable[[], float] = time.perf_counter) -> None:
         self._service = service
-        self._rest = rest
+        self._offload = offload
+        self._clock = clock
         self._families = families(service.settings.latencies)
         self._tables = {of: _Table([each for each in self._families if each.of is of]) for of in (Of.MODEL, Of.TARGET)}
 
-    def scrape(self) -> Callable[[], list[bytes]]:
-        """List what there is, on the event loop; return what gives the text in pieces.
-
-        That is called on a thread, since it asks drivers, which takes milliseconds.
-        """
-        return partial(self._text, _Scrape(self._service))
-
-    def _text(self, scrape: _Scrape) -> list[bytes]:
-        turns = Pacer(self._rest)
-        scrape.look(turns)
-        self._tables[Of.MODEL].update(scrape.models(), turns)
-        self._tables[Of.TARGET].update(scrape.targets(), turns)
+    async def scrape(self) -> list[bytes]:
+        """Return the text in pieces, of the models that there are when this is called."""
+        scrape = _Scrape(self._service, await self._offload(_ask_machine))
+        models, targets = self._tables[Of.MODEL], self._tables[Of.TARGET]
+        models.hold(scrape.models())
+        targets.hold(scrape.targets())
+        slices = Slices(self._clock)
+        await scrape.look(slices)
+        await models.update(scrape.of_model, slices)
+        await targets.update(scrape.of_target, slices)
         pieces = []
         for family in self._families:
             for piece in self._written(family, scrape):
                 pieces.append(piece)
-                turns.take(1 + len(piece) // _LINE)
+                await slices.rest()
         return pieces
 
     def _written(self, family: Family, scrape: _Scrape) -> Iterator[bytes]:
@@ -98,95 +97,106 @@ class Exporter:
             yield family.text(scrape)
 
 
-class Pacer:
-    """Rests after each slice of lines."""
+class _Machine(NamedTuple):
+    """What the machine is doing: its GPUs, the share of its processors that is busy, bytes of its memory."""
 
-    def __init__(self, rest: Callable[[float], None]) -> None:
-        self._rest = rest
-        self._left = SLICE
+    gpus: tuple[Reading, ...]
+    processors: float
+    total: int
+    used: int
 
-    def take(self, lines: int) -> None:
-        """So many have been written, or as much has been done."""
-        self._left -= lines
-        if self._left <= 0:
-            self._rest(_REST_SECONDS)
-            self._left = SLICE
+
+def _ask_machine() -> _Machine:
+    """Ask drivers. Takes milliseconds, so never on the event loop."""
+    gpu_uuids()
+    return _Machine(readings(), memory.processor_share(), *memory.machine_memory())
 
 
 class _Scrape:
-    """What one scrape finds: listed on the event loop, looked at on a thread. Families of the server read its values.
+    """What one scrape finds, of which families of the server read their values.
 
     Args:
         service: whose.
+        machine: what it is doing.
 
     Attributes:
         engine: the service's.
         used: bytes of models in memory or promised; reserved: those promised; grown: those that executions took.
         left_out: targets that have no series.
-        gpus: what they are doing.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, machine: _Machine) -> None:
+        self.machine = machine
         self.engine = engine = service.engine
-        # copied as a whole: lists of pairs would take the loop ten times as long
-        self._stats, self._targets = engine.stats.copy(), engine.registry.stats.copy()
         self._entries, room = list(engine.cache.entries.values()), engine.cache.room
         self.used, self.reserved, self.grown = room.used(), room.reserved, room.grown
         self.in_flight, self.dropped = engine.on_the_way(), service.logs.dropped
         self._most = service.settings.metrics_models
+        self.left_out = max(len(engine.registry.stats) - self._most, 0)
         self._queued: dict[int, int] = {}  # by the statistics that count them, which several models may share
-        self._memory: dict[int, Pairs] = {}
+        self._memory: dict[int, Footprint] = {}
 
-    def look(self, turns: Pacer) -> None:
-        """Ask drivers and models. Takes milliseconds."""
-        self._uuids = {number: labels_of({"gpu_uuid": uuid}) for number, uuid in gpu_uuids().items()}
-        self.gpus, self.processors = readings(), memory.processor_share()
-        self.machine_total, self.machine_used = memory.machine_memory()
-        growth = []
+    async def look(self, slices: Slices) -> None:
+        """Ask models. Of each as little as can be is kept, since Python's collector goes through it without a rest."""
         self.loaded = 0
         for entry in self._entries:
-            turns.take(_LOOK)
-            growth += [each.target.growth() for each in tuple(entry.retiring)]
+            await slices.rest()
+            for each in tuple(entry.retiring):
+                self._grow(each.target.growth())
             target = entry.resident
             if target is None:
                 continue
             self.loaded += 1
-            growth.append(target.growth())
-            pairs = self.bytes(entry.footprint)
-            self._memory[id(entry.stats)] = [pairs[0], *[pair for pair in pairs[1:] if pair[1]]]
+            self._grow(target.growth())
+            self._memory[id(entry.stats)] = entry.footprint
             for model in target.models():
                 key = id(model.stats)
                 self._queued[key] = self._queued.get(key, 0) + model.queued
-        self.grown = total(growth, self.grown)
         self.taken_by_loads = self.used - self.grown - self.reserved
-        self.left_out = max(len(self._targets) - self._most, 0)
 
-    def models(self) -> Iterator[_Row]:
-        """Give each model that has series."""
-        found = _most(self._most, self._stats, lambda stats: stats.success.count + stats.fail.count)
-        for (name, version), stats in found:
-            labels = {"model": name, "version": str(version)}
-            if stats.gpu_uuid:
-                labels["gpu_uuid"] = stats.gpu_uuid
-            if stats.namespace:
-                labels["namespace"] = stats.namespace
-            for tag, value in stats.tags.items():  # which a configuration adds
-                labels[f"_{tag}"] = value
-            yield (name, version), stats, labels, self._queued.get(id(stats))
+    def _grow(self, growth: Footprint) -> None:
+        if growth.host or growth.devices:
+            self.grown += growth
 
-    def targets(self) -> Iterator[_Row]:
-        """Give each target that has series."""
-        for name, stats in _most(self._most, self._targets, lambda stats: stats.hits + stats.misses):
-            yield name, stats, {"model": name}, self._memory.get(id(stats))
+    def models(self) -> _Counters:
+        """Return the counters of models that have series, by name and version."""
+        # copied: loads add to it, on their threads
+        return _most(self._most, self.engine.stats.copy(), lambda stats: stats.success.count + stats.fail.count)
 
-    def bytes(self, footprint: Footprint) -> Pairs:
-        """Return those of the host, and those of each GPU."""
-        sizes = dict(enumerate(footprint.devices))
-        of_gpus = [(f'{uuid},kind="device"', sizes.get(number, 0)) for number, uuid in self._uuids.items()]
-        return [(_HOST, footprint.host), *of_gpus]
+    def targets(self) -> _Counters:
+        """Return the counters of targets that have series, by name."""
+        return _most(self._most, self.engine.registry.stats, lambda stats: stats.hits + stats.misses)
+
+    def of_model(self, key: tuple[str, int], stats: ModelStats) -> tuple[dict[str, str], Any]:
+        """Return the labels of a model, and how many requests wait for it; None where it is not in memory."""
+        name, version = key
+        labels = {"model": name, "version": str(version)}
+        if stats.gpu_uuid:
+            labels["gpu_uuid"] = stats.gpu_uuid
+        if stats.namespace:
+            labels["namespace"] = stats.namespace
+        for tag, value in stats.tags.items():  # which a configuration adds
+            labels[f"_{tag}"] = value
+        return labels, self._queued.get(id(stats))
+
+    def of_target(self, name: str, stats: TargetStats) -> tuple[dict[str, str], Any]:
+        """Return the labels of a target, and what it takes; None where it is not in memory."""
+        return {"model": name}, self._memory.get(id(stats))
 
 
 _HOST = 'kind="host"'
+
+
+def _bytes(footprint: Footprint) -> Pairs:
+    """Return those of the host, and those of each GPU."""
+    sizes = dict(enumerate(footprint.devices))
+    uuids = ((labels_of({"gpu_uuid": uuid}), number) for number, uuid in gpu_uuids().items())
+    return [(_HOST, footprint.host), *((f'{uuid},kind="device"', sizes.get(number, 0)) for uuid, number in uuids)]
+
+
+def _taken(name: str, labels: str, footprint: Footprint) -> str:
+    """Return a sample of the host, and of each GPU that a model takes any of."""
+    return _kinds(name, labels, [pair for pair in _bytes(footprint) if pair[0] == _HOST or pair[1]])
 
 
 def _kinds(name: str, labels: str, values: Pairs) -> str:
@@ -194,16 +204,15 @@ def _kinds(name: str, labels: str, values: Pairs) -> str:
     return "".join([sample(name, f"{kind},{labels}", value) for kind, value in values])
 
 
-# of a model or a target: key, counters, labels, and what the scrape knows of it beside
-_Row = tuple["Hashable", Any, dict[str, str], Any]
+_Counters = dict["Hashable", Any]  # of models or targets, by key
 
 
-def _most(most: int, found: dict[Any, Any], used: Value) -> Iterable[tuple[Any, Any]]:
+def _most(most: int, found: dict[Any, Any], used: Value) -> _Counters:
     """Return those used most, in the order in which they became known."""
     if len(found) <= most:
-        return found.items()
+        return found
     wanted = {key for key, _ in nlargest(most, found.items(), lambda each: used(each[1]))}
-    return [each for each in found.items() if each[0] in wanted]
+    return {key: counters for key, counters in found.items() if key in wanted}
 
 
 class Of(Enum):
@@ -244,11 +253,17 @@ class Family(NamedTuple):
 class _Kept:
     """What was written of a model or a target: labels, values and lines, by family."""
 
-    def __init__(self, labels: dict[str, str], families: int) -> None:
-        self.labels = labels
-        self.text = labels_of(labels)
-        self.values: list[Any] = [None] * families
-        self.lines = [b""] * families
+    def __init__(self, counters: Any) -> None:
+        self.counters = counters
+        self.labels: dict[str, str] | None = None
+        self.text = ""
+        self.values: list[Any] = []
+        self.lines: list[bytes] = []
+
+    def describe(self, labels: dict[str, str], families: int) -> None:
+        """Have these labels, and nothing written of so many families yet."""
+        self.labels, self.text = labels, labels_of(labels)
+        self.values, self.lines = [None] * families, [b""] * families
 
 
 class _Table:
@@ -257,30 +272,33 @@ class _Table:
     def __init__(self, families: list[Family]) -> None:
         self._families = families
         self._place = {family.name: place for place, family in enumerate(families)}
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Any, _Kept] = {}
 
-    def update(self, rows: Iterable[_Row], turns: Pacer) -> None:
-        """Write what has changed of these, and forget all others."""
-        kept, self._kept = self._kept, {}
-        getters, count = [family.value for family in self._families], len(self._families)
-        for key, counters, labels, beside in rows:
-            known = kept.get(key)
-            if known is None or known.labels != labels:
-                known = _Kept(labels, count)
-            self._kept[key] = known
-            values = [beside if getter is None else getter(counters) for getter in getters]
-            turns.take(_LOOK if values == known.values else _LOOK + self._write(known, values))
+    def hold(self, found: _Counters) -> None:
+        """Have lines for these, and for no others."""
+        kept = self._kept
+        for key in [key for key, known in kept.items() if found.get(key) is not known.counters]:
+            del kept[key]
+        kept |= {key: _Kept(counters) for key, counters in found.items() if key not in kept}
 
-    def _write(self, known: _Kept, values: list[Any]) -> int:
-        """Write lines whose values have changed; return how many."""
-        count = 0
+    async def update(self, describe: Callable[[Any, Any], tuple[dict[str, str], Any]], slices: Slices) -> None:
+        """Write what has changed; `describe` returns the labels of each, and what is known of it beside counters."""
+        getters = [family.value for family in self._families]
+        for key, known in self._kept.items():
+            labels, beside = describe(key, known.counters)
+            if known.labels != labels:
+                known.describe(labels, len(getters))
+            self._write(known, [beside if getter is None else getter(known.counters) for getter in getters])
+            await slices.rest()
+
+    def _write(self, known: _Kept, values: list[Any]) -> None:
+        """Write lines whose values have changed."""
+        if values == known.values:
+            return
         for place, (family, value) in enumerate(zip(self._families, values, strict=True)):
             if value != known.values[place]:
-                line = b"" if value is None else family.write(family.name, known.text, value).encode()
-                known.lines[place] = line
-                count += 1 + line.count(b"\n")
+                known.lines[place] = b"" if value is None else family.write(family.name, known.text, value).encode()
         known.values = values
-        return count
 
     def lines(self, family: Family) -> Iterator[bytes]:
         """Give the lines of a family."""
@@ -314,7 +332,13 @@ def _where(wanted: str, value: Value) -> Value:
 
 def _by_reason(path: str, reasons: tuple[str, ...]) -> Value:
     counted, labels = attrgetter(path), [(why, f'reason="{why}"') for why in reasons]
-    return lambda counters: [(label, counted(counters)[why]) for why, label in labels]
+    nothing = [(label, 0) for _, label in labels]
+
+    def value(counters: Any) -> list[tuple[str, int]]:
+        counts = counted(counters)
+        return [(label, counts[why]) for why, label in labels] if counts else nothing
+
+    return value
 
 
 def _batch_sizes(stats: ModelStats) -> Any:
@@ -360,14 +384,14 @@ def _times(what: str) -> Value:
 
 def _footprint(path: str) -> Value:
     footprint = attrgetter(path)
-    return lambda scrape: scrape.bytes(footprint(scrape))
+    return lambda scrape: _bytes(footprint(scrape))
 
 
 def _gpus(field: str) -> Value:
     reading = attrgetter(field)
 
     def value(scrape: _Scrape) -> Pairs | None:
-        found = [(labels_of({"gpu_uuid": gpu.uuid}), reading(gpu)) for gpu in scrape.gpus]
+        found = [(labels_of({"gpu_uuid": gpu.uuid}), reading(gpu)) for gpu in scrape.machine.gpus]
         return [pair for pair in found if pair[1] is not None] or None
 
     return value
@@ -462,7 +486,7 @@ _OF_CACHES = (
     ),
     _server_gauge("mme_loaded_models", "Models in memory (LoadedModelCount)", "loaded"),
     _server_gauge("mme_models_left_out", "Models without series of their own (MME_METRICS_MODELS)", "left_out"),
-    _family("gauge", Of.TARGET, "mme_model_memory_bytes", "Bytes that a model takes, as measured", write=_kinds),
+    _family("gauge", Of.TARGET, "mme_model_memory_bytes", "Bytes that a model takes, as measured", write=_taken),
 )
 _OF_MEMORY = (
     *(
@@ -501,7 +525,7 @@ _OF_THE_PROCESS = (
     # Triton's pool of pinned memory: there is none here, and a look-up says so.
     _server_gauge("nv_pinned_memory_pool_total_bytes", "Pool of pinned memory, which is not needed", lambda _: 0),
     _server_gauge("nv_pinned_memory_pool_used_bytes", "Pool of pinned memory in use", lambda _: 0),
-    _server_gauge("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "processors"),
-    _server_gauge("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "machine_total"),
-    _server_gauge("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "machine_used"),
+    _server_gauge("nv_cpu_utilization", "CPU utilization, 0.0 to 1.0", "machine.processors"),
+    _server_gauge("nv_cpu_memory_total_bytes", "The machine's memory, bytes", "machine.total"),
+    _server_gauge("nv_cpu_memory_used_bytes", "The machine's memory in use, bytes", "machine.used"),
 )

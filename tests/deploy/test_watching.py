@@ -69,7 +69,7 @@ def families(tmp_path_factory) -> list[Metric]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu("GPU-1")]))
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        gpus = SimpleNamespace(gpus=readings())
+        gpus = SimpleNamespace(machine=SimpleNamespace(gpus=readings()))
         text = [
             family.text(gpus)
             for family in families_of_server(DEFAULT_LATENCIES)

@@ -8,7 +8,9 @@ import threading
 import psutil
 import pytest
 
-from container.observe.metrics import SLICE, Exporter, Family
+from container.inference.offload import by_thread
+from container.observe import exposition, metrics
+from container.observe.metrics import Exporter
 from container.settings import Mode
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind
@@ -220,42 +222,39 @@ def test_names_that_nobody_has_do_not_grow_the_metrics(own):
     assert not [key for key in samples if "nobody" in str(key)]
 
 
-def test_the_loop_lists_models_and_writes_no_text(own, monkeypatch):
-    """Hundreds of models are thousands of lines, which no request has to wait for."""
-    threads, head = [], Family.head
+def test_drivers_are_asked_on_a_thread(own, monkeypatch):
+    """What takes milliseconds keeps no request waiting."""
+    threads = []
+    monkeypatch.setattr(metrics, "readings", lambda: threads.append(threading.current_thread()) or ())
 
-    def begin(family):
-        threads.append(threading.current_thread())
-        return head(family)
-
-    monkeypatch.setattr(Family, "head", begin)
     scrape(own)
 
-    assert threads
+    assert len(threads) == 1
     assert own.on_loop.call(threading.current_thread) not in threads
 
 
 def scraped(running, exporter):
     """The lines of a scrape, without those of the machine, which never stand still."""
-    pieces = running.on_loop.call(exporter.scrape)()
-    assert max(map(len, pieces)) < 1 << 18  # which are joined, with Python's lock held
+    pieces = running.on_loop.run(exporter.scrape())
+    assert max(map(len, pieces)) < 1 << 18  # which are joined at one stroke
     return [line for line in b"".join(pieces).splitlines() if not line.startswith((b"nv_cpu", b"mme_memory_in"))]
 
 
-def test_a_thread_that_writes_for_many_models_rests_after_each_slice(own):
+def test_others_go_on_while_many_models_are_written(own, monkeypatch):
     """Each model is dozens of lines; of what has not changed none is written again."""
-    stats = own.engine.stats
-    own.on_loop.call(stats.update, {(f"m{number}", 1): ModelStats() for number in range(500)})
-    rests = []
-    exporter = Exporter(own.service, rests.append)
+    own.on_loop.call(own.engine.stats.update, {(f"m{number}", 1): ModelStats() for number in range(500)})
+    write, written, rests = exposition.sample, [], []
+    monkeypatch.setattr(exposition, "sample", lambda *line: written.append(line) or write(*line))
+    exporter = Exporter(own.service, by_thread, clock=lambda: rests.append(1) or 0.0)
 
     lines = scraped(own, exporter)
-    written = len(rests)
+    at_first = len(written)
     assert scraped(own, exporter) == lines
 
     assert len(lines) > 500 * 20
-    assert written > len(lines) // SLICE
-    assert len(rests) - written < written / 2
+    assert at_first > 500
+    assert len(written) < 1.1 * at_first
+    assert len(rests) > 2 * 500
 
 
 def test_a_long_text_is_sent_in_pieces(own):
@@ -304,7 +303,7 @@ OF_A_TARGET = (
 def test_whatever_changes_is_written_again(start, tmp_path):
     """The lines of a later scrape are those of a first one."""
     running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, latencies=Latencies(summaries=True))
-    later = Exporter(running.service, rest=lambda _: None)
+    later = Exporter(running.service, by_thread)
     stats, targets = new_stats(running.service.settings.latencies), TargetStats()
     running.on_loop.call(running.engine.stats.update, {("m", 1): stats, ("other", 2): ModelStats()})
     running.on_loop.call(running.engine.registry.stats.update, {"m": targets})
@@ -313,7 +312,7 @@ def test_whatever_changes_is_written_again(start, tmp_path):
         [*((stats, each) for each in OF_A_MODEL), *((targets, each) for each in OF_A_TARGET)], 1
     ):
         count(counters, size)
-        first = scraped(running, Exporter(running.service, rest=lambda _: None))
+        first = scraped(running, Exporter(running.service, by_thread))
         assert scraped(running, later) == first
         assert first != seen
         seen = first
