@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
 from model_handlers.system.threads import NEVER, threads, usual_priority
-from serve.threads import FairSemaphore, Maintenance
+from serve.threads import FairSemaphore, Maintenance, Slices
 
 if TYPE_CHECKING:
     import asyncio
@@ -345,7 +345,7 @@ class Meter:
         for number, growth in enumerate(self._gpus):
             size = beyond.devices[number] if number < len(beyond.devices) else 0
             growth.look(size, self._inputs(functools.partial(_is_on, number)))
-        self._charge()
+        await self._charge()
         for each in [each for each in self.executing if each.rest()]:
             del self.executing[each]
 
@@ -371,13 +371,17 @@ class Meter:
     def _inputs(self, may_be_charged: Callable[[Target], bool]) -> dict[Target, int]:
         return {each.target: each.inputs for each in self.executing if each.inputs and may_be_charged(each.target)}
 
-    def _charge(self) -> None:
+    async def _charge(self) -> None:
         """Have the cache count what was found, and others leave for it where the budget is passed."""
         room = self._cache.room
         for growth in self._growths:
             growth.keep(lambda target: not target.closed)
         found = {target for growth in self._growths for target in growth.charged}
+        uncharged = Footprint(self._host.uncharged, tuple(growth.uncharged for growth in self._gpus))
+        room.grown = uncharged.within(room.grown)  # what models are charged for below is not counted twice meanwhile
+        slices = Slices()
         for target in found | self._charged:
+            await slices.rest()
             grown = Footprint(
                 self._host.charged.get(target, 0), tuple(growth.charged.get(target, 0) for growth in self._gpus)
             )
@@ -386,7 +390,7 @@ class Meter:
                 self._cache.remeasured(self._cache.entries[target.name], target.takes())
                 self._counted(target)
         self._charged = found
-        room.grown = Footprint(self._host.uncharged, tuple(growth.uncharged for growth in self._gpus))
+        room.grown = uncharged
         if any(growth.counted for growth in self._growths):
             most = max(found, key=lambda target: target.grown.host + target.grown.device, default=None)
             room.regain(most.name if most is not None else "")
