@@ -10,6 +10,7 @@ every model's counters once a second, and nothing for any request.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from collections import Counter, deque
@@ -20,9 +21,9 @@ from container.settings import Mode
 from serve.index import DOWN
 from serve.model.batch_proof import Batching
 from serve.statistics import EventType
+from serve.threads import Slices
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable
 
     from container.settings import Settings
@@ -117,42 +118,52 @@ class Watcher:
         self._leaving: set[str] = set()
         self._loads = 0
         self._evictions = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
         engine.cache.events.listen(self._hear)
 
-    def start(self, loop: asyncio.AbstractEventLoop, due: float | None = None) -> None:
-        """Sample now and once a second; one that the loop stood still is not made up for."""
-        self.sample()
-        now = loop.time()
-        after = max((now if due is None else due) + _INTERVAL, now)
-        self._timer = loop.call_at(after, self.start, loop, after)
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sample now and once a second."""
+        self._task = loop.create_task(self._watch(loop))
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
-    def sample(self) -> None:
-        self.history.add(self._totals())
+    async def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One that the loop stood still is not made up for."""
+        due = loop.time()
+        while True:
+            await self.sample()
+            due = max(due + _INTERVAL, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    async def sample(self) -> None:
+        self.history.add(await self._totals(Slices()))
         self.ticks += 1
 
-    def _totals(self) -> Totals:
-        """A pass over the counters of every model, one sum at a time: the event loop does nothing else meanwhile."""
+    async def _totals(self, slices: Slices) -> Totals:
+        """A pass over the counters of every model, one sum at a time; the event loop goes on between them."""
         engine = self._engine
         cache, targets = engine.cache, engine.registry.stats
-        counted = targets.values()
-        refused = sum([each.refused for each in counted])  # those whose model could not be loaded
+        counted = list(targets.values())
         busy = [entry for entry in cache.entries.values() if entry.leases or entry.waiting]
         # loads add to it, on their threads; of an archive's members it has requests that are steps of its own
         stats = [each for (name, _), each in engine.stats.copy().items() if name in targets]
         used = cache.room.used()
+
+        async def summed(counter: str, of: Iterable[Any]) -> int:
+            await slices.rest()
+            return sum(map(attrgetter(counter), of))
+
+        refused = await summed("refused", counted)  # those whose model could not be loaded
         return Totals(
-            hits=sum([each.hits for each in counted]),
-            misses=sum([each.misses for each in counted]),
-            succeeded=sum([each.success.count for each in stats]),
-            failed=refused + sum([each.fail.count for each in stats]),
-            total_ns=sum([each.success.ns for each in stats]),
-            queue_ns=sum([each.queue.ns for each in stats]),
+            hits=await summed("hits", counted),
+            misses=await summed("misses", counted),
+            succeeded=await summed("success.count", stats),
+            failed=refused + await summed("fail.count", stats),
+            total_ns=await summed("success.ns", stats),
+            queue_ns=await summed("queue.ns", stats),
             evictions=self._evictions,
             loads=self._loads,
             queued=sum([each.queued for entry in busy if entry.resident for each in entry.resident.models()]),

@@ -73,7 +73,7 @@ def test_hits_and_misses_move(served, page, ask, until):
     running = served({"a": 10, "b": 10}, "a")
     watcher = running.service.watcher
     running.on_loop.call(watcher.close)  # a second is over when we say so
-    running.on_loop.call(watcher.sample)
+    running.on_loop.run(watcher.sample())
     page.open(running)
     assert page.text('[data-chart="cache"] output') == "no requests"
     assert page.rows()["a"]["hits"] == "0"
@@ -81,7 +81,7 @@ def test_hits_and_misses_move(served, page, ask, until):
     for _ in range(3):
         ask(running, "a")
     ask(running, "b")
-    running.on_loop.call(watcher.sample)
+    running.on_loop.run(watcher.sample())
 
     until(lambda: page.text('[data-chart="cache"] output') == "75.0 % hits: 3 hits, 1 missed", "the counts")
     rows = page.rows()
@@ -115,7 +115,7 @@ def test_an_open_page_becomes_what_a_new_one_is(served, page, ask, until, tmp_pa
     watcher = running.service.watcher
     for name in ("small", "next", "next", "bad", "bad"):
         ask(running, name)
-        running.on_loop.call(watcher.sample)
+        running.on_loop.run(watcher.sample())
     running.on_loop.call(watcher.close)  # from now on the data stay as they are
     asked = page.run(ASKED)
     until(lambda: page.run(ASKED) >= asked + 2, "a page that was asked for after that")
@@ -171,7 +171,7 @@ def test_the_pointer_reads_one_second_of_every_chart(served, page, ask, until):
     for times in (0, 2, 0, 0):
         for _ in range(times):
             ask(running, "a")
-        running.on_loop.call(watcher.sample)
+        running.on_loop.run(watcher.sample())
     page.open(running)
 
     plot = page.driver.find_element("css selector", '[data-chart="requests"] .plot svg')

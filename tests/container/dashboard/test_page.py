@@ -67,7 +67,7 @@ def test_a_model_in_use_was_used_now(served):
     running = served({"a": 10}, "a")
     lease = running.on_loop.call(running.engine.cache.ready.lease, "a")
     lease.entry.last_used -= 3600
-    running.on_loop.call(running.service.watcher.sample)
+    running.on_loop.run(running.service.watcher.sample())
     row = data(running)["models"][0]
     running.on_loop.call(lease.release)
     assert (row["idle"], row["leases"]) == (0, 1)
@@ -128,7 +128,7 @@ def test_however_many_look_a_document_is_made_once_a_second(served):
     assert running.on_loop.call(running.service.dashboard.document) is first
     assert running.on_loop.call(running.service.dashboard.document, "x") is not first
     again = running.on_loop.call(running.service.dashboard.document)
-    running.on_loop.call(running.service.watcher.sample)
+    running.on_loop.run(running.service.watcher.sample())
     assert running.on_loop.call(running.service.dashboard.document) is not again
 
 
