@@ -10,7 +10,8 @@ there (`make bench` fetches it). What `--against` does is told in `benchmarks.ag
 
     binary, json   the MLP over HTTP/1.1, by wrk with 1, 8 and 32 connections
     grpc           the same over gRPC, by perf_analyzer
-    heads          binary requests to 1 model and to 50 in turn, each with a head of its own, as SageMaker sends them
+    heads          binary requests to 1 model and to 50 in turn, each with a head of its own, as SageMaker sends them:
+                   by one client, where heads are all that differs, and by 8, whose requests to one model share batches
     clients        binary requests by perf_analyzer; left out of `--against` unless named
     minilm         the encoder at saturation; with `--against` 8 clients
 """
@@ -180,9 +181,9 @@ def list_cases(repository: Path, seconds: int, encoder_clients: int) -> list[Cas
 
     cases = [by_wrk("binary", "binary", binary, count) for count in _CONNECTIONS]
     cases += [by_wrk("json", "JSON", json_request, count) for count in _CONNECTIONS]
-    for count in (1, _TARGETS):
+    for clients, count in itertools.product((1, 8), (1, _TARGETS)):
         targets = [f"target{index}" for index in range(count)]
-        cases.append(by_wrk("heads", f"binary, targets: {count}", binary, 8, targets))
+        cases.append(by_wrk("heads", f"binary, targets: {count}", binary, clients, targets))
     cases.append(by_wrk("minilm", "MiniLM, binary", encoder, encoder_clients))
     program = load.find_perf_analyzer()
     if program is None:
