@@ -80,17 +80,15 @@ def test_gpus_are_numbered_by_their_places_on_the_bus(machine):
     assert [gpu.uuid for gpu in devices.gpus()] == [A, B]
 
 
-def test_a_gpu_in_parts_stands_for_the_first(machine):
-    """A GPU that is cut into MIG devices is one of them, by its UUID, with its memory."""
-    machine(FakeGpu(A, parts=(FakeGpu(MIG, 400, 40), FakeGpu("MIG-other", 400, 0))))
-
-    assert [(gpu.uuid, gpu.total) for gpu in devices.gpus()] == [(MIG, 400)]
-
-
 @pytest.mark.parametrize("shown", [None, "0", A])
-def test_the_first_part_is_the_first_that_this_process_may_use(machine, shown):
-    """Numbers of parts have gaps, where one was taken away or was given to another container."""
-    machine(FakeGpu(A, parts=(FakeGpu("MIG-other", 400, 0, denied=True), FakeGpu(MIG, 400, 40))), shown=shown)
+@pytest.mark.parametrize("denied", [(), (FakeGpu("MIG-other", 400, 0, denied=True),)], ids=["both", "the second"])
+def test_a_gpu_in_parts_stands_for_the_first_that_this_process_may_use(machine, shown, denied):
+    """One that is cut into MIG devices is one of them, by its UUID, with its memory.
+
+    Numbers of parts have gaps, where one was taken away or was given to another container.
+    """
+    parts = (FakeGpu(MIG, 400, 40), FakeGpu("MIG-third", 400, 0))
+    machine(FakeGpu(A, parts=(*denied, *parts)), shown=shown)
 
     assert [(gpu.uuid, gpu.total) for gpu in devices.gpus()] == [(MIG, 400)]
 
@@ -117,12 +115,16 @@ def test_of_several_parts_cuda_shows_one(machine):
     assert [gpu.uuid for gpu in devices.gpus()] == [MIG]
 
 
-@pytest.mark.parametrize("kept", [FakeGpu(A, denied=True), FakeGpu(A, cut=True)], ids=["another's", "without parts"])
-def test_a_gpu_that_the_driver_does_not_hand_out_is_none(machine, kept):
-    """One of another container, which is counted nevertheless, or in MIG mode without any part: the next is the first."""
-    machine(kept, FakeGpu(B))
+@pytest.mark.parametrize(
+    ("first", "index"),
+    [(FakeGpu(A, denied=True), 0), (FakeGpu(A, cut=True), 0), (FakeGpu(A, lost=True), 1)],
+    ids=["another's", "without parts", "lost"],
+)
+def test_a_gpu_that_cannot_be_used_takes_no_other_with_it(machine, first, index):
+    """One of another container or in MIG mode without a part is not counted, a lost one is; the next is listed and read."""
+    machine(first, FakeGpu(B))
 
-    assert [(gpu.index, gpu.uuid) for gpu in devices.gpus()] == [(0, B)]
+    assert [(gpu.index, gpu.uuid) for gpu in devices.gpus()] == [(index, B)]
     assert [reading.uuid for reading in devices.readings()] == [B]
 
 
@@ -157,14 +159,6 @@ def test_what_gpus_do_is_read(machine):
         devices.Reading(A, 1000, 100, 0.25, 60.5, 700.0, 123.0),
         devices.Reading(B, 1000, 100, None, None, None, None),
     )
-
-
-def test_a_gpu_that_is_lost_takes_no_other_with_it(machine):
-    """The others are listed by their own numbers and read, for loads and for metrics."""
-    machine(FakeGpu(A, lost=True), FakeGpu(B))
-
-    assert [(gpu.index, gpu.uuid) for gpu in devices.gpus()] == [(1, B)]
-    assert [reading.uuid for reading in devices.readings()] == [B]
 
 
 def test_memory_in_use_is_that_of_the_gpus_that_are_shown(machine):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STAND_BACK = """
 import os, subprocess, threading
 from model_handlers.system.threads import found_family
@@ -91,16 +93,15 @@ def longest_turn():
     return "long" if version >= (6, 12) and Path("/proc/self/sched").exists() else "usual"
 
 
-def test_loads_stand_back_and_what_they_start_need_not():
-    """A thread inherits what its parent has, and may have the usual priority again; nobody else has another."""
-    low, usual = (10, longest_turn()), (0, "usual")
-    assert told() == ["True", str([low, [low, usual]]), str(usual)]
+@pytest.mark.parametrize(("share", "without", "able"), [(10, (), True), (0, WITHOUT_THE_RIGHT, False)])
+def test_loads_stand_back_and_what_they_start_need_not(share, without, able):
+    """A thread inherits what its parent has, and may have the usual priority again; nobody else has another.
 
-
-def test_nobody_has_a_smaller_share_who_could_not_be_recalled():
-    """As root in a container: frameworks' threads, and models' processes, would execute at that priority for good."""
-    low, usual = (0, longest_turn()), (0, "usual")
-    assert told(*WITHOUT_THE_RIGHT) == ["False", str([low, [low, usual]]), str(usual)]
+    Nor has one who could not be recalled a smaller share, as root in a container: frameworks' threads, and models'
+    processes, would execute at that priority for good.
+    """
+    low, usual = (share, longest_turn()), (0, "usual")
+    assert told(*without) == [str(able), str([low, [low, usual]]), str(usual)]
 
 
 def test_what_a_load_leaves_behind_does_not_stand_back():

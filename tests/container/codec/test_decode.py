@@ -89,18 +89,20 @@ def test_a_tensor_without_elements_needs_no_bytes(datatype, shape, decode):
 # -- sizes that lie --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 7, 9, 16, 1 << 60])
-def test_a_binary_size_that_does_not_fit_the_shape_is_refused(size, decode, refusal):
-    """Too small, too large and absurd sizes are refused by input name, with the size that shape and type need."""
-    sentence = refusal(decode, {"inputs": [binary(size=size)]}, F4.tobytes())
-    assert sentence == (f"input byte size mismatch for input 'X'. Expected 8 for shape [2] of FP32, got {size}")
-
-
-@pytest.mark.parametrize("size", [-1, -8, 8.0, "8", None, True, [8], {}])
-def test_a_binary_size_that_is_no_number_of_bytes_is_refused(size, decode, refusal):
-    """Negative numbers and other types are refused by input name."""
-    sentence = refusal(decode, {"inputs": [binary(size=size)]}, F4.tobytes())
-    assert sentence == f"'binary_data_size' of input 'X' must be a number of bytes, got {size!r}"
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ([0, 7, 9, 16, 1 << 60], "input byte size mismatch for input 'X'. Expected 8 for shape [2] of FP32, got {!r}"),
+        (
+            [-1, -8, 8.0, "8", None, True, [8], {}],
+            "'binary_data_size' of input 'X' must be a number of bytes, got {!r}",
+        ),
+    ],
+)
+def test_a_binary_size_that_does_not_fit_the_shape_is_refused(sizes, sentence, decode, refusal):
+    """Too small, too large, absurd, negative or no number: by input name, with the size that shape and type need."""
+    for size in sizes:
+        assert refusal(decode, {"inputs": [binary(size=size)]}, F4.tobytes()) == sentence.format(size)
 
 
 @pytest.mark.parametrize(("missing", "tensors"), [(8, [b"", b""]), (1, [F4.tobytes()[:7]]), (4, [F4.tobytes()[:4]])])
@@ -385,24 +387,30 @@ def test_a_sequence_has_a_short_id(sequence_id, decode, input_):
     assert caught.value.kind is Kind.UNSUPPORTED
 
 
-@pytest.mark.parametrize("value", [1, None, ["x"], {}, True])
-def test_a_request_id_must_be_text(value, decode, refusal, input_):
-    """Other types are refused."""
-    assert refusal(decode, {"id": value, "inputs": [input_(data=[1, 2])]}) == "'id' must be a string"
+SCALAR = "must be a string, a number or a boolean"
 
 
-@pytest.mark.parametrize("timeout", [-1, 1.5, "1000", True, None])
-def test_a_timeout_must_be_microseconds(timeout, decode, refusal, input_):
-    """Negative and other timeouts are refused, by the name of the parameter."""
-    sentence = refusal(decode, {"parameters": {"timeout": timeout}, "inputs": [input_(data=[1, 2])]})
-    assert "'timeout'" in sentence
-
-
-@pytest.mark.parametrize("priority", [-1, 1.5, "1", True])
-def test_a_priority_must_be_a_level(priority, decode, refusal, input_):
-    """What is no natural number is refused; which levels there are the model knows."""
-    sentence = refusal(decode, {"parameters": {"priority": priority}, "inputs": [input_(data=[1, 2])]})
-    assert sentence == "parameter 'priority' must be a priority level, 0 or more"
+@pytest.mark.parametrize(
+    ("field", "values", "sentence"),
+    [
+        ("id", [1, None, ["x"], {}, True], "'id' must be a string"),
+        ("outputs", [None, {}, "Y", [1], ["Y"]], "the request must have 'outputs': an array of objects with a name"),
+        ("timeout", [-1, 1.5, "1000", True], "parameter 'timeout' must be a number of microseconds, 0 or more"),
+        ("timeout", [None], f"parameter 'timeout' {SCALAR}"),
+        ("priority", [-1, 1.5, "1", True], "parameter 'priority' must be a priority level, 0 or more"),
+        ("mine", [None, [], {}, [1]], f"parameter 'mine' {SCALAR}"),
+        (
+            "triton_x",
+            [1],
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+        ),
+    ],
+)
+def test_a_field_of_another_form_is_refused(field, values, sentence, decode, refusal, input_):
+    """By its name, of the request or of its parameters; which levels of priority there are the model knows."""
+    for value in values:
+        given = {field: value} if field in {"id", "outputs"} else {"parameters": {field: value}}
+        assert refusal(decode, {"inputs": [input_(data=[1, 2])], **given}) == sentence, value
 
 
 @pytest.mark.parametrize(
@@ -414,19 +422,6 @@ def test_a_request_has_its_priority(parameters, priority, decode, input_):
     assert (request.priority, request.parameters) == (priority, {"mine": 1})
 
 
-@pytest.mark.parametrize("value", [None, [], {}, [1]])
-def test_a_parameter_must_be_a_scalar(value, decode, refusal, input_):
-    """Composite parameters are refused by name."""
-    sentence = refusal(decode, {"parameters": {"mine": value}, "inputs": [input_(data=[1, 2])]})
-    assert sentence == "parameter 'mine' must be a string, a number or a boolean"
-
-
-def test_reserved_parameters_are_refused(decode, refusal, input_):
-    """Keys that start with triton_ are Triton's own."""
-    sentence = refusal(decode, {"parameters": {"triton_x": 1}, "inputs": [input_(data=[1, 2])]})
-    assert "'triton_' are reserved" in sentence
-
-
 @pytest.mark.parametrize("value", [0, 1, "true", None, []])
 def test_binary_flags_must_be_booleans(value, decode, refusal, input_):
     """binary_data_output and binary_data, by name and place."""
@@ -436,13 +431,6 @@ def test_binary_flags_must_be_booleans(value, decode, refusal, input_):
     output = {"name": "Y", "parameters": {"binary_data": value}}
     sentence = refusal(decode, {"inputs": inputs, "outputs": [output]})
     assert sentence == "parameter 'binary_data' of output 'Y' must be true or false"
-
-
-@pytest.mark.parametrize("outputs", [None, {}, "Y", [1], ["Y"]])
-def test_requested_outputs_must_be_an_array_of_objects(outputs, decode, refusal, input_):
-    """Anything else is refused."""
-    sentence = refusal(decode, {"inputs": [input_(data=[1, 2])], "outputs": outputs})
-    assert sentence == "the request must have 'outputs': an array of objects with a name"
 
 
 def test_classes_in_place_of_an_output(decode, refusal, input_):

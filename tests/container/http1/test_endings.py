@@ -58,12 +58,18 @@ def test_half_closed_while_a_large_answer_leaves(serve):
 
 
 @pytest.mark.parametrize("part", [b"GE", b"GET / HTTP/1.1\r\nHo", POST[:-1] % 1])
-def test_half_closed_in_the_middle_of_a_request(serve, later, part):
-    """A client that closes its direction inside a request reads that it was cut short, behind what it is owed."""
+@pytest.mark.parametrize("together", [False, True])
+def test_half_closed_in_the_middle_of_a_request(serve, later, part, together):
+    """A client that closes its direction inside a request reads that it was cut short, behind what it is owed.
+
+    Whether its next request had begun in the same packet or not.
+    """
     server = serve(later)
-    client = server.connect().send(GET % 1)
-    server.until(lambda: len(later) == 1)
-    client.send(part).done_sending()
+    client = server.connect().send(GET % 1 + part * together)
+    if not together:
+        server.until(lambda: len(later) == 1)
+        client.send(part)
+    client.done_sending()
     connection = server.alone()
     server.until(lambda: connection.half_closed)
 
@@ -75,20 +81,6 @@ def test_half_closed_in_the_middle_of_a_request(serve, later, part):
     assert "ended before" in answer.error
     assert client.at_end()
     assert len(later) == 1
-
-
-def test_half_closed_within_a_method(serve, later):
-    """So does one whose next request had begun in the same packet, with a part of its method."""
-    server = serve(later)
-    client = server.connect().send(GET % 1 + b"GE").done_sending()
-    connection = server.alone()
-    server.until(lambda: connection.half_closed)
-
-    answer_last(server, later)
-
-    assert client.answer().body == b"/1"
-    assert client.answer().status == 400
-    assert client.at_end()
 
 
 def test_client_that_resets(serve, later):
@@ -126,10 +118,11 @@ def test_client_that_just_closes(serve, later):
     server.empty()
 
 
-def test_half_closed_client_that_waits_long(serve, later):
-    """A half-closed client that still reads is asked by an interim answer, stays, and gets its own."""
+@pytest.mark.parametrize(("request_", "asked"), [(GET % 1, [100]), (b"GET /1 HTTP/1.0\r\n\r\n", [])])
+def test_half_closed_client_that_waits_long(serve, later, request_, asked):
+    """One that still reads is asked by an interim answer, but for HTTP/1.0; it stays, and gets its own."""
     server = serve(later)
-    client = server.connect().send(GET % 1).done_sending()
+    client = server.connect().send(request_).done_sending()
     connection = server.alone()
     server.until(lambda: connection.half_closed)
     for _ in range(3):
@@ -137,24 +130,10 @@ def test_half_closed_client_that_waits_long(serve, later):
 
     answer_last(server, later)
 
-    assert client.answer().status == 100
+    assert [client.answer().status for _ in asked] == asked
     assert client.answer().body == b"/1"
     assert client.at_end()
     assert later.left == []
-
-
-def test_half_closed_client_of_http10_is_not_asked(serve, later):
-    """A client of HTTP/1.0 gets no interim answer."""
-    server = serve(later)
-    client = server.connect().send(b"GET /1 HTTP/1.0\r\n\r\n").done_sending()
-    connection = server.alone()
-    server.until(lambda: connection.half_closed)
-    for _ in range(3):
-        server.elapse(0)
-
-    answer_last(server, later)
-
-    assert client.answer().status == 200
 
 
 def test_nobody_is_told_after_the_answer(serve, later):

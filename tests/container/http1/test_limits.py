@@ -21,58 +21,68 @@ def in_pieces(client, raw):
         client.send(raw[start : start + 7])
 
 
+LIMITS = {
+    # of the server → a request that is as long as it is told, how long it may be, and what one that is longer is refused with
+    "request line": (
+        {"request_line": 30 + len("GET  HTTP/1.1")},
+        lambda n: b"GET /" + b"x" * (n - 1) + GET[5:],
+        30,
+        414,
+    ),
+    "header bytes": (
+        {"request_line": 20, "headers": len("Host: a\r\nX: \r\n") + 100},
+        lambda n: GET[:-2] + b"X: " + b"x" * n + b"\r\n\r\n",
+        100,
+        431,
+    ),
+    "header fields": (
+        {"header_count": 10},
+        lambda n: GET[:-2] + b"".join(b"X-%d: 1\r\n" % number for number in range(n)) + b"\r\n",
+        9,
+        431,
+    ),
+    "repeated header fields": ({"header_count": 10}, lambda n: GET[:-2] + b"X: 1\r\n" * n + b"\r\n", 9, 431),
+    "body": (
+        {"body": 1000},
+        lambda n: b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % n + b"x" * n,
+        1000,
+        413,
+    ),
+}
+
+
 @pytest.mark.parametrize("send", [in_one, in_pieces])
-@pytest.mark.parametrize(("target", "status"), [(30, 200), (31, 414)])
-def test_request_line(serve, send, target, status):
-    """A request line of exactly the limit is taken, one byte more is refused with 414."""
-    client = serve(request_line=30 + len("GET  HTTP/1.1")).connect()
-
-    send(client, b"GET /" + b"x" * (target - 1) + b" HTTP/1.1\r\nHost: a\r\n\r\n")
-
-    assert client.answer().status == status
-
-
-@pytest.mark.parametrize("send", [in_one, in_pieces])
-@pytest.mark.parametrize(("value", "status"), [(100, 200), (101, 431)])
-def test_header_bytes(serve, send, value, status):
-    """Header fields of exactly the limit are taken, one byte more is refused with 431."""
-    client = serve(request_line=20, headers=len("Host: a\r\nX: \r\n") + 100).connect()
-
-    send(client, b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * value + b"\r\n\r\n")
-
-    assert client.answer().status == status
-
-
-@pytest.mark.parametrize("send", [in_one, in_pieces])
-@pytest.mark.parametrize(("extra", "status"), [(9, 200), (10, 431)])
-@pytest.mark.parametrize("line", [b"X-%d: 1\r\n", b"X: %d\r\n"])
-def test_header_count(serve, send, extra, status, line):
-    """As many header fields as the limit are taken, one more is refused with 431, repeated or not."""
-    client = serve(header_count=10).connect()
-
-    send(client, b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(line % number for number in range(extra)) + b"\r\n")
-
-    assert client.answer().status == status
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_request_of_exactly_a_limit_is_taken(serve, send, limit):
+    """One of a byte or a header field more is refused, with the status for it."""
+    limits, request, most, status = LIMITS[limit]
+    server = serve(**limits)
+    for length, expected in ((most, 200), (most + 1, status)):
+        client = server.connect()
+        send(client, request(length))
+        assert client.answer().status == expected
 
 
 @pytest.mark.parametrize(
-    ("start", "status"),
+    ("start", "filling", "status"),
     [
-        (b"GET /", 414),
-        (b"GET / HTTP/1.1\r\nX: ", 431),
-        (b"GET / HTTP/1.1\r\nX", 431),
-        (b"GET / HTTP/1.1\r\n" + b"X-Y: z\r\n" * 50, 431),
+        (b"GET /", b"x" * 1000, 414),
+        (b"GET / HTTP/1.1\r\nX: ", b"x" * 1000, 431),
+        (b"GET / HTTP/1.1\r\nX", b"x" * 1000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"X-Y: z\r\n" * 50, b"x" * 1000, 431),
+        (CHUNKED, b"1;" + b"x" * 1000 + b"\r\nx\r\n", 413),
+        (CHUNKED + b"1;", b"x" * 1000, 413),
+        (CHUNKED + b"0\r\nX-T: ", b"x" * 1000, 413),
+        (CHUNKED + b"0\r\n", b"X-T: 1\r\n" * 100, 413),
     ],
 )
-def test_heads_without_end(serve, start, status):
-    """A head that never ends is refused while it grows."""
-    client = serve().connect().send(start)
-    for _ in range(400):
-        client.send(b"x" * 1000)
+def test_what_has_no_end_is_refused_while_it_grows(serve, start, filling, status):
+    """A head, and chunk extensions and trailers although the body stays small."""
+    client = serve(body=1000).connect().send(start)
+    for _ in range(500):
+        client.send(filling)
 
-    answer = client.answer()
-
-    assert answer.status == status
+    assert client.answer().status == status
     assert client.at_end()
 
 
@@ -83,17 +93,6 @@ def test_a_read_of_many_small_heads_is_not_a_large_head(serve):
 
     assert [client.answer().status for _ in range(200)] == [200] * 200
     assert client.ask(GET[-3:]).status == 200
-
-
-@pytest.mark.parametrize("send", [in_one, in_pieces])
-@pytest.mark.parametrize(("size", "status"), [(1000, 200), (1001, 413)])
-def test_body(serve, send, size, status):
-    """A body of exactly the limit is taken, one byte more is refused with 413."""
-    client = serve(body=1000).connect()
-
-    send(client, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
-
-    assert client.answer().status == status
 
 
 @pytest.mark.parametrize("send", [in_one, in_pieces])
@@ -135,25 +134,6 @@ def test_body_is_refused_before_it_comes(serve):
     assert answer.status == 413
     assert "1000 bytes" in answer.error
     assert client.at_end()
-
-
-@pytest.mark.parametrize(
-    ("start", "filling", "status"),
-    [
-        (b"", b"1;" + b"x" * 1000 + b"\r\nx\r\n", 413),
-        (b"1;", b"x" * 1000, 413),
-        (b"0\r\nX-T: ", b"x" * 1000, 413),
-        (b"0\r\n", b"X-T: 1\r\n" * 100, 413),
-    ],
-)
-def test_chunks_that_are_all_wrapping(serve, start, filling, status):
-    """Chunk extensions and trailers without end are refused although the body stays small."""
-    client = serve(body=1000).connect().send(CHUNKED + start)
-
-    for _ in range(500):
-        client.send(filling)
-
-    assert client.answer().status == status
 
 
 def test_answer_is_read_by_a_client_that_sends_it_all_first(serve):

@@ -76,33 +76,19 @@ def test_each_request_gets_its_own_rows(toys):
     assert {(r.model_name, r.model_version) for r in execution.results} == {("m", "3")}
 
 
-def test_each_request_gets_the_outputs_it_asked_for(toys):
-    """A batch executes the union of the outputs asked for, and each request sees its own only."""
+@pytest.mark.parametrize(
+    ("wanted", "computed", "second"),
+    [(("a",), ["a", "b"], {"a": [7]}), (("b",), ["b"], {"b": [[3, 4]]}), (None, ["a", "b"], {"a": [7], "b": [[3, 4]]})],
+)
+def test_each_request_gets_the_outputs_it_asked_for(toys, wanted, computed, second):
+    """A batch executes the union of them and no other, and each request sees its own only: all if it named none."""
     config = two_outputs(toys)
     handler = TwoOutputs()
-    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], outputs=("a",))]
+    more = {} if wanted is None else {"outputs": wanted}
+    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], **more)]
     execution = execute_batch(handler, TensorMap("m", 1, config), batch)
-    assert handler.asked == [["a", "b"]]
-    assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, {"a": [7]}]
-
-
-def test_outputs_that_nobody_asked_for_are_not_computed(toys):
-    """One output asked for by everybody is the only one that the handler is asked for."""
-    config = two_outputs(toys)
-    handler = TwoOutputs()
-    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4], outputs=("b",))]
-    execute_batch(handler, TensorMap("m", 1, config), batch)
-    assert handler.asked == [["b"]]
-
-
-def test_one_request_for_all_outputs_makes_the_batch_compute_all(toys):
-    """A request that names no outputs gets all, though another in its batch named one."""
-    config = two_outputs(toys)
-    handler = TwoOutputs()
-    batch = [request_of(config, [1, 2], outputs=("b",)), request_of(config, [3, 4])]
-    execution = execute_batch(handler, TensorMap("m", 1, config), batch)
-    assert handler.asked == [["a", "b"]]
-    assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, {"a": [7], "b": [[3, 4]]}]
+    assert handler.asked == [computed]
+    assert [shown(r) for r in execution.results] == [{"b": [[1, 2]]}, second]
 
 
 @pytest.mark.parametrize("rows", [np.zeros((1, 2)), np.zeros((5, 2)), np.float32(0)], ids=["fewer", "more", "scalar"])
