@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import logging
 import re
 import struct
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,11 @@ from model_handlers.tensor import FP32, Array
 from model_handlers.trees.soundness import check_lightgbm, check_treelite, check_xgboost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    Compute = Callable[[Array], Array]
+    Work = Callable[[], None]
 
 
 _TAIL = 200
@@ -179,20 +183,30 @@ _THREADS = "cpu_nthread"
 _END_OF_TREES = "\nend of trees"
 
 
-class Forest(Protocol):
-    """What all of them can do."""
+class Forest:
+    """Trees of one file, as their library computes them.
 
-    features: int  # how many numbers a row has
-    columns: int  # how many a score has: classes, or targets
-    labels: bool  # whether a score is the class itself
-    binary: bool  # whether there are two classes and a score is that of the second
-    explains: bool  # whether it can tell what each feature contributed
+    `predict` and `explain` are the library's: of rows (n, features) of FP32 the scores, and what each feature
+    contributed with the bias behind them; `explain` is None where it can't tell.
+    """
+
+    def __init__(
+        self, features: int, predict: Compute, explain: Compute | None, *, binary: bool, labels: bool = False
+    ) -> None:
+        self.features = features  # how many numbers a row has
+        self.binary = binary  # whether there are two classes and a score is that of the second
+        self.labels = labels  # whether a score is the class itself
+        self.explains = explain is not None
+        self._predict = predict
+        self._explain = explain
+        self.columns = self.scores(np.zeros((1, features), np.float32)).shape[1]  # of a score: classes, or targets
 
     def scores(self, rows: Array) -> Array:
-        """Of rows (n, features) of FP32: (n, columns), as the library predicts them."""
+        return self._predict(rows).reshape(len(rows), -1)
 
     def contributions(self, rows: Array) -> Array:
-        """Of rows (n, features) of FP32, where it explains: (n, columns x (features + 1)), the bias last."""
+        assert self._explain is not None  # noqa: S101 - else a configuration that asks for them is refused
+        return self._explain(rows).reshape(len(rows), -1)
 
 
 def library_of(kind: FileKind) -> str:
@@ -229,10 +243,8 @@ def threads_of(config: ModelConfig, model_file: Path) -> Threads:
     return take_threads(asked or default_threads(model_file), config.name, _THREADS if asked else "")
 
 
-class XgboostForest:
+class XgboostForest(Forest):
     """Trees that XGBoost computes."""
-
-    explains = True
 
     def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, *, on_trial: bool) -> None:
         xgboost = imported("xgboost")
@@ -240,8 +252,7 @@ class XgboostForest:
         if kind is FileKind.XGBOOST_UBJ and not wrote:  # which XGBoost might read for ever
             raise _incomplete(config, model_file, "XGBoost in UBJSON: its last bytes are the version")
         _not_newer(config, model_file, "XGBoost", wrote, xgboost.__version__)
-        self._matrix = xgboost.DMatrix
-        self._booster = booster = xgboost.Booster({"nthread": 1})
+        booster = xgboost.Booster({"nthread": 1})
         with xgboost.config_context(verbosity=0):
             booster.load_model(model_file)
         learner = json.loads(booster.save_config())["learner"]
@@ -254,28 +265,19 @@ class XgboostForest:
         if objective == "multi:softmax" and switch(config, "predict_proba", default=False):
             objective = "multi:softprob"
             booster.set_param({"objective": objective})
-        self.labels = objective == "multi:softmax"
-        self.binary = objective.startswith("binary:")
-        self.features = booster.num_features()
         if on_trial:
             check_xgboost(booster.save_raw("ubj"), learner["learner_model_param"])
-        self.columns = self.scores(np.zeros((1, self.features), np.float32)).shape[1]
-
-    def scores(self, rows: Array) -> Array:
-        scores: Array = self._booster.inplace_predict(rows, validate_features=False, strict_shape=True)
-        return scores.reshape(len(rows), -1)
-
-    def contributions(self, rows: Array) -> Array:
-        matrix = self._matrix(rows, nthread=1)
-        found: Array = self._booster.predict(matrix, pred_contribs=True, validate_features=False)
-        return found.reshape(len(rows), -1)
+        super().__init__(
+            booster.num_features(),
+            lambda rows: booster.inplace_predict(rows, validate_features=False, strict_shape=True),
+            lambda rows: booster.predict(xgboost.DMatrix(rows, nthread=1), pred_contribs=True, validate_features=False),
+            binary=objective.startswith("binary:"),
+            labels=objective == "multi:softmax",
+        )
 
 
-class LightgbmForest:
+class LightgbmForest(Forest):
     """Trees that LightGBM computes."""
-
-    explains = True
-    labels = False
 
     def __init__(self, config: ModelConfig, model_file: Path, *, on_trial: bool) -> None:
         version = lightgbm_version(model_file)
@@ -287,44 +289,26 @@ class LightgbmForest:
         text = _trees_text(config, model_file)
         if on_trial:
             check_lightgbm(text)
-        self._booster = imported("lightgbm").Booster(model_str=text)
-        self.features = self._booster.num_feature()
-        self.binary = "\nobjective=binary" in text.partition("\nTree=0")[0]
-        self.columns = self.scores(np.zeros((1, self.features), np.float32)).shape[1]
-
-    def scores(self, rows: Array) -> Array:
-        scores: Array = self._booster.predict(rows, num_threads=1)
-        return scores.reshape(len(rows), -1)
-
-    def contributions(self, rows: Array) -> Array:
-        found: Array = self._booster.predict(rows, pred_contrib=True, num_threads=1)
-        return found.reshape(len(rows), -1)
+        booster = imported("lightgbm").Booster(model_str=text)
+        super().__init__(
+            booster.num_feature(),
+            functools.partial(booster.predict, num_threads=1),
+            functools.partial(booster.predict, pred_contrib=True, num_threads=1),
+            binary="\nobjective=binary" in text.partition("\nTree=0")[0],
+        )
 
 
-class TreeliteForest:
+class TreeliteForest(Forest):
     """By treelite's GTIL, which reads all the formats."""
-
-    explains = False
-    labels = False
 
     def __init__(self, config: ModelConfig, model_file: Path, kind: FileKind, *, on_trial: bool) -> None:
         treelite = imported("treelite")
-        self._predict = treelite.gtil.predict
-        self._model = _read_by_treelite(treelite, config, model_file, kind)
-        header = self._model.get_header_accessor()
-        self.features = self._model.num_feature
-        self.binary = int(header.get_field("task_type")[0]) == 0
+        model = _read_by_treelite(treelite, config, model_file, kind)
+        task = int(model.get_header_accessor().get_field("task_type")[0])
         if on_trial:
-            check_treelite(self._model)
-        self.columns = self.scores(np.zeros((1, self.features), np.float32)).shape[1]
-        self.binary = self.binary and self.columns == 1
-
-    def scores(self, rows: Array) -> Array:
-        scores: Array = self._predict(self._model, rows, nthread=1)
-        return scores.reshape(len(rows), -1)
-
-    def contributions(self, rows: Array) -> Array:
-        raise NotImplementedError
+            check_treelite(model)
+        predict = functools.partial(treelite.gtil.predict, model, nthread=1)
+        super().__init__(model.num_feature, predict, None, binary=task == 0)
 
 
 def _read_by_treelite(treelite: Any, config: ModelConfig, model_file: Path, kind: FileKind) -> Any:
@@ -365,40 +349,7 @@ def _incomplete(config: ModelConfig, model_file: Path, what: str) -> MmeError:
     )
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    Compute = Callable[[Array], Array]
-
-
 _LEAST_ROWS = 128  # of a part: a call takes as long as some dozens of them
-
-
-class _Job:
-    def __init__(self, compute: Compute, parts: list[Array]) -> None:
-        self._compute = compute
-        self._parts = parts
-        self._next = itertools.count()
-        self._done = threading.Semaphore(0)
-        self._found: list[Array] = [*parts]
-        self._errors: list[Exception] = []
-
-    def work(self) -> None:
-        while (index := next(self._next)) < len(self._parts):
-            try:
-                self._found[index] = self._compute(self._parts[index])
-            except Exception as error:  # noqa: BLE001 - raised by `result`
-                self._errors.append(error)
-            finally:
-                self._done.release()
-
-    def result(self) -> Array:
-        for _ in self._parts:
-            self._done.acquire()
-        if self._errors:
-            raise self._errors[0]
-        return np.concatenate(self._found)
 
 
 class Crew:
@@ -411,7 +362,7 @@ class Crew:
 
     def __init__(self, threads: Threads, model: str) -> None:
         self._threads = threads
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Work | None] = SimpleQueue()
         self._members: list[threading.Thread] = []
         try:
             for number in range(1, threads.count):
@@ -427,11 +378,20 @@ class Crew:
         count = min(len(rows) // _LEAST_ROWS, 1 + len(self._members))
         if count < 2:
             return compute(rows)
-        job = _Job(compute, np.array_split(rows, count))
+        found: list[Future[Array]] = [Future() for _ in range(count)]
+        parts = iter(list(zip(found, np.array_split(rows, count), strict=True)))
+
+        def work() -> None:
+            for future, part in parts:  # of which each thread takes the next one
+                try:
+                    future.set_result(compute(part))
+                except Exception as error:  # noqa: BLE001 - raised below
+                    future.set_exception(error)
+
         for _ in range(count - 1):
-            self._jobs.put(job)
-        job.work()
-        return job.result()
+            self._jobs.put(work)
+        work()
+        return np.concatenate([future.result() for future in found])
 
     def close(self) -> None:
         for _ in self._members:
@@ -443,8 +403,8 @@ class Crew:
 
     def _serve(self) -> None:
         usual_priority()  # it was started by a load
-        while (job := self._jobs.get()) is not None:
-            job.work()
+        while (work := self._jobs.get()) is not None:
+            work()
 
 
 _DEFAULT_THRESHOLD = 0.5
