@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
 
 
-_SESSION_ID = "X-Amzn-SageMaker-Session-Id"
+_PARAMETERS = {ATTRIBUTES_HEADER: CUSTOM_ATTRIBUTES, "X-Amzn-SageMaker-Session-Id": SESSION_ID}  # of headers
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -165,12 +165,6 @@ class ContextMetrics:
         raise AttributeError(f"no metric is made by '{name}'")
 
 
-def request_headers(content_type: str, accept: str, custom_attributes: str, session_id: str = "") -> dict[str, str]:
-    headers = {"Content-Type": content_type or DEFAULT_TYPE, "Accept": accept}
-    told = {ATTRIBUTES_HEADER: custom_attributes, _SESSION_ID: session_id}
-    return headers | {name: value for name, value in told.items() if value}
-
-
 _SPECS = (TensorSpec(BODY, UINT8, (-1,)),)
 
 
@@ -236,34 +230,25 @@ _WRITERS = ("transform_fn", "output_fn")
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class ScriptFunctions:
-    """The functions of one script; one that takes an argument more than it must gets the context."""
+def functions_of(module: ModuleType, path: Path, model: str, context: Context) -> dict[str, Callable[..., Any]]:
+    """The functions that a script defines; one that takes an argument more than it must gets the context."""
+    functions: dict[str, Callable[..., Any]] = {}
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(module, name, None)
+        if function is not None:
+            where = f"model '{model}': {name} in {path}"
+            functions[name] = _bound(function, where, f"{name}({', '.join(arguments)})", context)
+    if "transform_fn" in functions and not functions.keys().isdisjoint(_REPLACED):
+        raise invalid_model(
+            "Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn "
+            f"implementation: model '{model}' has both in {path}"
+        )
+    return functions
 
-    def __init__(self, module: ModuleType, path: Path, model: str, context: Context) -> None:
-        self._functions: dict[str, Callable[..., Any]] = {}
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(module, name, None)
-            if function is not None:
-                where = f"model '{model}': {name} in {path}"
-                self._functions[name] = _bound(function, where, f"{name}({', '.join(arguments)})", context)
-        self._writers = [getattr(module, name, None) for name in _WRITERS]
-        if "transform_fn" in self and any(name in self for name in _REPLACED):
-            raise invalid_model(
-                "Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn "
-                f"implementation: model '{model}' has both in {path}"
-            )
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._functions
-
-    @property
-    def streams(self) -> bool:
-        """Whether the function that writes answers is a generator: its pieces are sent as they come."""
-        return any(inspect.isgeneratorfunction(function) for function in self._writers)
-
-    def get(self, name: str) -> Callable[..., Any] | None:
-        """One of them, to be called without its context; None where the script does not define it."""
-        return self._functions.get(name)
+def streams(module: ModuleType) -> bool:
+    """Whether the function that writes answers is a generator: its pieces are sent as they come."""
+    return any(inspect.isgeneratorfunction(getattr(module, name, None)) for name in _WRITERS)
 
 
 def _bound(function: Any, where: str, form: str, context: Context) -> Callable[..., Any]:
@@ -342,39 +327,66 @@ class ScriptResponse:
 _LONGEST_WORD = 8192  # characters of a content type, an accept header or custom attributes
 
 
-class ScriptHost:
-    """One script and what its `model_fn` returned; `config` is the configuration, completed."""
+class ScriptHandler(Handler):
+    """One script, and what its `model_fn` returned."""
+
+    backend: ClassVar[str] = SCRIPTS
+    default_filename: ClassVar[str] = "code/inference.py"
 
     def __init__(self, config: ModelConfig, file: ScriptFile, device: Device) -> None:
-        self._name = config.name
         self._default_accept = config.parameters.get(DEFAULT_ACCEPT, DEFAULT_TYPE)
         self._one_at_a_time = threading.Lock()
         gpu = device.index if device.kind == "gpu" else None
         self._context = Context(config.name, str(file.model_directory), gpu, config.parameters)
-        self._defaults = Defaults(config.name, file.path, device, self._default_accept, self._context)
+        defaults = Defaults(config.name, file.path, device, self._default_accept, self._context)
         # INFO and more, as Amazon's containers have it; no effect in a process that keeps a log of its own.
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s: %(name)s: %(message)s")
         self._script = file.imported(config.name)
+        module = self._script.module
         try:
-            self._functions = ScriptFunctions(self._script.module, file.path, config.name, self._context)
-            self.config = with_body(replace(config, decoupled=self._functions.streams or config.decoupled))
-            self._model = self._loaded(str(file.model_directory))
-            self._transform = self._functions.get("transform_fn")
+            functions = functions_of(module, file.path, config.name, self._context)
+            super().__init__(with_body(replace(config, decoupled=streams(module) or config.decoupled)))
+            self._model = _loaded_model(functions, defaults, str(file.model_directory), config.name)
+            self._transform = functions.get("transform_fn")
             self._handlers: ServingHandlers | None = None
             if isinstance(self._model, SavedModels) and self._transform is None:
-                self._handlers = handlers_of(self._script.module, file.path, config.name, self._model, self._context)
+                self._handlers = handlers_of(module, file.path, config.name, self._model, self._context)
                 self._transform = self._handlers
-            own = "predict_fn" in self._functions
-            read = functools.partial(self._defaults.input_fn, self._model, for_script=own)
-            self._input = self._functions.get("input_fn") or read
-            self._predict = self._functions.get("predict_fn") or self._defaults.predict_fn
-            self._output = self._functions.get("output_fn") or self._defaults.output_fn
+            own = "predict_fn" in functions
+            read = functools.partial(defaults.input_fn, self._model, for_script=own)
+            self._input = functions.get("input_fn", read)
+            self._predict = functions.get("predict_fn", defaults.predict_fn)
+            self._output = functions.get("output_fn", defaults.output_fn)
         except BaseException:
             self._script.forget()
             raise
 
-    def answer(self, request: ModelRequest) -> ModelResponse | MmeError | None:
-        """Have the script answer one request, None when it has. Threads that call at a time wait for one another."""
+    @classmethod
+    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
+        code = ScriptFile(config, model_file)
+        return Traits(placement=Placement.PROCESS, sees_requests=True, runtime=ANY_RUNTIME, code=code)
+
+    @classmethod
+    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
+        check_syntax(config.name, ScriptFile(config, model_file).path)
+        return normalise(with_body(config))
+
+    @classmethod
+    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> ScriptHandler:  # noqa: ARG003 - no script is told
+        return cls(config, ScriptFile(config, model_file), device)
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
+        return [self._answer(request) for request in requests]
+
+    def close(self) -> None:
+        with self._one_at_a_time:
+            if self._handlers is not None:
+                self._handlers.close()
+            self._script.forget()
+            del self._script, self._model, self._transform, self._input, self._predict, self._output
+
+    def _answer(self, request: ModelRequest) -> ModelResponse | MmeError | None:
+        # None for a request that the script has answered. Threads that call at a time wait for one another.
         with self._one_at_a_time:
             try:
                 returned = self._returned(request)
@@ -383,31 +395,6 @@ class ScriptHost:
                 return self._streamed(returned, returned.pieces, request.responder)
             except BaseException as error:  # noqa: BLE001 - what a script raises is an answer, see content_types
                 return self._failed(error)
-
-    def close(self) -> None:
-        with self._one_at_a_time:
-            if self._handlers is not None:
-                self._handlers.close()
-            self._script.forget()
-            del self._script, self._functions, self._model
-            del self._transform, self._input, self._predict, self._output
-
-    def _loaded(self, model_dir: str) -> Any:
-        functions = self._functions
-        self._load_call("pre_model_fn", functions.get("pre_model_fn"), model_dir)
-        model = self._load_call("model_fn", functions.get("model_fn") or self._defaults.model_fn, model_dir)
-        if "predict_fn" not in functions and "transform_fn" not in functions:
-            self._defaults.check(model)
-        self._load_call("model_warmup_fn", functions.get("model_warmup_fn"), model_dir, model)
-        return model
-
-    def _load_call(self, name: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
-        try:
-            return None if function is None else function(*arguments)
-        except MmeError:
-            raise
-        except BaseException as error:
-            raise failed_load(f"{name} ran", error, self._name) from error
 
     def _streamed(
         self, returned: ScriptResponse, pieces: Generator[Any, Any, Any], responder: Responder
@@ -432,20 +419,19 @@ class ScriptHost:
         return None
 
     def _failed(self, error: BaseException) -> MmeError:
-        return failed_call("transform_fn" if self._transform is not None else "output_fn", error, self._name)
+        return failed_call("transform_fn" if self._transform is not None else "output_fn", error, self.config.name)
 
     def _returned(self, request: ModelRequest) -> ScriptResponse:
         content_type = self._word(request, CONTENT_TYPE) or DEFAULT_TYPE
         accept = self._word(request, ACCEPT)
         if not accept or accept == ANY:
             accept = self._default_accept
-        headers = request_headers(
-            content_type, accept, self._word(request, CUSTOM_ATTRIBUTES), self._word(request, SESSION_ID)
-        )
-        self._context.begin(request.id, headers)
+        told = {name: self._word(request, parameter) for name, parameter in _PARAMETERS.items()}
+        headers = {"Content-Type": content_type, "Accept": accept}
+        self._context.begin(request.id, headers | {name: value for name, value in told.items() if value})
         body = self._body(request, content_type)
         returned = self._transformed(body, content_type, accept)
-        return ScriptResponse(returned, accept, self._default_accept, self._context, self._name)
+        return ScriptResponse(returned, accept, self._default_accept, self._context, self.config.name)
 
     def _transformed(self, body: bytes | str, content_type: str, accept: str) -> Any:
         if self._transform is not None:
@@ -458,7 +444,7 @@ class ScriptHost:
         try:
             return function(*arguments)
         except BaseException as error:
-            raise failed_call(name, error, self._name) from error
+            raise failed_call(name, error, self.config.name) from error
 
     def _body(self, request: ModelRequest, content_type: str) -> bytes | str:
         # JSON and CSV are text to functions, everything else bytes.
@@ -468,43 +454,32 @@ class ScriptHost:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise failed_call("input_fn", MalformedBodyError(f"the body is not UTF-8: {error}"), self._name) from None
+            raise failed_call(
+                "input_fn", MalformedBodyError(f"the body is not UTF-8: {error}"), self.config.name
+            ) from None
 
     def _word(self, request: ModelRequest, name: str) -> str:
         value = request.parameters.get(name, "")
         if not isinstance(value, str) or len(value) > _LONGEST_WORD:
             raise invalid_argument(
-                f"model '{self._name}': parameter '{name}' must be text of at most {_LONGEST_WORD} characters"
+                f"model '{self.config.name}': parameter '{name}' must be text of at most {_LONGEST_WORD} characters"
             )
         return value
 
 
-class ScriptHandler(Handler):
-    """One script, and the model that it loaded."""
+def _loaded_model(functions: Mapping[str, Callable[..., Any]], defaults: Defaults, model_dir: str, name: str) -> Any:
+    def call(function: str, *arguments: Any) -> Any:
+        try:
+            return own[function](*arguments) if function in own else None
+        except MmeError:
+            raise
+        except BaseException as error:
+            raise failed_load(f"{function} ran", error, name) from error
 
-    backend: ClassVar[str] = SCRIPTS
-    default_filename: ClassVar[str] = "code/inference.py"
-
-    def __init__(self, host: ScriptHost) -> None:
-        super().__init__(host.config)
-        self._host = host
-
-    @classmethod
-    def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
-        code = ScriptFile(config, model_file)
-        return Traits(placement=Placement.PROCESS, sees_requests=True, runtime=ANY_RUNTIME, code=code)
-
-    @classmethod
-    def autocomplete(cls, config: ModelConfig, model_file: Path) -> ModelConfig:
-        check_syntax(config.name, ScriptFile(config, model_file).path)
-        return normalise(with_body(config))
-
-    @classmethod
-    def load(cls, config: ModelConfig, model_file: Path, device: Device, lane: str) -> ScriptHandler:  # noqa: ARG003 - no script is told
-        return cls(ScriptHost(config, ScriptFile(config, model_file), device))
-
-    def execute_requests(self, requests: Sequence[ModelRequest]) -> list[ModelResponse | MmeError | None]:
-        return [self._host.answer(request) for request in requests]
-
-    def close(self) -> None:
-        self._host.close()
+    own = {"model_fn": defaults.model_fn, **functions}
+    call("pre_model_fn", model_dir)
+    model = call("model_fn", model_dir)
+    if "predict_fn" not in functions and "transform_fn" not in functions:
+        defaults.check(model)
+    call("model_warmup_fn", model_dir, model)
+    return model

@@ -43,7 +43,7 @@ from model_handlers.scripts.content_types import (
     value_of,
 )
 from model_handlers.scripts.default_script import DEFAULT, saved_models_in
-from model_handlers.tensor import BF16, BYTES, Array, TensorSpec
+from model_handlers.tensor import BF16, BYTES, Array, TensorSpec, shape_matches
 from model_handlers.tensorflow import DEFAULT_SIGNATURE, SIGNATURE, SavedModelHandler
 
 if TYPE_CHECKING:
@@ -296,12 +296,9 @@ class SavedModels:
     def _check_shapes(self, given: Mapping[str, Any], config: ModelConfig) -> None:
         for spec in config.inputs:
             full = spec.model_shape(config.max_batch_size)
-            array = given[spec.name]
-            fits = array.ndim == len(full) and all(
-                want in (-1, has) for want, has in zip(full, array.shape, strict=True)
-            )
-            if not fits:
-                raise self._refused(f"input '{spec.name}' has shape {list(array.shape)}, but {list(full)} is expected")
+            shape = given[spec.name].shape
+            if not shape_matches(shape, full):
+                raise self._refused(f"input '{spec.name}' has shape {list(shape)}, but {list(full)} is expected")
 
     def _refused(self, sentence: str) -> MmeError:
         return invalid_argument(f"model '{self._model}': {sentence}")

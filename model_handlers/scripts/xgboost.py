@@ -40,12 +40,10 @@ from model_handlers.scripts.default_script import PICKLED
 from model_handlers.system.importing import is_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    Given = Callable[[Any, int], Any]  # a row's prediction and the number of classes → a value
 
 
 LIBSVM = ("text/libsvm", "text/x-libsvm")
@@ -142,14 +140,16 @@ def predict(booster: Any, rows: Any) -> Any:
 def answer(prediction: Any, accept: str, *, lines: bool, literal: bool = False) -> tuple[str | memoryview, str]:
     """The body of an answer and its content type: in CSV a value for each row, between commas or on lines.
 
-    What has several values for each row has a line for each, too. Raises UnsupportedFormatError.
+    What has several values for each row, or some that were chosen, has a line for each, too; `lines` that are put
+    together each have an end. Raises UnsupportedFormatError.
     """
     content_type = preferred(accept, _WRITES, CSV)
     if content_type is None:
         raise UnsupportedFormatError(accept, _WRITES)
     if content_type != CSV:
-        return encode(prediction, content_type, literal=literal), content_type
-    values = np.asarray(prediction)
+        document = prediction.document(content_type) if isinstance(prediction, Selection) else prediction
+        return encode(document, content_type, literal=literal), content_type
+    values = prediction.cells() if isinstance(prediction, Selection) else np.asarray(prediction)
     if values.ndim == 1:
         values = values.reshape((-1, 1) if lines else (1, -1))
     text = written(values.tolist())
@@ -324,10 +324,11 @@ _KEYS = {
     "multi:softmax": _RAW,
     "multi:softprob": _PROBABLE,
 }
+_SECOND_CLASS = {"binary:logistic": 0.5, "binary:logitraw": 0}  # the scores beyond which a row is of it
 
 
 class Selection:
-    """Predictions of rows, and what of them was chosen: in `rows`, key → value of each.
+    """Predictions of rows, and what of them was chosen: in `rows`, key → value of each, in the order of `keys`.
 
     `classes` is how many the booster tells apart, 0 for none. Raises ValueError for an objective without choices.
     """
@@ -337,49 +338,30 @@ class Selection:
         if there is None:
             raise ValueError(f"objective '{objective}' has nothing that SAGEMAKER_INFERENCE_OUTPUT could choose")
         self.keys = tuple(keys)
-        several = objective == "multi:softprob"
-        made = {**_OF_ALL, **(_OF_SEVERAL if several else _OF_ONE), **_LABELS.get(objective, {})}
-        self.rows = [
-            {key: made[key](row if several else row.item(), classes) if key in there else np.nan for key in self.keys}
-            for row in np.asarray(predictions)
-        ]
+        made = [_values(row, objective, classes) for row in np.asarray(predictions)]
+        self.rows = [{key: values[key] if key in there else np.nan for key in self.keys} for values in made]
 
-    def answer(self, accept: str, *, lines: bool, literal: bool = False) -> tuple[str | memoryview, str]:
-        """The body of an answer and its content type; in CSV a line a row, which ends where lines are put together."""
-        content_type = preferred(accept, _WRITES, CSV)
-        if content_type is None:
-            raise UnsupportedFormatError(accept, _WRITES)
-        if content_type == CSV:
-            text = written([[str(row[key]) for key in self.keys] for row in self.rows])
-            return (text if lines else text.removesuffix("\n")), CSV
-        document = {"predictions": self.rows} if content_type == JSON else self.rows
-        return encode(document, content_type, literal=literal), content_type
+    def document(self, content_type: str) -> Any:
+        return {"predictions": self.rows} if content_type == JSON else self.rows
+
+    def cells(self) -> NDArray[Any]:
+        return np.array([[str(row[key]) for key in self.keys] for row in self.rows], np.object_)
 
 
-def _both(score: float, _classes: int) -> list[float]:
-    return [1.0 - score, score]
-
-
-_OF_ALL: dict[str, Given] = {"predicted_score": lambda score, _: score}
-_OF_ONE: dict[str, Given] = {
-    "predicted_label": lambda score, _: score,
-    "labels": lambda _, classes: list(range(classes)),
-    "probability": lambda score, _: score,
-    "probabilities": _both,
-    "raw_score": lambda score, _: score,
-    "raw_scores": _both,
-}
-_OF_SEVERAL: dict[str, Given] = {
-    "predicted_label": lambda row, _: int(np.argmax(row)),
-    "labels": lambda _, classes: list(range(classes)),
-    "probability": lambda row, _: row.max().item(),
-    "probabilities": lambda row, _: row.tolist(),
-    "raw_score": lambda row, _: row.max().item(),
-    "raw_scores": lambda row, _: row.tolist(),
-}
-_BINARY: dict[str, Given] = {"labels": lambda _, __: [0, 1]}
-_LABELS: dict[str, dict[str, Given]] = {
-    "binary:logistic": {**_BINARY, "predicted_label": lambda score, _: int(score > 0.5)},
-    "binary:logitraw": {**_BINARY, "predicted_label": lambda score, _: int(score > 0)},
-    "binary:hinge": _BINARY,
-}
+def _values(row: Any, objective: str, classes: int) -> dict[str, Any]:
+    """What the prediction of one row may be told as; `classes` is the number of them."""
+    if objective == "multi:softprob":
+        label, score, scores = int(np.argmax(row)), row.max().item(), row.tolist()
+    else:
+        score = row.item()
+        label = int(score > _SECOND_CLASS[objective]) if objective in _SECOND_CLASS else score
+        scores = [1.0 - score, score]
+    return {
+        "predicted_label": label,
+        "labels": [0, 1] if objective.startswith("binary:") else list(range(classes)),
+        "probability": score,
+        "probabilities": scores,
+        "raw_score": score,
+        "raw_scores": scores,
+        "predicted_score": score,
+    }

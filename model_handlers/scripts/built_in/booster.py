@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.scripts import xgboost
 from model_handlers.scripts.default_script import LINES
-from model_handlers.scripts.xgboost import Selection
 
 if TYPE_CHECKING:
     from model_handlers.scripts.host import Context
@@ -14,6 +13,4 @@ if TYPE_CHECKING:
 
 def output_fn(prediction: Any, accept: str, context: Context) -> tuple[str | memoryview, str]:
     """The predictions, in CSV between commas, or each on a line for a batch transform; or what was chosen of them."""
-    if isinstance(prediction, Selection):
-        return prediction.answer(accept, lines=LINES in context.parameters, literal=context.literal)
     return xgboost.answer(prediction, accept, lines=LINES in context.parameters, literal=context.literal)

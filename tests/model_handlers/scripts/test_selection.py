@@ -8,7 +8,7 @@ import pytest
 
 from model_handlers.scripts.content_types import UnsupportedFormatError
 from model_handlers.scripts.default_script import SELECTABLE
-from model_handlers.scripts.xgboost import Selection
+from model_handlers.scripts.xgboost import Selection, answer
 
 NONE = "nothing of the kind"
 ONE = np.array([0.75], np.float32)  # as a float of 32 bits, it is itself
@@ -62,7 +62,7 @@ def test_answers_are_written_as_the_container_writes_them(accept, lines, literal
     """In CSV a line a row, in the order of the keys; in JSON objects."""
     keys = ("predicted_score", "predicted_label", "probabilities")
     chosen = Selection(np.array([0.75, 0.25], np.float32), keys, "binary:logistic", 0)
-    body, content_type = chosen.answer(accept, lines=lines, literal=literal)
+    body, content_type = answer(chosen, accept, lines=lines, literal=literal)
     text = body if isinstance(body, str) else bytes(body).decode()
 
     assert content_type == accept.replace("*/*", "text/csv")
@@ -79,4 +79,4 @@ def test_what_can_not_be_chosen_or_written_is_told():
     with pytest.raises(ValueError, match="objective 'rank:pairwise' has nothing that SAGEMAKER_INFERENCE_OUTPUT"):
         Selection(ONE, SELECTABLE, "rank:pairwise", 0)
     with pytest.raises(UnsupportedFormatError):
-        Selection(ONE, SELECTABLE, "reg:tweedie", 0).answer("application/x-npy", lines=False)
+        answer(Selection(ONE, SELECTABLE, "reg:tweedie", 0), "application/x-npy", lines=False)
