@@ -31,7 +31,7 @@ from model_handlers.system.threads import processors
 from model_handlers.tensor import BF16, BY_DTYPE_NAME, BYTES, FP16, Array, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -176,38 +176,18 @@ def _library() -> Any:
     return ctypes.PyDLL("libm.so.6")
 
 
-class Function:
-    """From tensors that are given to tensors that are wanted, both by name → name in the graph; it owns the session."""
-
-    def __init__(self, session: Any, feeds: Mapping[str, str], fetches: Mapping[str, str]) -> None:
-        tf = tensorflow()
-        with session.graph.as_default():
-            # What is a tensor twice, or one that is given, can't be fetched as such.
-            results = [tf.identity(session.graph.get_tensor_by_name(tensor)).name for tensor in fetches.values()]
-        self._session = session
-        self._feeds = tuple(feeds)
-        self._fetches = tuple(fetches)
-        # The public `run` does the same, and looks all names up at each call: a quarter of a millisecond.
-        self._call = session._make_callable_from_options(_options(list(feeds.values()), results))  # noqa: SLF001
-
-    def __call__(self, given: Mapping[str, Array]) -> dict[str, Any]:
-        """Compute; strings are bytes, and a result without dimensions is a number.
-
-        Raises tf.errors.OpError where it fails, KeyError for what was not given.
-        """
-        values = [given[name] for name in self._feeds]
-        with flushed_denormals():
-            results = self._call(*values)
-        return dict(zip(self._fetches, results, strict=True))
-
-    def close(self) -> None:
-        self._session.close()
-
-
-def _options(feeds: list[str], fetches: list[str]) -> Any:
+def _function(session: Any, feeds: Mapping[str, str], fetches: Iterable[str]) -> Callable[..., list[Any]]:
+    """From tensors of `feeds`, in their order, to the tensors `fetches`; strings are bytes, a scalar is a number."""
+    tf = tensorflow()
     from tensorflow.core.protobuf import config_pb2  # noqa: PLC0415 - a part of the framework
 
-    return config_pb2.CallableOptions(feed=feeds, fetch=fetches)
+    with session.graph.as_default():
+        # What is a tensor twice, or one that is given, can't be fetched as such.
+        results = [tf.identity(session.graph.get_tensor_by_name(tensor)).name for tensor in fetches]
+    options = config_pb2.CallableOptions(feed=list(feeds.values()), fetch=results)
+    # The public `run` does the same, and looks all names up at each call: a quarter of a millisecond.
+    made: Callable[..., list[Any]] = session._make_callable_from_options(options)  # noqa: SLF001
+    return made
 
 
 _TYPES = {**BY_DTYPE_NAME, "half": FP16, "string": BYTES}
@@ -366,8 +346,9 @@ class TensorflowHandler(Handler):
         super().__init__(complete(config, graph.inputs, graph.outputs))
         self._inputs = {spec.name: spec for spec in given_to(self.config)}
         self._outputs = {spec.name: spec for spec in all_outputs(self.config)}
-        fetches = {name: graph.fetches[name] for name in self._outputs}
-        self._function: Function | None = Function(session, graph.feeds, fetches)
+        self._feeds = tuple(graph.feeds)
+        self._session = session
+        self._function = _function(session, graph.feeds, [graph.fetches[name] for name in self._outputs])
 
     @classmethod
     def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
@@ -410,21 +391,22 @@ class TensorflowHandler(Handler):
         raise NotImplementedError
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        assert self._function is not None  # noqa: S101 - it is not closed
         given = {name: _given(array, self._inputs[name]) for name, array in inputs.items()}
         try:
-            results = self._function(given)
+            values = [given[name] for name in self._feeds]
+            with flushed_denormals():
+                found = self._function(*values)
         except KeyError as missing:
             sentence = f"model '{self.config.name}' has to be given {missing}, which its configuration calls optional"
             raise MmeError(Kind.EXECUTION_FAILED, sentence) from None
         except Exception as error:  # tf.errors, and Python's own
             raise translated(error, self.config.name, loading=False) from error
+        results = dict(zip(self._outputs, found, strict=True))
         return [_array(results[name], self._outputs[name]) for name in outputs]
 
     def close(self) -> None:
-        if self._function is not None:
-            self._function.close()
-        self._function = None
+        self._session.close()
+        del self._session, self._function
         gc.collect()  # graphs are full of circles
 
 

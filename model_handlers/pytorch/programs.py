@@ -127,10 +127,7 @@ class Code:
             raise
 
     def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
-        result = self._module(*values.values())
-        if isinstance(result, dict):
-            return {str(name): value for name, value in result.items()}
-        return list(result) if isinstance(result, (tuple, list)) else [result]
+        return _results_of(self._module(*values.values()))
 
     def forget(self) -> None:
         self._imported.forget()
@@ -305,18 +302,19 @@ class Script:
         self.arguments = None if self._dictionary else tuple(_argument(argument, model) for argument in arguments)
         self.results = _results(schema.returns[0].type) if schema.returns else ()
 
-    def _told(self, values: dict[str, Any]) -> list[Slot]:
-        return [slot for slot in self.arguments or () if slot.given or slot.name in values]
-
     def call(self, values: dict[str, Any]) -> list[Any] | dict[str, Any]:
         if self._dictionary:
-            result = self._module(**{self._dictionary: values})
-        else:
-            result = self._module(**{slot.name: _taken(slot, values) for slot in self._told(values)})
-        if isinstance(result, dict):
-            return {str(name): value for name, value in result.items()}
-        several = isinstance(result, (tuple, list)) and not all(isinstance(each, str) for each in result)
-        return list(result) if several else [result]
+            return _results_of(self._module(**{self._dictionary: values}), strings=True)
+        told = [slot for slot in self.arguments or () if slot.given or slot.name in values]
+        return _results_of(self._module(**{slot.name: _taken(slot, values) for slot in told}), strings=True)
+
+
+def _results_of(result: Any, *, strings: bool = False) -> list[Any] | dict[str, Any]:
+    # With `strings` a list of nothing else is one result.
+    if isinstance(result, dict):
+        return {str(name): value for name, value in result.items()}
+    several = isinstance(result, (tuple, list)) and not (strings and all(isinstance(each, str) for each in result))
+    return list(result) if several else [result]
 
 
 def _kind(kind: Any) -> str:
@@ -369,7 +367,22 @@ def _result(index: int, aliases: tuple[str, ...], *, strings: bool) -> Slot:
     return Slot(f"OUTPUT__{index}", aliases, strings=strings)
 
 
-class Exported:
+class _Graph:
+    """A graph whose arguments lie in the tree `_in`, of (args, kwargs); `_tree` is torch's module for trees."""
+
+    _tree: Any
+    _in: Any
+    _module: Any
+    arguments: tuple[Slot, ...]
+
+    def call(self, values: dict[str, Any]) -> list[Any]:
+        given = [values.get(slot.name) for slot in self.arguments]
+        args, kwargs = self._tree.tree_unflatten(given, self._in)
+        results: list[Any] = self._tree.tree_flatten(self._module(*args, **kwargs))[0]
+        return results
+
+
+class Exported(_Graph):
     """A program of torch.export: it knows names, types and shapes of everything."""
 
     def __init__(self, path: str, device: Any, model: str) -> None:
@@ -388,11 +401,8 @@ class Exported:
         self.tensors = _facts(self.arguments, inputs, model), _facts(self.results, outputs, model)
         self._module = program.module()
 
-    def call(self, values: dict[str, Any]) -> list[Any]:
-        return _spread(self._tree, self._in, self.arguments, self._module, values)
 
-
-class Compiled:
+class Compiled(_Graph):
     """An AOTInductor package: native code for one kind of processor, which keeps no types and shapes."""
 
     tensors = None
@@ -412,9 +422,6 @@ class Compiled:
         self._in = spec_in
         self.arguments = _arguments(self._tree, spec_in, ())
         self.results = _named_results(self._tree, spec_out)
-
-    def call(self, values: dict[str, Any]) -> list[Any]:
-        return _spread(self._tree, self._in, self.arguments, self._module, values)
 
 
 def _steps(tree: Any, spec: Any) -> list[list[int | str]]:
@@ -460,9 +467,3 @@ def _facts(slots: Sequence[Slot], values: Sequence[Any], model: str) -> list[Sig
             raise unsupported(f"model '{model}': '{slot.name}' is {found}, which can't be sent over the protocol")
         facts.append((slot.name, kind, tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)))
     return facts
-
-
-def _spread(tree: Any, spec: Any, slots: Sequence[Slot], module: Any, values: dict[str, Any]) -> list[Any]:
-    args, kwargs = tree.tree_unflatten([values.get(slot.name) for slot in slots], spec)
-    results: list[Any] = tree.tree_flatten(module(*args, **kwargs))[0]
-    return results
