@@ -130,7 +130,7 @@ class Environments:
         """The environment as it is or would be: its place tells what it is made of."""
         if isinstance(wanted, Requirements):
             return Environment(self._directory / installed_name(wanted, self._digests, patience))
-        return Environment(self._directory / packed_name(wanted, self._digests, patience))
+        return Environment(self._directory / f"packed-{self._digests.of(wanted.path, patience)[:DIGITS]}")
 
     def _take_over(self) -> None:
         with self._guard:
@@ -357,10 +357,6 @@ def _is_interpreter(parts: Parts) -> bool:
 
 def _path(parts: Parts) -> str:
     return shown("/".join(parts))
-
-
-def packed_name(wanted: Prebuilt, digests: Digests, patience: Patience) -> str:
-    return f"packed-{digests.of(wanted.path, patience)[:DIGITS]}"
 
 
 def unpack_environment(environment: Environment, wanted: Prebuilt, patience: Patience) -> None:

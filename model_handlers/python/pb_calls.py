@@ -263,7 +263,7 @@ def call(request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | R
     if decoupled:
         return call_decoupled(request)
     one = _One(request.model_name)
-    _others().infer(_model_call(request, decoupled=False), one)
+    _infer(request, one)
     return one.future.result()
 
 
@@ -274,69 +274,52 @@ def call_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
     except RuntimeError:
         raise TritonModelException("async_exec is for coroutines: use exec, or make execute an async def") from None
     response.add_done_callback(lambda done: one.cancel() if done.cancelled() else None)
-    _others().infer(_model_call(request, decoupled=False), one)
+    _infer(request, one)
     return response
 
 
 def call_decoupled(request: InferenceRequest) -> ResponseIterator:
     inbox = _Many(request.model_name)
-    _others().infer(_model_call(request, decoupled=True), inbox)
+    _infer(request, inbox, decoupled=True)
     return ResponseIterator(inbox)
 
 
 def ask(put: Callable[[Outside, tuple[str, ...], Done], None]) -> bool:
+    model = current_model()
+    if model is None or model.outside is None:
+        raise TritonModelException(
+            "models can be loaded, unloaded and asked about from 'initialize' on, neither before it nor in 'finalize'"
+        )
     answered: Future[bool | MmeError] = Future()
-    put(_outside(), _callers(), answered.set_result)
+    put(model.outside, model.callers, answered.set_result)
     answer = answered.result()
     if isinstance(answer, MmeError):
         raise TritonModelException(answer.message)
     return answer
 
 
-def _outside() -> Outside:
-    model = current_model()
-    if model is None or model.outside is None:
-        raise TritonModelException(
-            "models can be loaded, unloaded and asked about from 'initialize' on, neither before it nor in 'finalize'"
-        )
-    return model.outside
-
-
-def _others() -> Outside:
+def _infer(request: InferenceRequest, caller: Caller, *, decoupled: bool = False) -> None:
     model = current_model()
     if model is None or model.outside is None or not model.initialized:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
-    return model.outside
-
-
-def _callers() -> tuple[str, ...]:
-    model = current_model()
-    return model.callers if model is not None else ()
-
-
-def _waiting() -> tuple[Responder, ...]:
-    model = current_model()
-    return model.waiting if model is not None else ()
-
-
-def _model_call(request: InferenceRequest, *, decoupled: bool) -> ModelCall:
     if not request.model_name:
         raise TritonModelException("an InferenceRequest needs a model_name to be executed")
-    return ModelCall(
+    asked = ModelCall(
         request.model_name,
         None if request.model_version < 0 else request.model_version,
         tuple((tensor.name(), *tensor.carried()) for tensor in request.inputs()),
         request.wanted_outputs(),
         decoupled,
-        _callers(),
+        model.callers,
         request.request_id(),
         request.parameter_values(),
         request.timeout(),
         request.correlation_id(),
         request.flags(),
-        _waiting(),
+        model.waiting,
         request.trace().get_context() or "",
     )
+    model.outside.infer(asked, caller)
 
 
 def _received(response: ModelResponse | MmeError, model: str) -> InferenceResponse:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-import importlib.util
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from model_handlers.pytorch.runtime import PRELOAD as PYTORCH
 from model_handlers.pytorch.runtime import pytorch
 from model_handlers.registry import syntax_tree
+from model_handlers.system.importing import is_installed
 from model_handlers.tensorflow import PRELOAD as TENSORFLOW
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def preload_for(file: Path, directories: Iterable[Path], imports: str = "") -> s
     beside = [each for place in places for each in sorted(place.glob("*.py")) if each != file]
     found = _all_imported([file, *beside], places)
     names = {imports, *(found or ())}
-    wanted = next((each for each in _PRELOADS if names & each.users and _installed(each.needs)), None)
+    wanted = next((each for each in _PRELOADS if names & each.users and all(map(is_installed, each.needs))), None)
     if wanted is None or found is None or names & wanted.others:
         return ""
     packages = (each.parent for place in places for each in place.glob("*/__init__.py"))
-    hides = any(_installed([own.stem]) for own in (*beside, *packages))
+    hides = any(is_installed(own.stem) for own in (*beside, *packages))
     return "" if hides else wanted.function
 
 
@@ -109,13 +109,6 @@ def scikit_learn() -> None:
     """Import scikit-learn, and of it what most models are made of."""
     for name in ("joblib", "sklearn.compose", "sklearn.ensemble", "sklearn.linear_model", "sklearn.pipeline"):
         importlib.import_module(name)
-
-
-def _installed(names: Sequence[str]) -> bool:
-    try:
-        return all(importlib.util.find_spec(name) is not None for name in names)
-    except ValueError:  # of a module that hides how it was found
-        return False
 
 
 def _imported(file: Path) -> set[str] | None:

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 def is_installed(name: str) -> bool:
-    """Whether there is such a module; asks without importing it, only the packages that it is in."""
+    """Whether there is such a module; asks without importing it, only the packages that it is in.
+
+    One that is imported and hides how it was found counts as none.
+    """
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # not even what it would be in
+    except (ModuleNotFoundError, ValueError):  # the former of what it would be in
         return False
 
 

@@ -234,9 +234,8 @@ class SequenceQueue(Generic[R]):
         sequence = self._sequence_of(request)
         sequence.waiting.append(request)
         self._count += 1
-        if request.flags & FLAG_SEQUENCE_END and not sequence.ending:
-            sequence.ending = True
-            del self._live[sequence.id]
+        if request.flags & FLAG_SEQUENCE_END:
+            self._forget(sequence)
         if sequence.instance == BACKLOG:
             self._backlog_index[id(request)] = sequence
             self._note_deadline(sequence, request)
