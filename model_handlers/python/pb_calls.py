@@ -298,7 +298,7 @@ def ask(put: Callable[[Outside, tuple[str, ...], Done], None]) -> bool:
     return answer
 
 
-def _infer(request: InferenceRequest, caller: Caller, *, decoupled: bool = False) -> None:
+def _infer(request: InferenceRequest, responder: Responder, *, decoupled: bool = False) -> None:
     model = current_model()
     if model is None or model.outside is None or not model.initialized:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
@@ -319,7 +319,7 @@ def _infer(request: InferenceRequest, caller: Caller, *, decoupled: bool = False
         model.waiting,
         request.trace().get_context() or "",
     )
-    model.outside.infer(asked, caller)
+    model.outside.infer(asked, responder)
 
 
 def _received(response: ModelResponse | MmeError, model: str) -> InferenceResponse:

@@ -347,7 +347,7 @@ class ScriptHandler(Handler):
             functions = functions_of(module, file.path, config.name, self._context)
             super().__init__(with_body(replace(config, decoupled=streams(module) or config.decoupled)))
             self._model = _loaded_model(functions, defaults, str(file.model_directory), config.name)
-            self._transform = functions.get("transform_fn")
+            self._transform: Callable[..., Any] | None = functions.get("transform_fn")
             self._handlers: ServingHandlers | None = None
             if isinstance(self._model, SavedModels) and self._transform is None:
                 self._handlers = handlers_of(module, file.path, config.name, self._model, self._context)
@@ -356,7 +356,7 @@ class ScriptHandler(Handler):
             read = functools.partial(defaults.input_fn, self._model, for_script=own)
             self._input = functions.get("input_fn", read)
             self._predict = functions.get("predict_fn", defaults.predict_fn)
-            self._output = functions.get("output_fn", defaults.output_fn)
+            self._output: Callable[..., Any] = functions.get("output_fn", defaults.output_fn)
         except BaseException:
             self._script.forget()
             raise

@@ -338,7 +338,8 @@ class Selection:
         if there is None:
             raise ValueError(f"objective '{objective}' has nothing that SAGEMAKER_INFERENCE_OUTPUT could choose")
         self.keys = tuple(keys)
-        made = [_values(row, objective, classes) for row in np.asarray(predictions)]
+        chosen = any(key in there for key in self.keys)
+        made = [_values(row, objective, classes) if chosen else {} for row in np.asarray(predictions)]
         self.rows = [{key: values[key] if key in there else np.nan for key in self.keys} for values in made]
 
     def document(self, content_type: str) -> Any:
