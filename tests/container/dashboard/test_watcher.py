@@ -1,10 +1,15 @@
 """What is remembered of a server at work: seconds, and what the cache did."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 
+from container.dashboard import document
 from container.settings import Mode
 from serve.request import Timings
 from serve.statistics import CacheEvent, Duration, EventType, ModelStats
+from serve.threads import Slices
 
 
 def columns(running):
@@ -141,3 +146,23 @@ def test_a_model_that_loads_while_a_second_is_taken_costs_no_second(served, ask,
     until(lambda: ("late", 1) in running.engine.stats, "a second to be taken")
     before = len(columns(running)["hits"])
     until(lambda: len(columns(running)["hits"]) > before + 1, "the seconds after")
+
+
+def test_requests_that_end_while_a_second_is_taken_have_times_of_their_own(served, monkeypatch):
+    """A mean is made of counters of each model that are read together, however long it takes to read all models."""
+    running = served({"a": 10}, "a")
+    monkeypatch.setattr(document, "Slices", partial(Slices, count().__next__))  # each is over when it begins
+
+    async def sampled():
+        watcher, (stats,) = document.Watcher(running.engine), running.engine.stats.values()
+        for _ in range(2):
+            sample = asyncio.ensure_future(watcher.sample())
+            while not sample.done():
+                stats.success.add(3_000_000)
+                stats.queue.add(1_000_000)
+                await asyncio.sleep(0.0002)
+        return watcher.history.columns()
+
+    found = running.on_loop.run(sampled())
+    assert found["succeeded"][0] > 0
+    assert (found["queue_ms"], found["compute_ms"]) == ([1.0], [2.0])
