@@ -69,7 +69,8 @@ def preload_for(file: Path, directories: Iterable[Path], imports: str = "") -> s
     if wanted is None or found is None or names & wanted.others:
         return ""
     packages = (each.parent for place in places for each in place.glob("*/__init__.py"))
-    hides = any(is_installed(own.stem) for own in (*beside, *packages))
+    modules = [own.stem for own in (*beside, *packages) if own.stem.isidentifier()]
+    hides = any(map(is_installed, modules))
     return "" if hides else wanted.function
 
 

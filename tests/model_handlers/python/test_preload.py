@@ -51,6 +51,7 @@ def test_code_tells(tmp_path, what):
         ("helper.py", "import sys\nsys.path.append('/x')", ""),
         ("numpy.py", "", ""),
         ("packaging/__init__.py", "", ""),
+        (".numpy.py", "", SCIKIT_LEARN),
         ("numpy/weights.npy", "", SCIKIT_LEARN),
     ],
 )
