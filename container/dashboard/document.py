@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import time
 from collections import Counter, deque
 from operator import attrgetter
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from serve.statistics import CacheEvent
 
 
+_log = logging.getLogger("mme.dashboard")
 SECONDS = 300  # what is kept
 _INTERVAL = 1.0  # seconds
 _EVENTS = 60  # that are remembered
@@ -135,7 +137,10 @@ class Watcher:
         """One that the loop stood still is not made up for."""
         due = loop.time()
         while True:
-            await self.sample()
+            try:
+                await self.sample()
+            except Exception:  # noqa: BLE001 - it is not awaited, and the next sample is as good
+                _log.exception("a sample failed")
             due = max(due + _INTERVAL, loop.time())
             await asyncio.sleep(due - loop.time())
 

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from container.observe.exposition import family_head, histogram, labels_of, sample, samples, summary
+from model_handlers.base import Footprint
 from model_handlers.metrics import METRICS, MetricKind
 from model_handlers.system import memory
 from model_handlers.system.devices import gpu_uuids, readings
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterator
 
     from container.process.service import Service
-    from model_handlers.base import Footprint
     from model_handlers.system.devices import Reading
     from serve.control import Latencies
     from serve.statistics import ModelStats, Summary, TargetStats
@@ -152,7 +152,8 @@ class _Scrape:
             for model in target.models():
                 key = id(model.stats)
                 self._queued[key] = self._queued.get(key, 0) + model.queued
-        self.taken_by_loads = self.used - self.grown - self.reserved
+        # no less than nothing: some may have been charged for what they grew by since the look began
+        self.taken_by_loads = (self.used - self.grown - self.reserved).beyond(Footprint())
 
     def _grow(self, growth: Footprint) -> None:
         if growth.host or growth.devices:

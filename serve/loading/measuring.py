@@ -380,12 +380,18 @@ class Meter:
         uncharged = Footprint(self._host.uncharged, tuple(growth.uncharged for growth in self._gpus))
         room.grown = uncharged.within(room.grown)  # what models are charged for below is not counted twice meanwhile
         slices = Slices()
+        changed: list[tuple[Target, Footprint]] = []
         for target in found | self._charged:
             await slices.rest()
             grown = Footprint(
                 self._host.charged.get(target, 0), tuple(growth.charged.get(target, 0) for growth in self._gpus)
             )
-            if grown != target.grown and self._cache.ready.serves(target):
+            if grown != target.grown:
+                changed.append((target, grown))
+        changed.sort(key=lambda change: not change[1].fits(change[0].grown))  # what is less first: no sum is too large
+        for target, grown in changed:
+            await slices.rest()
+            if self._cache.ready.serves(target):
                 target.grown = grown
                 self._cache.remeasured(self._cache.entries[target.name], target.takes())
                 self._counted(target)
