@@ -22,14 +22,15 @@ from container.settings import Settings
 from container.steps import CallStep
 from container.traces.settings import TraceSettings
 from container.traces.tracing import Tracing, follow
+from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32, UINT8
 from serve.request import InferenceResponse, LoadReport
 
 LARGE = np.arange(1 << 17, dtype=np.float32)
 SMALL = np.arange(2, dtype=np.float32)
-CONFIG = SimpleNamespace(backend="onnx", decoupled=False, name="m", inputs=(), max_batch_size=0)
-SCRIPT = SimpleNamespace(backend="sagemaker", decoupled=False, name="m")
+CONFIG = ModelConfig("m", backend="onnx")
+SCRIPT = ModelConfig("m", backend="sagemaker")
 
 
 class Exchange:
