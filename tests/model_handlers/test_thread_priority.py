@@ -95,7 +95,7 @@ def longest_turn():
 
 @pytest.mark.parametrize(("share", "without", "able"), [(10, (), True), (0, WITHOUT_THE_RIGHT, False)])
 def test_loads_stand_back_and_what_they_start_need_not(share, without, able):
-    """A thread inherits what its parent has, and may have the usual priority again; nobody else has another.
+    """A thread inherits what its parent has, and may have the usual priority again; no other thread has another.
 
     Nor has one who could not be recalled a smaller share, as root in a container: frameworks' threads, and models'
     processes, would execute at that priority for good.
