@@ -17,9 +17,10 @@ import numpy as np
 
 from container.codec import NeedsThread
 from container.codec.json_data import array_from_json
-from container.codec.json_numbers import LARGE, NotNumbers, whole, with_numbers
+from container.codec.json_numbers import NotNumbers, whole, with_numbers
 from container.codec.request import (
     FORM_OF_INFER,
+    LARGE,
     REGION,
     BinaryInput,
     Layouts,

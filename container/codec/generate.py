@@ -20,9 +20,10 @@ from container.codec.json_data import (
     parameters_to_json,
     with_literals,
 )
-from container.codec.json_numbers import LARGE, whole
+from container.codec.json_numbers import whole
 from container.codec.request import (
     FORM_OF_GENERATE,
+    LARGE,
     OF_SEQUENCES,
     RequestFields,
     client_id,

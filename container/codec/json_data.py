@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from container.codec.json_numbers import NotNumbers, Numbers, turn
+from container.codec.json_numbers import NotNumbers, Numbers
+from container.codec.request import turn
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from model_handlers.tensor import Array, DataType
 
 _MAX_DEPTH = 64  # numpy's limit of dimensions
-_PIECE = 1 << 15  # elements that are written at a time, in a millisecond or two
+_PIECE = 1 << 15  # elements that are read or written at a time, in a millisecond or three
 # What elements must be, by the kind of numpy dtype that carries them. To Python, true is a number; to the protocol not.
 _ELEMENTS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float, type(None)}, "O": {str}}
 # What Triton's parser calls what they should be, and how it reads to people.
@@ -96,7 +97,25 @@ def _refuse_halves(data_type: DataType, name: str) -> None:
 def _elements(data: list[Any], types: set[type], data_type: DataType, what: str) -> Array:
     if not types <= _ELEMENTS[data_type.dtype.kind]:
         raise _not_elements(data_type, what)
+    if len(data) > _PIECE and type(data[0]) is not list:
+        return _flat(data, data_type, what)
+    return _array(data, data_type, what)
+
+
+def _array(data: list[Any], data_type: DataType, what: str) -> Array:
     return _strings(data, what) if data_type is BYTES else _numbers(data, data_type, what)
+
+
+def _flat(data: list[Any], data_type: DataType, what: str) -> Array:
+    """As `_elements`, of a long list; between pieces other threads have their turn."""
+    array = np.empty(len(data), data_type.dtype)
+    for start in range(0, len(data), _PIECE):
+        piece = data[start : start + _PIECE]
+        array[start : start + _PIECE] = (
+            _strings(piece, what) if data_type is BYTES else _numbers(piece, data_type, what)
+        )
+        turn()
+    return array
 
 
 def _read(numbers: Numbers, data_type: DataType, what: str) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -230,6 +231,8 @@ _HINT = "; send a JSON object with 'inputs', or binary data behind one whose len
 OF_SEQUENCES = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 RESERVED = frozenset({"priority", "timeout", "binary_data_output"}) | OF_SEQUENCES
 _NONFINITE = (b"NaN", b"Infinity")  # and -Infinity: as Triton's parser and Python's write and read them
+LARGE = 1 << 18  # bytes of JSON from which a thread reads it: up to there the loop does, in half a millisecond or three
+_TURN_SECONDS = 0.00005
 _LONGEST_SEQUENCE_ID = 128  # bytes, as Triton has it
 
 
@@ -419,7 +422,23 @@ def json_object(text: bytes, form: str) -> dict[str, Any]:
 
 def goes_beyond(text: bytes) -> bool:
     """Whether text that is no JSON may be JSON but for NaN, infinities and a byte order mark."""
-    return text.startswith(codecs.BOM_UTF8) or any(word in text for word in _NONFINITE)
+    return text.startswith(codecs.BOM_UTF8) or any(find(text, word) >= 0 for word in _NONFINITE)
+
+
+def find(text: bytes, word: bytes, start: int = 0) -> int:
+    """Return where the word is, or -1, as `bytes.find`; in a large text other threads have their turn meanwhile."""
+    for at in range(start, len(text), LARGE):
+        found = text.find(word, at, at + LARGE + len(word) - 1)
+        if found >= 0:
+            return found
+        if at + LARGE < len(text):
+            turn()
+    return -1
+
+
+def turn() -> None:
+    """Let other threads have their turn, amid work that takes long on a thread."""
+    time.sleep(_TURN_SECONDS)
 
 
 def beyond_json(text: bytes) -> Any:

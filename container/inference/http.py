@@ -27,9 +27,9 @@ from container.codec.bodies import event as sse_event
 from container.codec.decode import Decoder
 from container.codec.encode import classified, encode, encode_line, takes_long
 from container.codec.generate import decode_generate, encode_generate, error_event
-from container.codec.json_numbers import LARGE
 from container.codec.request import (
     BINARY_TYPE,
+    LARGE,
     NoInputsError,
     OutputOptions,
     accepts_binary,

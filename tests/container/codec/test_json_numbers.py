@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from container.codec import decode as decode_module
 from container.codec import json_numbers
+from container.codec import request as request_module
 from container.codec.decode import Decoder
 from container.codec.generate import decode_generate
-from container.codec.json_numbers import LARGE, MOST_VALUES, MOST_WHOLE, NotNumbers, Numbers, with_numbers
-from container.codec.request import Layouts
+from container.codec.json_data import array_from_json, flat_array_from_json
+from container.codec.json_numbers import MOST_VALUES, MOST_WHOLE, NotNumbers, Numbers, with_numbers
+from container.codec.request import LARGE, Layouts, find
 from container.steps.shared_memory import Regions
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
@@ -323,8 +325,48 @@ def test_slices_are_small(monkeypatch):
     monkeypatch.undo()
 
     assert len(body) > 4 * LARGE
-    assert max(sizes) < LARGE // 2
+    assert max(sizes) < LARGE
     assert found == expected
+
+
+def test_other_threads_have_their_turn_between_slices(monkeypatch):
+    turns = []
+    monkeypatch.setattr(request_module.time, "sleep", turns.append)
+    numbers = np.random.default_rng(0).random(4 * LARGE // 20)
+
+    decoded(infer_body(json.dumps(numbers.tolist()), "FP64", numbers.shape), None, long=True)
+
+    assert len(turns) >= 8
+    assert all(0 < seconds < 0.001 for seconds in turns)  # 0 would be over before a thread that waits wakes up
+
+
+def test_other_threads_have_their_turn_between_pieces_of_long_lists(monkeypatch):
+    turns = []
+    monkeypatch.setattr(request_module.time, "sleep", turns.append)
+    texts = [str(number) for number in range(100_000)]
+
+    array = flat_array_from_json(texts, BY_NAME["BYTES"], "X")
+
+    assert [element.decode() for element in array.tolist()] == texts
+    assert len(turns) >= 3
+
+
+@pytest.mark.parametrize("wrong", [[1], 1])
+def test_a_long_list_whose_end_is_nested_is_refused(wrong):
+    texts = [*["a"] * 100_000, wrong]
+
+    with pytest.raises(MmeError, match=r"nested|not BYTES"):
+        array_from_json(texts, BY_NAME["BYTES"], (len(texts),), "X")
+
+
+@pytest.mark.parametrize("at", [0, 1, LARGE - 3, LARGE - 2, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE - 2, 4 * LARGE - 3])
+def test_words_are_found_wherever_they_are(at):
+    text = bytearray(b"-" * 4 * LARGE)
+    text[at : at + 3] = b"NaN"
+
+    assert find(bytes(text), b"NaN") == at
+    assert find(bytes(text), b"NaN", at) == at
+    assert find(bytes(text), b"NaN", at + 1) == -1
 
 
 def refused(body):
