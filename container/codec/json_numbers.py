@@ -18,6 +18,7 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 
 from container.codec.request import beyond_json, find, json_object, turn
@@ -38,9 +39,7 @@ _STRETCH = 1 << 18  # bytes that are looked through at a time
 _DEEPEST = 64  # levels of arrays
 _KEY = b'"data"'
 _OPENING = re.compile(rb"\s{0,64}:\s{0,64}\[")
-_STRAY = (b"x[", b"]x", b"][")  # brackets at places where no array begins or ends, x being anything else
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
-_MARKED = bytes.maketrans(_NO_STRUCTURE, b"x" * len(_NO_STRUCTURE))
 _SPACE = b" \t\n\r\f\v"
 _BLANKS = bytes.maketrans(b"[]", b"  ")
 
@@ -83,8 +82,7 @@ class Numbers:
                 raise NotNumbers
             piece = text[at:cut]
             if b"[" in piece or b"]" in piece:
-                marked = piece.translate(_MARKED, _SPACE)
-                if any(stray in marked for stray in _STRAY):
+                if _is_astray(piece):
                     raise NotNumbers
                 piece = piece.translate(_BLANKS)
             values = _loaded(self._loads, b"[%b]" % piece)
@@ -155,6 +153,18 @@ def is_quick(text: bytes) -> bool:
         if values > MOST_VALUES:
             return False
     return True
+
+
+def _is_astray(piece: bytes) -> bool:
+    """Return whether a bracket lies where no array of numbers begins or ends, of text between commas.
+
+    Some number has an opening bracket behind it, then, or a closing one before it, and next to that lies what lies
+    next to it in no array of numbers: `[,` or `,]` or `[]`.
+    """
+    text = np.frombuffer(b",%b," % piece.translate(None, _SPACE), np.uint8)
+    commas = text == ord(",")
+    opening, closing = commas | (text == ord("[")), commas | (text == ord("]"))
+    return bool((opening[:-1] & closing[1:]).any())
 
 
 def _loaded(loads: Loads, text: bytes) -> Any:
