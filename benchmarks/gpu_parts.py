@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 from benchmarks import load
-from container.version import is_compiled
+from container import is_compiled
 from model_handlers.system import devices, memory
 
 if TYPE_CHECKING:

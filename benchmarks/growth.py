@@ -582,7 +582,7 @@ PARTS = tuple(part for parts in GROUPS.values() for part in parts)
 
 def checkout() -> str:
     """The commit whose servers are measured, and whether they are compiled."""
-    code = "import container.version as v; print(v.is_compiled(), v.__file__)"
+    code = "import container; print(container.is_compiled(), container.__file__)"
     asked = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     compiled, file = asked.stdout.split()
     git = ["git", "-C", str(Path(file).parent), "describe", "--always", "--dirty"]

@@ -25,7 +25,7 @@ from urllib.request import urlopen
 
 import psutil
 
-from container.version import is_compiled
+from container import is_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

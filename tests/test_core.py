@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from container.version import is_compiled
+from container import is_compiled
 from tests.core_trace import LAYERS, LOAD, PYTHON_REQUEST, REQUEST, ROOT, trace
 from tests.docs.test_documents import marked, rows, section
 

@@ -198,7 +198,7 @@ def test_the_wheel_carries_every_module_and_no_test(build):
     }
     assert modules <= {name.partition(".")[0] for name in compiled} if dockerfile.COMPILES else not compiled
     assert {"container/codec/decode.py", "container/http1/server.py", "serve/model/batcher.py"} <= wanted
-    assert {"container/dashboard/templates/dashboard.html", "container/dashboard/static/draw.js"} <= wanted
+    assert {"container/observe/templates/dashboard.html", "container/observe/static/draw.js"} <= wanted
     assert {"model_handlers/proto/model_config.proto", *(f"{package}/py.typed" for package in PACKAGES)} <= wanted
 
 

@@ -11,7 +11,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from container.cli.command import Command
+from container.cli import Command
 
 if TYPE_CHECKING:
     import argparse

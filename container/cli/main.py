@@ -14,21 +14,20 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from container.cli import build_engine, config, models, serve
-from container.cli.command import add_debug
-from container.local import command as local
+from container import installed_version, is_compiled, local
+from container.cli import add_debug, config, models, serve
 from container.ship import deploy, invoke, pack, push
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from container.cli.command import Command
+    from container.cli import Command
 
 COMMANDS = (
     *(serve.COMMAND, models.COMMAND, pack.COMMAND, local.COMMAND, *invoke.COMMANDS, push.COMMAND),
     *deploy.COMMANDS,
-    *(serve.KEY, config.COMMAND, build_engine.COMMAND, serve.SETTINGS),
+    *(serve.KEY, config.COMMAND, pack.BUILD_ENGINE, serve.SETTINGS),
 )
 
 _EXAMPLES = """\
@@ -130,8 +129,6 @@ class _Version(argparse.Action):
     """`--version`: looks for the installed version when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from container.version import installed_version, is_compiled  # noqa: PLC0415 - importlib.metadata
-
         print(f"mme {installed_version() or '(not installed)'}{', compiled' if is_compiled() else ''}")
         parser.exit()
 

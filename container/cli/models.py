@@ -14,7 +14,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from container.cli.command import DEFAULT_URL, Command, add_identity, seconds
+from container.cli import DEFAULT_URL, Command, add_identity, seconds
 from model_handlers.errors import MmeError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.cli.command import Command, add_debug
+from container.cli import Command, add_debug
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

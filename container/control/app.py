@@ -22,11 +22,10 @@ from werkzeug.exceptions import HTTPException, InternalServerError, MethodNotAll
 from werkzeug.routing import PathConverter, UnicodeConverter
 from werkzeug.test import run_wsgi_app
 
-from container.control.http import DASHBOARD, HttpOperations
+from container.control.http import PAGE, HttpOperations
 from container.control.routes import HOT, HTTP_ROUTES, Flavor, parse_target, path_of
 from container.inference import errors
-from container.steps.access import Doors, access_of
-from container.steps.restrictions import Restrictions
+from container.steps.access import Doors, Restrictions, access_of
 from model_handlers.errors import Kind, MmeError
 from serve.threads import ThreadPool
 
@@ -193,7 +192,7 @@ async def _send_slowly(exchange: HttpRequest, status: int, headers: bytes, parts
 
 
 def _make_app(routes: Iterable[Route]) -> Flask:
-    app = Flask("mme", static_folder=None, template_folder=str(DASHBOARD / "templates"))
+    app = Flask("mme", static_folder=None, template_folder=str(PAGE / "templates"))
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
     app.url_map.converters.update(default=_Name, string=_Name, path=_Names)

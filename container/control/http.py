@@ -25,8 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from container.control.operations import Operations, repository_error
 from container.control.routes import path_version
-from container.inference.errors import header_pairs, runtime_error
-from container.inference.headers import TARGET_MODEL, name_of
+from container.inference.errors import TARGET_MODEL, header_pairs, name_of, runtime_error
 from container.observe.metrics import Exporter
 from model_handlers.errors import invalid_argument
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     Operation = Callable[..., Awaitable[Build]]
 
 _LARGE = 1 << 16  # bytes of a body that a thread reads: files in base64
-DASHBOARD = Path(__file__).parents[1] / "dashboard"
+PAGE = Path(__file__).parents[1] / "observe"  # the dashboard's templates and static files
 _LONGEST_FILTER = 200
 _DASHBOARD_HEADERS = {
     "Content-Security-Policy": (
@@ -209,7 +208,7 @@ class HttpOperations:
         return lambda: Response(orjson.dumps(document), headers=_DASHBOARD_HEADERS, content_type="application/json")
 
     async def _dashboard_static(self, _exchange: HttpRequest, filename: str) -> Build:
-        return partial(send_from_directory, DASHBOARD / "static", filename)
+        return partial(send_from_directory, PAGE / "static", filename)
 
 
 def _in_json(document: Callable[..., Awaitable[Any]]) -> Operation:

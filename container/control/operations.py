@@ -11,9 +11,9 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
-from container.inference.offload import by_thread
+from container import installed_version
+from container.inference.limits import by_thread
 from container.settings import Mode
-from container.version import installed_version
 from model_handlers.config.convert import config_json
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.model_calls import Override

@@ -38,9 +38,9 @@ from container.grpc.codec import (
 )
 from container.grpc.rpc import refuse
 from container.inference.call import LAST, PART, Body, Call, Reply
-from container.inference.offload import by_thread as on_thread
+from container.inference.limits import by_thread as on_thread
+from container.observe.tracing import follow_rpc
 from container.steps.shared_memory import Regions
-from container.traces.tracing import follow_rpc
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from container.grpc.rpc import Rpc
     from container.inference.limits import RequestLimit
-    from container.steps.restrictions import Forwarding
-    from container.traces.tracing import Tracing
+    from container.observe.tracing import Tracing
+    from container.steps.access import Forwarding
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.model.warmup import Labels

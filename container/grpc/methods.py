@@ -18,7 +18,7 @@ from container.control.operations import Operations, repository_error
 from container.control.routes import parse_version
 from container.grpc import grpc_service_pb2 as pb
 from container.grpc.codec import parsed, values
-from container.inference.offload import by_thread
+from container.inference.limits import by_thread
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from container.codec.bodies import ENCODINGS, compress, inflate, inflate_quickly
+from container.http1.rules import text_of
 from container.http2 import frames
 from container.http2.frames import LARGEST, MOST_FIELDS
 from container.inference.errors import STATUSES, Status, known
-from container.inference.headers import text_of
-from container.inference.limits import Inflating, out_of_request_memory
-from container.inference.offload import by_thread
+from container.inference.limits import Inflating, by_thread, out_of_request_memory
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -93,8 +92,8 @@ class Calls:
         denied: how a call ends, by its path and headers, whose client may not make it; None where all may.
 
     Attributes:
-        largest, compression, memory: as given.
         tasks: of calls under way.
+        largest, compression, memory: as given.
     """
 
     def __init__(

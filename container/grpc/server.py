@@ -20,8 +20,7 @@ from container.process.sockets import BACKLOG, PORT_SECONDS, Tls, listening
 from container.settings import GrpcCompression
 from container.settings.parsers import keepalive_rules
 from container.settings.places import grpc_certificates
-from container.steps.access import access_of
-from container.steps.restrictions import GRPC_PREFIX, Restrictions, forwarding
+from container.steps.access import GRPC_PREFIX, Restrictions, access_of, forwarding
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -125,6 +125,14 @@ def asked_host(target: bytes, headers: Mapping[str, str]) -> str | None:
     return re.split(rb"[/?#]", rest, maxsplit=1)[0].decode("latin-1")
 
 
+def text_of(sent: bytes) -> str:
+    """What a header says: UTF-8, which HTTP leaves to the server to read, or Latin-1, as HTTP once said."""
+    try:
+        return sent.decode()
+    except UnicodeDecodeError:
+        return sent.decode("latin-1")
+
+
 def _lower(raw: bytes) -> str:
     return raw.decode("latin-1").lower()
 

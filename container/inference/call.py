@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from container.codec import NeedsThread
 from container.inference.errors import known
-from container.inference.offload import by_thread
+from container.inference.limits import by_thread
 from model_handlers.errors import Kind, MmeError
 from serve.request import InferenceResponse
 

@@ -1,4 +1,4 @@
-"""What a kind of error is called by each protocol, errors as bytes and in the log, and informational headers.
+"""What a kind of error is called by each protocol, errors as bytes and in the log; SageMaker's headers.
 
 One table: KServe's and gRPC's columns follow Triton's maps, which clients know. 507 stands for memory and nothing else:
 SageMaker unloads other models when it sees one.
@@ -15,12 +15,18 @@ import orjson
 
 from container.control.routes import shown
 from container.http1 import Refusal
-from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
+from container.http1.rules import text_of
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
     from container.http1 import HttpRequest
     from serve.request import LoadReport, Timings
+
+# SageMaker's headers of a request, by their names in lower case.
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+TARGET_VARIANT = "x-amzn-sagemaker-target-variant"
+CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+INFERENCE_ID = "x-amzn-sagemaker-inference-id"
 
 _KSERVE = b"/v2/"
 _JSON = b"Content-Type: application/json\r\n"
@@ -133,7 +139,6 @@ def too_large(target: bytes, size: int, limit: int) -> Refusal:
 
 
 def error_body(message: str) -> bytes:
-    """The JSON body of an error."""
     return orjson.dumps({"error": message})
 
 
@@ -149,7 +154,6 @@ def error(problem: MmeError, flavor: str) -> tuple[int, bytes, bytes]:
 
 
 def runtime_error(name: str, message: str, original_status: int = 0) -> tuple[int, bytes, bytes]:
-    """An error of the SageMaker Runtime API."""
     body: dict[str, Any] = {"Message": message[:_MAX_MESSAGE]}
     if name == "ModelError":
         body = model_error_body(original_status, error_body(message[:_MAX_MESSAGE]).decode())
@@ -177,6 +181,11 @@ def runtime_answer(name: str, body: dict[str, Any]) -> tuple[int, bytes, bytes]:
         name, 400
     )  # ThrottlingException, of every service of AWS, is no error of this one's model
     return status, headers, orjson.dumps(body)
+
+
+def name_of(value: str) -> str:
+    """The name of a model that a header holds, which HTTP reads as Latin-1 and boto3 writes as UTF-8."""
+    return value if value.isascii() else text_of(value.encode("latin-1"))
 
 
 def runtime_headers(variant: str) -> bytes:

@@ -41,13 +41,12 @@ from container.codec.request import (
 from container.control.routes import Flavor, HotTarget, InferenceType, parse_target, path_version
 from container.inference import errors
 from container.inference.call import LAST, PART, Body, Call, Reply
-from container.inference.errors import known, log_failure
-from container.inference.headers import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_VARIANT, name_of
+from container.inference.errors import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_VARIANT, known, log_failure, name_of
 from container.inference.limits import Inflating, RequestMemory, out_of_request_memory
-from container.inference.offload import by_thread as on_thread
+from container.inference.limits import by_thread as on_thread
+from container.observe.tracing import follow
 from container.steps.sessions import SESSION_ID, SessionCalls
 from container.steps.shared_memory import Regions
-from container.traces.tracing import follow
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
@@ -55,10 +54,10 @@ if TYPE_CHECKING:
 
     from container.http1 import HttpRequest
     from container.inference.limits import RequestLimit
+    from container.observe.tracing import Tracing
     from container.settings import Settings
-    from container.steps.restrictions import Forwarding, Restrictions
+    from container.steps.access import Forwarding, Restrictions
     from container.steps.sessions import SessionRequest
-    from container.traces.tracing import Tracing
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse

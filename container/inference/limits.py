@@ -1,4 +1,4 @@
-"""What requests may take of the server: time, memory, and turns of the event loop; how many connections there may be.
+"""What requests may take of the server: time, threads, memory, turns of the event loop; how many connections may be.
 
 Bodies and messages count as they arrive, and what they are once inflated counts as well. What does not fit is refused,
 and gives back what it held: requests that have arrived in part never wait for one another. Responses do not count, nor
@@ -12,18 +12,30 @@ else is read. All of it runs on the loop, but for `Inflating.take`.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, ParamSpec, Protocol, Self, TypeVar
 
 from model_handlers.errors import Kind, MmeError
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from container.inference.call import Call
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_THREADS = 256  # listings of a store, 64 over HTTP and 64 over gRPC, leave as many
+THREADS = ThreadPool("offload", most=MOST_THREADS, idle_seconds=0)
+
+
+async def by_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what the function returns, or raises, called by a thread: what takes long, as large bodies do."""
+    return await asyncio.wrap_future(THREADS.submit(work, *args, **kwargs))
 
 
 _TICKS = 16  # in the limit

@@ -22,8 +22,7 @@ import orjson
 from container.codec.bodies import exception, payload_part
 from container.control.routes import path_of
 from container.http1 import Http1Server, Limits
-from container.inference.errors import runtime_headers
-from container.inference.headers import TARGET_MODEL, TARGET_VARIANT, name_of
+from container.inference.errors import TARGET_MODEL, TARGET_VARIANT, name_of, runtime_headers
 from container.local.container import ACCOUNT, RuntimeApiError, SilentError, invalid, model_error
 from container.local.platform import Timeouts
 from container.process.sockets import listening

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 
-from container.cli.command import pairs
+from container.cli import pairs
 from container.local.async_invocations import AsyncInvocations
 from container.local.container import Container
 from container.local.front import ANY_NAME, Endpoint, Front, Throttle

@@ -13,19 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.dashboard.document import Documents, Watcher
 from container.inference.http import InferRoutes
-from container.inference.limits import RequestLimit, RequestMemory
-from container.inference.offload import by_thread
+from container.inference.limits import RequestLimit, RequestMemory, by_thread
+from container.observe.dashboard import Documents, Watcher
 from container.observe.emf import EmfReporter
 from container.observe.logs import LogControl
+from container.observe.trace_settings import TIMESTAMPS, TraceControl, TraceSettings
+from container.observe.tracing import FileTracer
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from container.settings.parsers import SettingsError, to_text
-from container.steps.access import Keys
-from container.steps.restrictions import Restrictions, forwarding
+from container.steps.access import Keys, Restrictions, forwarding
 from container.steps.shared_memory import Regions
-from container.traces.settings import TIMESTAMPS, TraceControl, TraceSettings
-from container.traces.tracing import FileTracer
 from model_handlers.base import Footprint, by_device
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system import devices, memory
@@ -48,9 +46,9 @@ from serve.threads import UnderWay
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from container.observe.tracing import Tracing
     from container.process.master import LastWords
     from container.settings import SingleModel
-    from container.traces.tracing import Tracing
     from serve.sizes import MemoryBudget
 
 
@@ -243,7 +241,7 @@ def _tracer(settings: Settings, life: str) -> Tracing | None:
         return FileTracer(str(settings.trace_file), first, began(life))
     if not settings.trace_url:
         return None
-    from container.traces.otel import Tracer  # noqa: PLC0415 - optional, and 200 ms
+    from container.observe.otel import Tracer  # noqa: PLC0415 - optional, and 200 ms
 
     name = settings.endpoint_name
     called = "mme" if name == "unknown" else name

@@ -21,8 +21,7 @@ from gunicorn.workers.base import Worker
 from container.control.app import ControlPlane
 from container.http1 import Http1Server, Limits
 from container.inference.errors import too_large
-from container.inference.limits import ConnectionCap, Turns
-from container.inference.offload import by_thread
+from container.inference.limits import ConnectionCap, Turns, by_thread
 from container.process.master import LostGpus
 from container.process.resources import OpenFiles, QuietCollector, most_connections, raise_limit
 from container.process.service import Service

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from container.control.routes import CATEGORIES, InferenceType
-from container.steps.restrictions import Restriction
+from container.steps.access import Restriction
 from model_handlers.errors import Kind, MmeError
 from model_handlers.scripts.default_script import SELECTABLE
 from serve.control import DEFAULT_LATENCIES, DEFAULT_QUANTILES, Latencies

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from container.settings.parsers import Parser
-    from container.steps.restrictions import Restriction
+    from container.steps.access import Restriction
     from serve.sizes import MemoryBudget
 
 DEFAULT_PORT = 8080  # SageMaker's, where it names no other

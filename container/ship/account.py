@@ -14,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from container.cli.command import ARCHIVE_SUFFIX
+from container.cli import ARCHIVE_SUFFIX
 from container.ship.aws import DENIED, code_of, split_uri
 from container.ship.endpoint import (
     MARK,

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from container.cli.command import DEFAULT_URL
+from container.cli import DEFAULT_URL
 from container.ship.aws import aws_errors
 from model_handlers.errors import Kind, MmeError, invalid_argument
 

@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from container.cli.command import Command, add_region, number, pairs, whole
+from container.cli import Command, add_region, number, pairs, whole
 from container.ship import account
 from container.ship.aws import Aws
 from container.ship.endpoint import (

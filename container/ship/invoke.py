@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from container.cli.command import DEFAULT_URL, Command, add_identity, add_region, number, seconds
+from container.cli import DEFAULT_URL, Command, add_identity, add_region, number, seconds
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from container.cli.command import ARCHIVE_SUFFIX, Command, add_region, progress
+from container.cli import ARCHIVE_SUFFIX, Command, add_region, progress
 from container.ship.aws import Aws, aws_errors, code_of, split_uri
 from model_handlers.errors import MmeError, invalid_argument
 

@@ -1,4 +1,4 @@
-"""Which requests a port lets in by their head: by the host and page that they come from, then by their key.
+"""Which requests are let in by their head: by host and page, by key, by an operator's secret. And headers for models.
 
 A browser sends requests for any page that it shows, and reaches servers that nothing else from outside reaches. Its
 headers tell:
@@ -13,6 +13,16 @@ Clients that are no browsers send neither Origin nor Sec-Fetch-Site. HTTP/1.0 ma
 Keys stand in a file by their hashes (`sha256:<64 hexadecimal digits> inference,health     # a comment`), each with the
 categories that it is for, or `*`. A client sends `Authorization: Bearer KEY`, over gRPC as metadata. A request of no
 category wants a key all the same. Keys are long and drawn by chance, so that a plain hash of one can't be reversed.
+
+Parts of the protocols may want a secret. Over HTTP it is the route that belongs to a category, never what a client
+wrote. What is in no category is free: /metrics above all.
+
+    --http-restricted-api=model-repository,trace:admin-key=secret        a header of that name with that value
+    --grpc-restricted-protocol=model-repository,trace:admin-key=secret   metadata, named triton-grpc-protocol-admin-key
+
+Headers whose names match the operator's pattern become parameters of the request, as tritonserver's flags have it: the
+pattern is looked for anywhere in a name, letter case does not count unless it begins with (?-i), and a header wins over
+a parameter of that name in the body: what a proxy adds is not for clients to say.
 """
 
 from __future__ import annotations
@@ -20,18 +30,23 @@ from __future__ import annotations
 import hmac
 import re
 import socket
+from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
+from container.codec.request import RESERVED
 from container.control.routes import CATEGORIES, only_reads, parse_target
 from container.http1 import Refusal
+from container.http1.rules import Headers, text_of
 from container.process.resources import Followed
-from model_handlers.errors import invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from serve.request import InferenceRequest
 
     RoleOf = Callable[[str, bytes], str | None]
 
@@ -235,3 +250,71 @@ class Keys(Followed):
             if hmac.compare_digest(entry.digest, digest):
                 found = entry
         return found
+
+
+GRPC_PREFIX = "triton-grpc-protocol-"
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """Categories of the route table that want a header of that value."""
+
+    categories: tuple[str, ...]
+    header: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{','.join(self.categories)}:{self.header}={self.value}"
+
+
+class Restrictions:
+    """What requests have to bring, by category; `what` is how a sentence calls what is restricted."""
+
+    def __init__(self, given: Iterable[Restriction], prefix: str = "", what: str = "API") -> None:
+        self._wanted = {
+            category: (f"{prefix}{restriction.header}", restriction.value)
+            for restriction in given
+            for category in restriction.categories
+        }
+        self._what = what
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    def check(self, category: str, headers: Mapping[str, str]) -> None:
+        """Check that a request brings what its category wants; "" for none, headers by lower-case name."""
+        if category not in self._wanted:
+            return
+        header, value = self._wanted[category]
+        if not hmac.compare_digest(headers.get(header.lower(), "").encode("utf-8", "replace"), value.encode()):
+            raise MmeError(Kind.RESTRICTED, f"This {self._what} is restricted, expecting header '{header}'")
+
+
+_CASE_COUNTS = "(?-i)"
+_NEVER = RESERVED | {"headers"}
+
+
+class Forwarding:
+    """What is handed to models of headers, by a pattern of their names."""
+
+    def __init__(self, pattern: str) -> None:
+        bare = pattern.removeprefix(_CASE_COUNTS)
+        self._wanted = re.compile(bare, 0 if bare != pattern else re.IGNORECASE)
+
+    def add(self, request: InferenceRequest, headers: Mapping[str, str]) -> None:
+        found = {name: value for name, value in _as_sent(headers) if self._wanted.search(name)}
+        for name in found:
+            if name.lower() in _NEVER or name.lower().startswith("triton_"):
+                raise invalid_argument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+        if found:
+            request.parameters = {**(request.parameters or {}), **found}
+
+
+def forwarding(pattern: str) -> Forwarding | None:
+    return Forwarding(pattern) if pattern else None
+
+
+def _as_sent(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    if not isinstance(headers, Headers):
+        return headers.items()
+    return ((text_of(name), text_of(value.rstrip())) for name, value in headers.fields)

@@ -13,9 +13,9 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
+from container.observe.trace_settings import TraceSettings
 from container.settings import SettingsError, read_settings
 from container.settings.schema import VARIABLES
-from container.traces.settings import TraceSettings
 from model_handlers.base import Handler
 from model_handlers.config.bounds import BOUNDS, MAX_CONFIG_SIZE, MAX_INSTANCES, excesses
 from model_handlers.config.convert import config_json

@@ -122,7 +122,7 @@ if __name__ == "__main__":
     import container.process.worker  # noqa: F401
     from container.cli import main
 
-    for name in ("container.grpc.server", "container.traces.otel", "serve.sources.s3"):  # which some of them import
+    for name in ("container.grpc.server", "container.observe.otel", "serve.sources.s3"):  # which some of them import
         with suppress(ImportError):
             importlib.import_module(name)
 

@@ -18,10 +18,10 @@ from container.control.routes import Flavor, HotTarget, InferenceType
 from container.inference import http
 from container.inference.call import Call
 from container.inference.http import GenerateBody, HttpReply, InferRoutes, TensorBody
+from container.observe.trace_settings import TraceSettings
+from container.observe.tracing import Tracing, follow
 from container.settings import Settings
 from container.steps import CallStep
-from container.traces.settings import TraceSettings
-from container.traces.tracing import Tracing, follow
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32, UINT8

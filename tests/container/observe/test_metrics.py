@@ -8,7 +8,7 @@ import threading
 import psutil
 import pytest
 
-from container.inference.offload import by_thread
+from container.inference.limits import by_thread
 from container.observe import exposition, metrics
 from container.observe.metrics import Exporter
 from container.settings import Mode

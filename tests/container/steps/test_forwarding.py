@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from container.http1.rules import joined
-from container.steps.restrictions import Forwarding, forwarding
+from container.steps.access import Forwarding, forwarding
 from model_handlers.errors import Kind, MmeError
 from serve.request import InferenceRequest, Layout
 

@@ -7,7 +7,7 @@ from tritonclient.grpc import service_pb2
 
 from container.control.routes import CATEGORIES, GRPC_ROUTES, HTTP_ROUTES
 from container.settings import Mode
-from container.steps.restrictions import Restriction, Restrictions
+from container.steps.access import Restriction, Restrictions
 from model_handlers.errors import Kind, MmeError
 
 FREE = {"/metrics", "/execution-parameters"}

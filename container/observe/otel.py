@@ -16,11 +16,11 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from container.traces.tracing import Tracing
+from container.observe.tracing import Tracing
 
 if TYPE_CHECKING:
-    from container.traces.settings import TraceSettings
-    from container.traces.tracing import Phase, Trace
+    from container.observe.trace_settings import TraceSettings
+    from container.observe.tracing import Phase, Trace
     from model_handlers.errors import MmeError
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 
-from container.dashboard import document
+from container.observe import dashboard
 from container.settings import Mode
 from serve.request import Timings
 from serve.statistics import CacheEvent, Duration, EventType, ModelStats
@@ -151,10 +151,10 @@ def test_a_model_that_loads_while_a_second_is_taken_costs_no_second(served, ask,
 def test_requests_that_end_while_a_second_is_taken_have_times_of_their_own(served, monkeypatch):
     """A mean is made of counters of each model that are read together, however long it takes to read all models."""
     running = served({"a": 10}, "a")
-    monkeypatch.setattr(document, "Slices", partial(Slices, count().__next__))  # each is over when it begins
+    monkeypatch.setattr(dashboard, "Slices", partial(Slices, count().__next__))  # each is over when it begins
 
     async def sampled():
-        watcher, (stats,) = document.Watcher(running.engine), running.engine.stats.values()
+        watcher, (stats,) = dashboard.Watcher(running.engine), running.engine.stats.values()
         for _ in range(2):
             sample = asyncio.ensure_future(watcher.sample())
             while not sample.done():

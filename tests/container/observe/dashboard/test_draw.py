@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-import container.dashboard
-from container.dashboard.document import COLUMNS
+from container.observe import dashboard
+from container.observe.dashboard import COLUMNS
 from tests.http_server import Handler, answering
 
-STATIC = Path(container.dashboard.__file__).parent / "static"
+STATIC = Path(dashboard.__file__).parent / "static"
 DASH = "\N{EN DASH}"
 REQUESTS = {"key": "requests", "series": [["succeeded", "answered"], ["failed", "failed"]]}
 LATENCY = {"key": "latency", "series": [["compute_ms", "executing"], ["queue_ms", "in the queue"]]}

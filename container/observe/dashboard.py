@@ -1,4 +1,8 @@
-"""What the page shows, as plain data: the engine's models, and its last minutes. On the event loop only.
+"""What the page at /dashboard shows, as plain data: the engine's models, and its last minutes. On the event loop only.
+
+`control.http` serves it. `templates/dashboard.html` is a frame without data. `static/dashboard.js` asks for the data
+once a second and draws them; `static/draw.js` has the shapes and words. What a client can name (models, errors) becomes
+text, never markup.
 
 However many models there are, the document stays small: bars for the largest, a row for as many as a person reads,
 and sums of the rest. Names are those that clients use.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from container.inference import offload
+from container.inference.limits import MOST_THREADS, by_thread
 
 
 async def test_threads_are_bounded_and_all_work_is_done():
@@ -21,10 +21,10 @@ async def test_threads_are_bounded_and_all_work_is_done():
         with lock:
             under_way -= 1
 
-    works = [asyncio.ensure_future(offload.by_thread(work)) for _ in range(offload.MOST + 8)]
-    while under_way < offload.MOST:  # noqa: ASYNC110 - a thread that works sets no event of the loop
+    works = [asyncio.ensure_future(by_thread(work)) for _ in range(MOST_THREADS + 8)]
+    while under_way < MOST_THREADS:  # noqa: ASYNC110 - a thread that works sets no event of the loop
         await asyncio.sleep(0.001)
     go.set()
     await asyncio.gather(*works)
 
-    assert most == offload.MOST
+    assert most == MOST_THREADS

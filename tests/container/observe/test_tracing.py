@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.traces.settings import TraceSettings
-from container.traces.tracing import MODEL, REQUEST_ID, VERSION, FileTracer, Origin, Phase, origin
+from container.observe.trace_settings import TraceSettings
+from container.observe.tracing import MODEL, REQUEST_ID, VERSION, FileTracer, Origin, Phase, origin
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 BOTH = Origin(int(TRACE, 16), int(SPAN, 16), sampled=True)

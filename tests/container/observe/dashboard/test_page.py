@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from container.dashboard.document import BARS, ROWS
+from container.observe.dashboard import BARS, ROWS
 from container.settings import Mode
 from model_handlers.errors import Kind
 from serve.cache.entry import Failure

@@ -1,6 +1,6 @@
 """The ring of the last minutes: what a second is, and what is kept of it."""
 
-from container.dashboard.document import COLUMNS, SECONDS, History, Totals, difference
+from container.observe.dashboard import COLUMNS, SECONDS, History, Totals, difference
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from container.traces.settings import TraceControl, TraceSettings
+from container.observe.trace_settings import TraceControl, TraceSettings
 from model_handlers.errors import Kind, MmeError
 
 FIRST = TraceSettings(on=True, rate=50, count=-1)

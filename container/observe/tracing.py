@@ -20,7 +20,7 @@ What it went through is one span, with those below it that its way had; times ar
 
 Of an ensemble's request each step is a span, called as its model, with the last four of these below it. So is each call
 that a model makes of another one, below its `compute`; where a batch of several requests was executed each of them has
-it. `traces.otel` sends spans. A `FileTracer` writes them in Triton's own format, a file of JSON: each step of an
+it. `otel` sends spans. A `FileTracer` writes them in Triton's own format, a file of JSON: each step of an
 ensemble, and each model that another one called, is a trace of its own with a `parent_id`. All are written when the
 server ends; with a frequency so many at a time, into the file with `.0`, `.1`, … behind its name. A worker that takes
 the place of another one goes on behind what that one has written.
@@ -42,10 +42,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from container.control.routes import shown
-from container.inference.headers import INFERENCE_ID, TARGET_MODEL, name_of
-from container.inference.offload import THREADS
+from container.inference.errors import INFERENCE_ID, TARGET_MODEL, name_of
+from container.inference.limits import THREADS
+from container.observe.trace_settings import TraceControl, TraceSettings
 from container.steps import CallStep
-from container.traces.settings import TraceControl, TraceSettings
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Traces of requests, and the two forms in which they are told."""
