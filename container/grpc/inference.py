@@ -40,7 +40,6 @@ from container.grpc.rpc import refuse
 from container.inference.call import LAST, PART, Body, Call, Reply
 from container.inference.limits import by_thread as on_thread
 from container.observe.tracing import follow_rpc
-from container.steps.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from container.inference.limits import RequestLimit
     from container.observe.tracing import Tracing
     from container.steps.access import Forwarding
+    from container.steps.shared_memory import Regions
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.model.warmup import Labels
@@ -65,32 +65,20 @@ MAX_UNSENT = 64 << 20  # and at which it reads a decoupled model's responses too
 
 
 class Inference:
-    """Both methods over an engine, and the streams that are open.
-
-    Args:
-        engine: that of the server.
-        limit: of the time that a request may take.
-        tracer: what traces requests, None where traces go nowhere.
-        forwarding: which metadata models see, None for none.
-        regions: of shared memory, in which tensors may lie; None for none.
-
-    Attributes:
-        engine, forwarding, regions: as given.
-        decoder, encoder: read requests, and write responses.
-    """
+    """Both methods over an engine, and the streams that are open."""
 
     def __init__(
         self,
         engine: Engine,
         limit: RequestLimit,
+        regions: Regions,
         tracer: Tracing | None = None,
         forwarding: Forwarding | None = None,
-        regions: Regions | None = None,
     ) -> None:
         self.engine = engine
         self.forwarding = forwarding
-        self.regions = Regions() if regions is None else regions
-        self.decoder = GrpcDecoder(self.regions)
+        self.regions = regions
+        self.decoder = GrpcDecoder(regions)
         self.encoder = Encoder()
         self._limit = limit
         self._tracer = tracer
@@ -199,13 +187,7 @@ class GrpcReply(Reply):
 
 
 class MessageBody(Body):
-    """A ModelInferRequest.
-
-    Args:
-        inference: has what reads it.
-        data: the message.
-        reply: where its responses go.
-    """
+    """A ModelInferRequest, whose responses go to the reply."""
 
     def __init__(self, inference: Inference, data: bytes, reply: GrpcReply) -> None:
         self._inference = inference
@@ -371,10 +353,6 @@ class StreamReply(GrpcReply):
 
 class InferStream:
     """One stream: what its client may have under way, and in which order it is answered.
-
-    Args:
-        rpc: that it came on.
-        inference: begins its requests.
 
     Attributes:
         errors_as_status: whether the first error ends it.

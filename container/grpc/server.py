@@ -44,11 +44,6 @@ _ALGORITHMS = {
 class GrpcServer:
     """Serves both services on a port of its own.
 
-    Args:
-        service: what it serves, whose settings say where it listens, and how.
-        turns: what connections may do in a turn of the loop.
-        cap: on the number of connections.
-
     Attributes:
         port: where it listens, also where the settings leave that to the system.
         tls: what clients are shown, None where it is plain.
@@ -71,7 +66,7 @@ class GrpcServer:
         self._connections: set[Connection] = set()
         self._listeners: list[asyncio.Server] = []
         forwards = forwarding(settings.grpc_header_pattern)
-        self._inference = Inference(service.engine, service.limit, service.tracer, forwards, service.regions)
+        self._inference = Inference(service.engine, service.limit, service.regions, service.tracer, forwards)
         methods = Methods(service, self._draining)
         streaming = {"stream_infer": self._inference.stream_infer, "watch": methods.watch}
         found, self._roles = {}, {}

@@ -42,22 +42,22 @@ from container.control.routes import Flavor, HotTarget, InferenceType, parse_tar
 from container.inference import errors
 from container.inference.call import LAST, PART, Body, Call, Reply
 from container.inference.errors import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_VARIANT, known, log_failure, name_of
-from container.inference.limits import Inflating, RequestMemory, out_of_request_memory
+from container.inference.limits import Inflating, out_of_request_memory
 from container.inference.limits import by_thread as on_thread
 from container.observe.tracing import follow
+from container.steps.access import Restrictions, forwarding
 from container.steps.sessions import SESSION_ID, SessionCalls
-from container.steps.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from container.http1 import HttpRequest
-    from container.inference.limits import RequestLimit
+    from container.inference.limits import RequestLimit, RequestMemory
     from container.observe.tracing import Tracing
     from container.settings import Settings
-    from container.steps.access import Forwarding, Restrictions
     from container.steps.sessions import SessionRequest
+    from container.steps.shared_memory import Regions
     from model_handlers.config.model_config import ModelConfig
     from serve.engine import Engine
     from serve.request import InferenceRequest, InferenceResponse
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 _MAX_ROUTES = 4096  # targets remembered
 _LONGEST = 512  # bytes of one that is
-_MEMORY_IN_BODIES = 4  # of the largest size, where no memory of requests is given
 _QUICK_BODY = 1 << 14  # bytes of a compressed body: those of more are inflated by a thread
 _QUICK_ANSWER = 1 << 18  # bytes that take less than a millisecond to be compressed
 _READ_AT_ONCE = 2  # large bodies of JSON: their elements take memory, where others are no more than bodies
@@ -461,18 +460,10 @@ class InferRoutes:
     """Answers the hot requests.
 
     Args:
-        engine: that of the server.
-        settings: those of the server.
         default_model: the model of /invocations without a target model header, "" for none.
-        starting: whether /ping has to wait until `starting` is set to False.
-        restrictions: what requests have to bring, None for nothing.
-        forwarding: which headers models see, None for none.
-        regions: of shared memory, in which tensors may lie; None for none.
-        tracer: what traces requests, None where traces go nowhere.
-        memory: of requests on the way.
-        limit: of the time that a request may take; None for none.
 
     Attributes:
+        starting: whether start-up models are still waited for; /ping fails then.
         draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
         broken: set when the instance should be replaced; /ping fails then.
         on_healthy: called whenever /ping is answered 200.
@@ -484,32 +475,27 @@ class InferRoutes:
         self,
         engine: Engine,
         settings: Settings,
-        *,
+        memory: RequestMemory,
+        regions: Regions,
         default_model: str = "",
-        starting: bool = False,
-        restrictions: Restrictions | None = None,
-        forwarding: Forwarding | None = None,
-        regions: Regions | None = None,
         tracer: Tracing | None = None,
-        memory: RequestMemory | None = None,
         limit: RequestLimit | None = None,
     ) -> None:
-        max_body = settings.max_body_bytes
         self.engine = engine
         self.settings = settings
-        self.memory = RequestMemory(_MEMORY_IN_BODIES * max_body) if memory is None else memory
+        self.memory = memory
+        self.starting = False
         self.draining = False
         self.broken = False
         self.on_healthy: Callable[[], None] | None = None
-        self.starting = starting
         self.literal_json = settings.literal_json
-        self.forwarding = forwarding
-        self.regions = Regions() if regions is None else regions
-        self.decoder = Decoder(max_body, self.regions)
+        self.forwarding = forwarding(settings.http_header_pattern)
+        self.regions = regions
+        self.decoder = Decoder(settings.max_body_bytes, regions)
         self.reading = asyncio.Semaphore(_READ_AT_ONCE)
         self._default_model = default_model
         self._limit = limit
-        self._restrictions = restrictions
+        self._restrictions = Restrictions(settings.http_restrictions) if settings.http_restrictions else None
         self._tracer = tracer
         self._routes: dict[bytes, HotTarget | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()

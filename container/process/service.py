@@ -22,7 +22,7 @@ from container.observe.trace_settings import TIMESTAMPS, TraceControl, TraceSett
 from container.observe.tracing import FileTracer
 from container.settings import ALL_MODELS, Mode, PingMode, RateLimit, Settings, choose_single_model
 from container.settings.parsers import SettingsError, to_text
-from container.steps.access import Keys, Restrictions, forwarding
+from container.steps.access import Keys
 from container.steps.shared_memory import Regions
 from model_handlers.base import Footprint, by_device
 from model_handlers.errors import Kind, MmeError
@@ -99,17 +99,9 @@ class Service:
         self.cuda_regions = Regions("cuda", allowed=settings.allow_client_shm)
         self.logs = LogControl(settings.log_level, settings.log_format)
         self.routes = InferRoutes(
-            self.engine,
-            settings,
-            default_model=default_model,
-            starting=settings.ping_mode is PingMode.READY and settings.mode is not Mode.PLATFORM,
-            restrictions=Restrictions(settings.http_restrictions) if settings.http_restrictions else None,
-            forwarding=forwarding(settings.http_header_pattern),
-            regions=self.regions,
-            tracer=self.tracer,
-            memory=self.memory,
-            limit=self.limit,
+            self.engine, settings, self.memory, self.regions, default_model, self.tracer, self.limit
         )
+        self.routes.starting = settings.ping_mode is PingMode.READY and settings.mode is not Mode.PLATFORM
         self.routes.on_healthy = words.serves if words is not None else None
         self.emf = EmfReporter(self.engine, settings) if settings.emf else None
         self.watcher = Watcher(self.engine) if settings.dashboard else None

@@ -12,6 +12,7 @@ from container.grpc import grpc_service_pb2 as pb
 from container.grpc import inference as module
 from container.grpc.inference import Inference, InferStream
 from container.inference.limits import RequestLimit
+from container.steps.shared_memory import Regions
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32
 from serve.request import InferenceResponse
@@ -69,7 +70,7 @@ class Rpc:
 
 def inference(engine=None):
     """The methods over an engine."""
-    return Inference(engine or Engine(), RequestLimit(3600, asyncio.get_running_loop()))
+    return Inference(engine or Engine(), RequestLimit(3600, asyncio.get_running_loop()), Regions())
 
 
 def asked(data=4):

@@ -18,10 +18,12 @@ from container.control.routes import Flavor, HotTarget, InferenceType
 from container.inference import http
 from container.inference.call import Call
 from container.inference.http import GenerateBody, HttpReply, InferRoutes, TensorBody
+from container.inference.limits import RequestMemory
 from container.observe.trace_settings import TraceSettings
 from container.observe.tracing import Tracing, follow
 from container.settings import Settings
 from container.steps import CallStep
+from container.steps.shared_memory import Regions
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, FP32, UINT8
@@ -123,7 +125,7 @@ def tracer(request):
 def begun(tracer, kind=InferenceType.INFER, *, engine=None, event_stream=False, body=b"{}"):
     """A call, its reply and its exchange."""
     engine = engine or Engine()
-    exchange, routes = Exchange(body), InferRoutes(engine, Settings())
+    exchange, routes = Exchange(body), InferRoutes(engine, Settings(), RequestMemory(1 << 28), Regions())
     route = HotTarget(Flavor.SAGEMAKER, event_stream=event_stream)
     reply = HttpReply(routes, exchange, route, kind)
     sent = TensorBody if kind is InferenceType.INFER else GenerateBody
