@@ -51,13 +51,7 @@ def inflate_quickly(body: bytes, encoding: str, limit: int) -> bytes | None:
 def inflate(
     body: bytes, encoding: str, limit: int = 64 << 20, take: Callable[[int], None] = lambda _size: None
 ) -> bytes:
-    """The body as it was before `Content-Encoding`.
-
-    Args:
-        body: as it was sent.
-        encoding: of it.
-        limit: of its size.
-        take: told of each further size; may raise.
+    """The body as it was before `Content-Encoding`; `take` is told of each further size, and may raise.
 
     Raises:
         MmeError: UNSUPPORTED for an unknown encoding, TOO_LARGE beyond `limit` bytes, INVALID_ARGUMENT for garbage.
@@ -107,7 +101,6 @@ def wanted_encoding(accept: str) -> str:
 
 
 def compress(parts: Sequence[bytes | memoryview], encoding: str) -> bytes:
-    """A body in one of `ENCODINGS`."""
     compressor = isal_zlib.compressobj(_LEVEL, wbits=_WINDOWS[encoding])
     return b"".join((*[compressor.compress(part) for part in parts], compressor.flush()))
 

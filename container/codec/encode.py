@@ -114,11 +114,6 @@ _LINE = OutputOptions(binary=False)
 def encode_line(response: InferenceResponse, places: dict[str, Place] | None = None, *, literal: bool = False) -> bytes:
     """A response as a line of an answer that is `application/jsonlines`: the JSON that would be an answer of its own.
 
-    Args:
-        response: one of several.
-        places: as in `OutputOptions`.
-        literal: as of `encode`.
-
     Raises:
         MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON; see `shared.write_output`.
     """
@@ -131,7 +126,6 @@ def encode_line(response: InferenceResponse, places: dict[str, Place] | None = N
 
 
 def tensor_bytes(array: Array, data_type: DataType) -> bytes | memoryview:
-    """A tensor as binary data have it."""
     return encode_bytes_elements(array) if data_type is BYTES else raw(array, data_type)
 
 

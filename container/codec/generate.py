@@ -43,13 +43,7 @@ if TYPE_CHECKING:
 
 
 def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_complete: Completion) -> InferenceRequest:
-    """A request from its body, its inputs in the order of the model's.
-
-    Args:
-        body: a JSON object.
-        config: the model's, completed.
-        layouts: where the request's layout is interned.
-        on_complete: the request's completion.
+    """A request from its body, a JSON object: its inputs in the order of the model's; `layouts` interns its layout.
 
     Raises:
         MmeError: INVALID_ARGUMENT naming the key that is wrong. Missing inputs are left to the check of the layout.
@@ -66,9 +60,7 @@ def decode_generate(body: bytes, config: ModelConfig, layouts: Layouts, on_compl
 def encode_generate(response: InferenceResponse, *, literal: bool = False) -> bytes:
     """A response as a JSON object: its parameters, and each output as its one element or as a flat list.
 
-    Args:
-        response: what the model answered.
-        literal: whether it says NaN and Infinity, as Triton's does, in place of null.
+    Where it is `literal` it says NaN and Infinity, as Triton's does, in place of null.
 
     Raises:
         MmeError: UNSUPPORTED when an output or a parameter can't be written as JSON, or not under its name.

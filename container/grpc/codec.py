@@ -465,11 +465,7 @@ def error_in_stream(
 ) -> bytes:
     """The bytes of a ModelStreamInferResponse that tells of an error of one request.
 
-    Args:
-        message: the error.
-        request_id: the request's id.
-        model: name and version of the model whose response it is.
-        final: whether it is the last response; None of a request that no model was given.
+    `model` is the name and version that answers; `final` says whether it is the last response, None if there is none.
     """
     response = pb.ModelInferResponse(model_name=model[0], model_version=model[1], id=request_id).SerializeToString()
     response += b"" if final is None else _FINAL[final]

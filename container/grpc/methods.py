@@ -39,12 +39,7 @@ _LONG = frozenset({"index", "model_statistics"})  # operations whose documents t
 
 
 class Methods:
-    """The methods over a service.
-
-    Args:
-        service: what they tell of.
-        draining: set when the server goes.
-    """
+    """The methods over a service; `draining` is set when the server goes."""
 
     def __init__(self, service: Service, draining: asyncio.Event) -> None:
         self._operations = operations = Operations(service)

@@ -93,7 +93,6 @@ class Calls:
 
     Attributes:
         tasks: of calls under way.
-        largest, compression, memory: as given.
     """
 
     def __init__(

@@ -328,7 +328,6 @@ class RequestParser:
             self._buffer.writelines((request.body, piece))
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
         request = self.arriving
         if request is None:
             return  # an upgrade: llhttp stops here

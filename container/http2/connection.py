@@ -239,12 +239,8 @@ class Connection(asyncio.Protocol):
     """One connection.
 
     Args:
-        loop: the event loop.
         begin: told of each stream.
         connections: those that there are, of which this one is one while it lasts.
-        keepalive: how long it lasts.
-        turns: what connections may do in a turn of the loop.
-        cap: on the number of connections.
 
     Attributes:
         watch: looks after its life.

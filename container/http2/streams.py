@@ -358,18 +358,13 @@ class StreamTable:
     """The streams of a connection. Takes the client's frames.
 
     Args:
-        connection: theirs.
         begin: told of each stream and of its headers, None of those that are larger than is taken.
-        output: what is sent to the client.
-        guard: counts what it has us do for nothing.
-        turns, budget: what connections, and this one, may do in a turn of the loop.
 
     Attributes:
         open: those that there are, by number.
         last: the highest that the client has opened.
         final: the highest that is served, None while any is.
         window: how much data the client takes.
-        output, turns, budget: as given.
     """
 
     def __init__(

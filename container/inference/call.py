@@ -122,7 +122,6 @@ class Call:
 
     @property
     def is_resident(self) -> bool:
-        """Whether its model is in memory."""
         return self.engine.index.is_resident(self.name)
 
     # -- to the engine -----------------------------------------------------------------------------------------------

@@ -76,14 +76,7 @@ class Endpoint:
             raise invalid(f"Endpoint {name} is not a multi-model endpoint and does not support target model header.")
 
     async def invoke(self, target: str, body: bytes, headers: Mapping[str, str], patience: float = 0.0) -> HttpResponse:
-        """The container's answer of status 200.
-
-        Args:
-            target: the model, "" on an endpoint of one.
-            body: the request's.
-            headers: the request's, those that the platform lets through.
-            patience: seconds, a load included; 0 means SageMaker's own.
-        """
+        """The container's answer of status 200, in so many seconds, a load included; 0 means SageMaker's own."""
         patience = patience or self.limits.invocation
         if self.platform:
             return self._checked(await self.platform.invoke(target, body, headers, patience))

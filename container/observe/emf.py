@@ -87,13 +87,7 @@ _Metrics = dict[str, _Values]
 
 
 class EmfReporter:
-    """Writes what the cache of an engine did, period by period.
-
-    Args:
-        engine: whose cache.
-        settings: names, namespace, period, and how many models have metrics of their own.
-        write: where the lines go.
-    """
+    """Writes what the cache of an engine did, period by period."""
 
     def __init__(self, engine: Engine, settings: Settings, write: Callable[[bytes], object] | None = None) -> None:
         self._engine = engine

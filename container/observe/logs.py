@@ -84,7 +84,6 @@ class LogControl:
         return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, PipeHandler))
 
     def document(self) -> dict[str, Any]:
-        """As a client reads it."""
         return self._now.as_document()
 
     def change(self, wanted: Mapping[str, Any]) -> None:
@@ -124,7 +123,6 @@ class Lines(logging.Formatter):
         self._form = forms[form]
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
         facts = {name: fact for name, fact in record.__dict__.items() if name not in _NO_FACTS}
         return self._form(record, facts, self.formatException(record.exc_info) if record.exc_info else "")
 
@@ -211,7 +209,6 @@ class LogSettings:
         return cls({"log_file": "", **switches, "log_verbose_level": verbose, "log_format": format.value})
 
     def as_document(self) -> dict[str, Any]:
-        """As a client reads them."""
         return dict(self._document)
 
     def lets_through(self, level: int) -> bool:
@@ -274,9 +271,7 @@ class LinePipe:
         dropped: lines, so far.
 
     Args:
-        fd: where lines go.
         told: makes the line that says how many were dropped; b"" for none.
-        most_bytes: of lines that are kept.
     """
 
     def __init__(self, fd: int, told: Callable[[int], bytes], *, most_bytes: int = _MOST_BYTES) -> None:
@@ -388,7 +383,6 @@ class PipeHandler(logging.StreamHandler["TextIO"]):
         return self._pipe.dropped if self._pipe else 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line of a record."""
         if self._pipe is None:
             super().emit(record)
             return

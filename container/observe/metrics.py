@@ -54,13 +54,7 @@ _IN_FLIGHT = "Bytes of requests and responses on the way, which no budget for mo
 
 
 class Exporter:
-    """Writes the metrics of a service, for one scrape at a time.
-
-    Args:
-        service: whose.
-        offload: runs on a thread what waits for drivers.
-        clock: seconds.
-    """
+    """Writes the metrics of a service, for one scrape at a time; `offload` runs on a thread what waits for drivers."""
 
     def __init__(self, service: Service, offload: Offload, clock: Callable[[], float] = time.perf_counter) -> None:
         self._service = service
@@ -115,12 +109,7 @@ def _ask_machine() -> _Machine:
 class _Scrape:
     """What one scrape finds, of which families of the server read their values.
 
-    Args:
-        service: whose.
-        machine: what it is doing.
-
     Attributes:
-        engine: the service's.
         used: bytes of models in memory or promised; reserved: those promised; grown: those that executions took.
         left_out: targets that have no series.
     """
@@ -302,7 +291,6 @@ class _Table:
         known.values = values
 
     def lines(self, family: Family) -> Iterator[bytes]:
-        """Give the lines of a family."""
         place, kept = self._place[family.name], list(self._kept.values())
         for start in range(0, len(kept), _JOINED):
             yield b"".join([each.lines[place] for each in kept[start : start + _JOINED]])

@@ -139,7 +139,6 @@ _CODE = "/opt/ml/model/code"  # where the SageMaker SDK puts a script into every
 
 
 def boolean(text: str) -> bool:
-    """`true` or `false`, also as 1/0, yes/no, on/off."""
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:

@@ -386,7 +386,6 @@ class Settings:
 
     @property
     def repositories(self) -> tuple[Path | str, ...]:
-        """Every model repository, whether a folder or a URL."""
         if self.repository_urls:
             return self.repository_urls
         return () if self.model_repository is None else (self.model_repository, *self.more_repositories)

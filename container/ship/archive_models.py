@@ -211,7 +211,6 @@ class ModelSource:
         return self.config is None and (self.file is not None or is_version(self.path))
 
     def stage(self, destination: Path) -> None:
-        """Put the model into the new directory `destination`."""
         if self.file is not None:
             _stage_file(self.path, self.file, destination)
         elif is_version(self.path):
@@ -434,7 +433,6 @@ def _tensor(name: str, step: str, number: int, count: int, others: set[str]) -> 
 
 
 def _source(step: ModelConfig, spec: TensorSpec, before: Made, known: Made, batch: int) -> str:
-    """The ensemble's tensor for an input."""
     in_order = len(before) == len(step.inputs) and not any(each.name in before for each in step.inputs)
     if in_order:
         tensor, source = list(before.values())[[each.name for each in step.inputs].index(spec.name)]

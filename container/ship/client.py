@@ -61,7 +61,6 @@ class Identity:
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """For connections by TLS."""
         try:
             return ssl.create_default_context(cafile=self.ca)
         except OSError as error:

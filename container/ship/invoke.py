@@ -198,7 +198,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def level_of(clients: int, found: Sequence[tuple[float, str]], seconds: float) -> Level:
-    """The figures of one level."""
     times = sorted(took * 1000 for took, what in found if what != "error")
     kinds = [what for _, what in found]
     told = any(what in {"hit", "miss"} for what in kinds)
@@ -261,7 +260,6 @@ def _place(arguments: argparse.Namespace) -> None:
 def _measure(
     send: Sender, request: Request, targets: Sequence[str], weights: Sequence[float], count: int, seconds: float
 ) -> Level:
-    """One level: so many clients, for so long."""
     began = time.perf_counter()
     counts_from, ends = began + seconds * _WARM_UP, began + seconds * (1 + _WARM_UP)
 

@@ -84,7 +84,6 @@ def _is_arrays(arguments: argparse.Namespace) -> bool:
 
 
 def _type_of(file: str) -> str:
-    """The content type that a file's name tells."""
     told = _NUMPYS.get(Path(file).suffix) or mimetypes.guess_type(file)[0]
     return told or "application/octet-stream"
 
