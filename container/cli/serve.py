@@ -61,7 +61,8 @@ examples:
 """
 _KEY_BYTES = 32  # of entropy
 _ROOT = str(Path(__file__).parents[2])
-_AGAIN = f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli.main import serve_command as s; sys.exit(s())"
+_START = f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli.main import serve_command as s; sys.exit(s())"
+SERVE = (sys.executable, "-P", "-c", _START)  # this very code, whatever lies in the working directory
 _log = logging.getLogger("mme.start")
 
 
@@ -142,8 +143,7 @@ def _become_gunicorn(settings: Settings, words: Sequence[str]) -> None:
     resources.put_off()
     from container.process.master import Server  # noqa: PLC0415 - all of the server, without garbage collection
 
-    again = (sys.executable, "-P", "-c", _AGAIN, *words, f"--host={settings.host}")
-    Server(settings, again).run()
+    Server(settings, (*SERVE, *words, f"--host={settings.host}")).run()
 
 
 def _add_settings_flags(parser: argparse.ArgumentParser) -> None:

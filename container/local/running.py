@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 
 from container.cli import pairs
+from container.cli.serve import SERVE
 from container.local.async_invocations import AsyncInvocations
 from container.local.container import Container
 from container.local.front import ANY_NAME, Endpoint, Front, Throttle
@@ -49,11 +50,6 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS, _HEALTH_SECONDS = 0.2, 5.0
 _URL = re.compile(r"https?://[^/]")
-_ROOT = str(Path(__file__).parents[2])
-_SERVE = (
-    f"import sys; sys.path.insert(0, {_ROOT!r}); from container.cli.main import serve_command as s; sys.exit(s([]))"
-)
-OURS = (sys.executable, "-P", "-c", _SERVE)  # this very code, whatever lies in the working directory
 _PORTS = range(20_000, 32_768)  # below those that Linux chooses from
 _LOOK_AGAIN = 0.05  # seconds
 _GRACE = 30.0
@@ -165,7 +161,7 @@ def _container(
     if emulated:
         command = command_words(emulated, port, models)
     else:
-        command = list(OURS)
+        command = list(SERVE)
         environ |= {"MME_HOST": "127.0.0.1"}
         environ |= {"MME_MODEL_DIR": str(single)} if single else {}
     usual = ASYNCHRONOUS if arguments.async_output else {}
