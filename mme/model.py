@@ -32,7 +32,8 @@ class Outputs(dict[str, "Array"]):
     """
 
     def __init__(self, response: InferenceResponse) -> None:
-        super().__init__([(name, array) for name, _, array in response.outputs])
+        for name, _, array in response.outputs:
+            self[name] = array
         self.model = response.model_name
         self.version = int(response.model_version)
         self.id = response.id

@@ -119,8 +119,8 @@ class Runner:
         executed at once. But the loop has its turn between those of one task.
         """
         if self._is_here():
-            if waits and not self.loop.is_closed():
-                raise _would_wait()
+            if waits:
+                self._check_thread()
             self._check_open()
             self._begin(name, version, request, task and self._is_task_alone())
             return
@@ -216,7 +216,8 @@ class Runner:
 
     def _check_thread(self) -> None:
         if self._is_here() and not self.loop.is_closed():
-            raise _would_wait()
+            what = "this call would wait for the event loop that it is made on: await the form that ends in _async"
+            raise RuntimeError(what)
 
 
 def check_not_forked() -> None:
@@ -231,12 +232,6 @@ def own(error: MmeError) -> MmeError:
     other = MmeError(error.kind, message, error.said)
     other.version, other.parts = error.version, error.parts
     return other
-
-
-def _would_wait() -> RuntimeError:
-    return RuntimeError(
-        "this call would wait for the event loop that it is made on: await the form that ends in _async"
-    )
 
 
 def _closed() -> MmeError:

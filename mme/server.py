@@ -116,8 +116,7 @@ class Server:
         atexit.register(self.close)
         return self
 
-    def __enter__(self) -> Self:
-        return self.start()
+    __enter__ = start
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -255,18 +255,16 @@ class _Starter:
         self._asked: _Queue = SimpleQueue()  # of the thread alone; None where it is to end
         self._thread: threading.Thread | None = None
         self._holders = set[object]()
-        self._process = 0  # that of the last holder
+        self.is_copy = False  # whether this process was forked from one with holders, whose threads are not here
+        os.register_at_fork(after_in_child=self._note_fork)
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether this process was forked from one with holders, whose threads are not here."""
-        return bool(self._holders) and self._process != os.getpid()
+    def _note_fork(self) -> None:
+        self.is_copy = bool(self._holders)
 
     def hold(self, engine: object) -> None:
         """Have it there for an engine, until that lets go."""
         with self._lock:
             self._holders.add(engine)
-            self._process = os.getpid()
 
     def let_go(self, engine: object) -> None:
         """Once more does nothing."""
