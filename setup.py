@@ -14,6 +14,8 @@ from setuptools import Extension, setup
 
 COMPILED = {
     "model_handlers": [
+        "executor",
+        "in_process",
         "python/host",
         "python/outputs",
         "requests",
@@ -31,9 +33,7 @@ COMPILED = {
         "cache/entry",
         "cache/model_cache",
         "model/batcher",
-        "model/dispatch",
         "model/execution",
-        "model/executor",
         "model/layout_check",
         "model/model",
         "model/replies",

@@ -288,10 +288,6 @@ class LoadedModel(ABC):
     memory_only: bool = False
     trim_runtime: Callable[[], None] | None = None  # see `Runtime.trim`; None where the runtime is in another process
     apart: ClassVar[bool] = False  # whether it is in a process of its own, and a `worker.executor.Worker`
-    ahead: ClassVar[bool] = (
-        False  # whether it is a `TensorWorker`, which begins batches before the last one is finished
-    )
-    submits: ClassVar[bool] = False  # whether it is a `RequestsWorker`, which the event loop submits requests to
     tells_ready: bool = False  # whether its model has a say in whether it is ready: see `ask_ready`
 
     def __init__(self, config: ModelConfig) -> None:

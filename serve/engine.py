@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from model_handlers.base import Footprint, total
 from model_handlers.environments.cache import Environments
 from model_handlers.errors import Kind, MmeError
+from model_handlers.executor import ExecutorLoop
 from model_handlers.system.threads import ThreadBudget, lower_priority
 from model_handlers.worker.fork_client import stop_fork_servers
 from serve.cache import footprints
@@ -34,7 +35,6 @@ from serve.loading.measuring import HeapTrim, Meter
 from serve.loading.prepare import Preparer
 from serve.loading.upkeep import Upkeep
 from serve.loading.verify import BatchVerdicts, Proofs
-from serve.model.dispatch import LoopPoller
 from serve.model.rate_limiter import ResourcePool
 from serve.model.replies import OomRetry
 from serve.model.response_cache import ResponseCache
@@ -108,7 +108,7 @@ class Engine:
         scripts, waits = fetched(options.scripts, options.cache_directory), WaitGraph()
         self.origins = ModelCatalog(options, scripts, self._store, self._let_go)
         self.pools = Pools(options)
-        self.poll = LoopPoller(loop, self.pools.loads.works)
+        self.home = ExecutorLoop(loop, self.pools.instances, self.pools.loads.works)
         file = StateFile(options.cache_directory / "footprints.json", footprints.FORM)
         self._known = known = Footprints(file.read(), options.budget)
         self._footprints = LazyFile(file, known, self.pools.writes, delay=_FOOTPRINT_SECONDS)
@@ -170,12 +170,11 @@ class Engine:
             responses=self.responses,
             latencies=options.latencies,
             limits=ResourcePool(self._loop, options.resources),
-            poll=self.poll,
+            home=self.home,
             started=self._begins_to_serve,
             under_way=options.under_way,
             larger=lambda: self._meter.larger(),  # noqa: PLW0108 - which is made with the cache, later
             threads=ThreadBudget(options.framework_threads) if options.framework_threads else None,
-            instances=self.pools.instances,
             left=self.pools.heap.left,
             resident=lambda name: self.cache.ready.target(name),  # noqa: PLW0108 - as above
         )

@@ -134,7 +134,7 @@ class ModelIndex:
         if not self.is_ready(name, version):
             return False
         target = self._resident(name)
-        return target is None or await target.version(version).readiness.told()
+        return target is None or await target.version(version).ask_ready()
 
     def resident_models(self) -> Iterator[tuple[str, AnyModel]]:
         """Every version of every model in memory."""
@@ -162,7 +162,7 @@ def _rows_of(entry: Entry, before: Sequence[int]) -> Iterator[dict[str, Any]]:
     cached = _cached(entry)
     if entry.state.serves and entry.resident is not None:
         for version, model in sorted(entry.resident.versions.items()):
-            state = _unavailable(DOWN) if model.readiness.is_down() else {"state": entry.state.shown}
+            state = _unavailable(DOWN) if model.is_down() else {"state": entry.state.shown}
             row = {"name": entry.name, "version": str(version), **state}
             yield {**row, "queued": model.queued, "cache": cached}
         if entry.failure is not None and (failed := entry.failure.version) not in (None, *entry.resident.versions):

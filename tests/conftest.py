@@ -21,7 +21,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from model_handlers.worker.channel import at_home
+from model_handlers.executor import at_home
 from model_handlers.worker.fork_client import FORKS
 from serve.threads import ThreadPool
 from tests.event_loop import LoopThread, run_on_loop, with_entered

@@ -7,8 +7,7 @@ import threading
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.worker.channel import WorkerLoop
-from serve.model.dispatch import LoopPoller
+from model_handlers.executor import ExecutorLoop
 from serve.threads import ThreadPool
 from tests.waiting import PATIENCE, ends
 
@@ -62,8 +61,7 @@ class LoopThread:
         self.loop = loop
         self._thread = threading.Thread(target=self.loop.run_forever, name="loop")
         self._thread.start()
-        poll = LoopPoller(self.loop, lambda: False)
-        self.home = WorkerLoop(self.loop, ThreadPool("work", idle_seconds=0).run, poll)
+        self.home = ExecutorLoop(self.loop, ThreadPool("work", idle_seconds=0))
 
     def close(self) -> None:
         """End it, behind what was asked of it before."""

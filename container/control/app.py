@@ -76,7 +76,7 @@ class ControlPlane:
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
         self.handle: Callable[[HttpRequest], None] = partial(service.routes.dispatch, otherwise=self._begin)
-        self._poll = service.engine.poll
+        self._home = service.engine.home
         self._loop = loop
         self._keys = service.keys
         self._allowed_hosts = service.settings.allowed_hosts
@@ -143,7 +143,7 @@ class ControlPlane:
         if self._closed:
             return
         exchange.body = b""
-        self._poll.disarm()
+        self._home.disarm()
         with contextlib.suppress(asyncio.CancelledError):  # nothing more is sent by a server that has gone
             status, headers, parts = await self._on_thread(lambda: call_application(self._app, environ))
             if exchange.method == "HEAD" or sum(map(len, parts)) <= _AT_ONCE:

@@ -15,11 +15,10 @@ import threading
 import weakref
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_handlers.base import Ambient
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.metrics import MetricKind
 from model_handlers.model_calls import Caller, ModelCall, Override
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from model_handlers.executor import ExecutorLoop
     from model_handlers.metrics import ModelMetric, ModelMetrics
     from model_handlers.model_calls import Outside
     from model_handlers.requests import Responder
@@ -47,29 +47,6 @@ _MOST_ALIVE = 64 << 20  # bytes of large responses of a model in memory
 _HELD_SECONDS = 1.0
 
 
-class BusyLoop(Protocol):
-    """What may keep the loop awake for what comes next."""
-
-    def arm(self) -> None: ...
-    def disarm(self) -> None: ...
-
-
-class WorkerLoop:
-    """The event loop that workers are heard on, and threads for what it can't wait for."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, run: Callable[[Callable[[], object]], None], poll: BusyLoop
-    ) -> None:
-        self.loop = loop
-        self.run = run  # has a thread do something, soon
-        self.arm, self.disarm = poll.arm, poll.disarm
-
-
-_home: Ambient[WorkerLoop] = Ambient("the loop of the processes that the load under way starts")
-at_home = _home.given  # what is loaded inside may start processes, which are heard on this loop
-home_of_load = _home.get
-
-
 class DeafError(Exception):
     """The other side does not take what it is told, and this is why."""
 
@@ -80,7 +57,7 @@ class Channel:
     def __init__(
         self,
         end: socket.socket,  # our end of the socket; closed with the channel
-        home: WorkerLoop,
+        home: ExecutorLoop,
         # takes each frame that came, and its tensors' bytes: on the loop, large ones on a thread, in their order. What
         # it raises ends the channel.
         take: Callable[[Message, Array], None],

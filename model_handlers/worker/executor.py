@@ -1,22 +1,25 @@
-"""A model in a worker process, made of its process (`InstanceProcess`), batches in shared memory, and open requests.
+"""Models in worker processes: what the engine sees of each, and what executes batches there.
 
-Tensors are executed by threads (`TensorWorker`), requests by submission (`RequestsWorker`): small batches are sent and
-answered on the event loop; whatever could take long, a death above all, is left to a thread.
+A worker is made of its process (`InstanceProcess`), batches in shared memory, and requests that are open. Batches of
+tensors are executed by a thread (`PipelinedExecutor`). Batches of requests are sent and answered on the event loop if
+they are small (`RequestsExecutor`); whatever could take long, a death above all, is left to a thread.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import LoadedModel
 from model_handlers.errors import MmeError
+from model_handlers.executor import Executor, Executors
+from model_handlers.in_process import ThreadExecutor
 from model_handlers.tensor import size_of
 from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.instance import EXECUTING, NONSENSE, InstanceProcess, Lives
+from model_handlers.worker.policies import BatchLinger
 from model_handlers.worker.requests import OpenRequests, RequestBatches
 from model_handlers.worker.wire import Packing, unpack
 
@@ -26,22 +29,20 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Footprint
     from model_handlers.config.model_config import ModelConfig
+    from model_handlers.executor import Answers, Done, ExecutorLoop, Submission
     from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
-    from model_handlers.worker.channel import WorkerLoop
-    from model_handlers.worker.limits import Deadlines
     from model_handlers.worker.memory import Segment
     from model_handlers.worker.process import Child
-    from model_handlers.worker.requests import Answers, SentBatch
+    from model_handlers.worker.requests import SentBatch
     from model_handlers.worker.wire import Message
 
     Make = Callable[[Lives], InstanceProcess]  # makes the process, not started yet, whose lives are told
-    # Makes what is told of a batch, of its answers or what befell it, and when it was sent and they came (ns). Never
-    # raises.
-    Made = Callable[[Answers | Exception, int, int], Any]
 
 _now = time.perf_counter_ns
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
+_POLL_SECONDS = 0.005
+_EVER = float("inf")
 
 
 class _Begun:
@@ -76,10 +77,6 @@ class Worker(LoadedModel):
         """The process that the model is in; another one after a death."""
         return self.process.child
 
-    @property
-    def deadlines(self) -> Deadlines:
-        return self.process.deadlines
-
     def warm(self, *, begins: bool) -> None:
         self.process.warming = begins
 
@@ -110,11 +107,20 @@ class Worker(LoadedModel):
 class TensorWorker(Worker):
     """A model whose handler takes batches of tensors; the next one may be begun before the last is finished."""
 
-    ahead: ClassVar[bool] = True
-
     def __init__(self, config: ModelConfig, make: Make, *, uses_gpu: bool) -> None:
         super().__init__(config, make(Lives()), uses_gpu=uses_gpu)
         self._unsent = 0  # batches that were begun, and are still to be sent; no other may be sent before them
+
+    def executors(
+        self,
+        workers: Sequence[tuple[str, TensorWorker]],
+        home: ExecutorLoop,
+        *,
+        limited: bool,  # noqa: ARG002 - the interface of workers
+    ) -> Executors:
+        """The executors of a model whose first instance this is; see `in_process.executors_for`."""
+        each = [PipelinedExecutor(name, number, worker, home) for number, (name, worker) in enumerate(workers)]
+        return Executors(each, home)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Run one batch in the process; returns read-only views of memory shared with it.
@@ -191,17 +197,42 @@ class TensorWorker(Worker):
         return segment
 
 
+class PipelinedExecutor(ThreadExecutor):
+    """Executes batches in a worker process, which has the next one before it has answered the last."""
+
+    def __init__(self, name: str, number: int, worker: LoadedModel, home: ExecutorLoop) -> None:
+        super().__init__(name, number, worker, home)
+        self.depth = 3  # one that is executed, one that lies behind it in the process, one to take that one's place
+
+    def _execute_all(self) -> None:
+        ended = 0
+        given = self._next()
+        while given is not None:
+            submission, done = given
+            given = self._next() if submission.begun else None
+            submission.execute(self.handler, ended)
+            ended = _now()
+            if given is None:
+                self._works = False
+            self._tell(submission, done)
+
+    def _next(self) -> tuple[Submission, Done] | None:
+        """Take a batch from the inbox, and have it begun."""
+        if not self._inbox:
+            return None
+        submission, done = self._inbox.popleft()
+        submission.begin(self.handler)
+        return submission, done
+
+
 class RequestsWorker(Worker):
     """A model whose handler sees requests."""
 
-    submits: ClassVar[bool] = True
-
-    def __init__(self, config: ModelConfig, make: Make, home: WorkerLoop, *, uses_gpu: bool) -> None:
+    def __init__(self, config: ModelConfig, make: Make, home: ExecutorLoop, *, uses_gpu: bool) -> None:
         self.opened = OpenRequests(self, home)
         super().__init__(config, make(self.opened), uses_gpu=uses_gpu)
         self.sees_requests = True
-        self._batches = RequestBatches(self.process, self.opened)
-        self._submitted = SubmittedBatches(self.process, self._batches, self.opened, home)
+        self.batches = RequestBatches(self.process, self.opened)
 
     @property
     def open_requests(self) -> int:
@@ -212,33 +243,22 @@ class RequestsWorker(Worker):
         return self.opened.open_calls
 
     def execute_requests(self, requests: Sequence[ModelRequest]) -> Answers:
-        return self._batches.execute(requests)
-
-    def together(self) -> int:
-        """How many requests it should be submitted at once, of those that are executed one by one."""
-        return self.opened.pace.together(time.perf_counter_ns()) if self._batches.alone else 1
-
-    def answer_to(self, made: Made, ended: Callable[[Any], None]) -> None:
-        """Have `made` told of each batch's answers where they come, and on the loop `ended` of what it returned."""
-        self._submitted.made, self._submitted.ended = made, ended
-
-    def submit(self, requests: Sequence[ModelRequest]) -> None:
-        """Have a batch executed, behind which nothing is submitted until it has ended. On the loop."""
-        self._submitted.submit(requests)
+        return self.batches.execute(requests)
 
     def ask_ready(self, done: Callable[[bool], None]) -> None:
         self.opened.ask_ready(done)
 
-    def close(self) -> None:
-        super().close()
-        self._submitted.close()
+    def executors(
+        self, workers: Sequence[tuple[str, RequestsWorker]], home: ExecutorLoop, *, limited: bool
+    ) -> Executors:
+        """The executors of a model whose first instance this is; see `in_process.executors_for`."""
+        linger = BatchLinger(joins=self.config.joins)
+        each = [RequestsExecutor(name, number, worker, home, linger) for number, (name, worker) in enumerate(workers)]
+        return RequestsExecutors(each, home, linger, takes_several=self.config.one_by_one and not limited)
 
 
-_EVER = float("inf")
-
-
-class SubmittedBatches:
-    """Batches of one worker that the event loop sends, one at a time, and whose answers it takes.
+class RequestsExecutor(Executor):
+    """Has the event loop send batches of requests to a worker, one at a time, and take their answers.
 
     A thread that only waits for a process costs two hand-offs a batch. All else is left to one: large batches, and
     whatever comes back that is not simply the answers, such as the death of the process. The process's lock is held
@@ -246,27 +266,25 @@ class SubmittedBatches:
     they stay what they are, whatever becomes of the process and of the worker's own on other threads.
     """
 
-    def __init__(
-        self, process: InstanceProcess, batches: RequestBatches, opened: OpenRequests, home: WorkerLoop
-    ) -> None:
-        self.made: Made
-        self.ended: Callable[[Any], None]
-        self._process = process
-        self._batches = batches
-        self._opened = opened
-        self._home = home
-        self._seconds = process.deadlines.execution  # that a batch may take
-        self._descriptors: tuple[int, ...] = ()  # those whose copies are watched
-        self._copies: list[int] = []
+    def __init__(self, name: str, number: int, worker: RequestsWorker, home: ExecutorLoop, linger: BatchLinger) -> None:
+        super().__init__(name, number, worker, home)
+        self._worker = worker
+        self._linger = linger
+        self._seconds = worker.process.deadlines.execution  # that a batch may take
+        self._submission: Submission | None = None
+        self._done: Done | None = None
         self._sent: SentBatch | None = None
         self._sent_at = 0  # ns
         self._until = _EVER  # when the time of the batch is over whose answers the loop waits for
         self._timer: asyncio.TimerHandle | None = None
+        self._descriptors: tuple[int, ...] = ()  # those whose copies are watched
+        self._copies: list[int] = []
 
-    def __repr__(self) -> str:
-        return f"<SubmittedBatches, {'one sent' if self._sent is not None else 'none sent'}>"
-
-    def submit(self, requests: Sequence[ModelRequest]) -> None:
+    def submit(self, submission: Submission, done: Done) -> bool:
+        requests = submission.to_requests()
+        if requests is None:
+            return True
+        self._submission, self._done = submission, done
         if self._timer is None:
             self._timer = self._home.loop.call_later(self._seconds, self._look)
         if self._begins(requests):
@@ -275,14 +293,20 @@ class SubmittedBatches:
             self._home.arm()
         else:
             self._unwatch()
-            self._leave_to_thread(functools.partial(self._execute, requests))
+            self._leave_to_thread(functools.partial(self._worker.batches.execute, requests))
+        return False
 
-    def close(self) -> None:
-        """Give back what the loop keeps. On any thread, when nothing will be submitted any more."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._home.loop.call_soon_threadsafe(self._end)
+    def together(self) -> int:
+        """How many requests that are executed one by one it should be submitted at once."""
+        return self._worker.opened.pace.together(_now())
 
-    def _end(self) -> None:
+    def stop(self) -> None:
+        # Its requests may all be over by now: what a model says unasked, a last response too, overtakes the answers.
+        while self._done is not None and not self._home.loop.is_closed():
+            time.sleep(_POLL_SECONDS)
+
+    def end(self) -> None:
+        """Give back what the loop keeps; nothing will be submitted any more."""
         self._unwatch()
         if self._timer is not None:
             self._timer.cancel()
@@ -292,15 +316,16 @@ class SubmittedBatches:
         """Have a batch begun, where that takes microseconds. False: nothing was sent."""
         if sum([size_of(array) for request in requests for array in request.inputs.values()]) > _SMALL:
             return False
-        if not self._process.lock.acquire(blocking=False):
+        lock = self._worker.process.lock
+        if not lock.acquire(blocking=False):
             return False
         try:
-            self._sent = self._batches.begin(requests, self._watch, self._seconds)
-        except Exception:  # noqa: BLE001 - `execute_requests` will meet it again, and tell
+            self._sent = self._worker.batches.begin(requests, self._watch, self._seconds)
+        except Exception:  # noqa: BLE001 - `execute` will meet it again, and tell
             return False
         finally:
             if self._sent is None:
-                self._process.lock.release()
+                lock.release()
         return self._sent is not None
 
     def _watch(self, descriptors: tuple[int, ...]) -> None:
@@ -327,73 +352,95 @@ class SubmittedBatches:
         began = _now()
         answers: Answers | Exception | None
         try:
-            answers = self._batches.take(self._sent)
+            answers = self._worker.batches.take(self._sent)
         except Exception as error:  # noqa: BLE001 - whatever befell the batch is told of it
             answers = error
         if answers is None:
-            self._wait()
+            self._wait(self._sent)
         else:
-            self._taken()
-            self._ended(self.made(answers, self._sent_at, began))
+            self._answered(answers, began)
+            self._ended()
 
-    def _taken(self) -> None:
-        self._until = _EVER
-        self._sent = None
-        self._process.lock.release()
+    def _answered(self, answers: Answers | Exception, came: int) -> None:
+        """Hand on the answers, or what befell the batch, on the thread where they came."""
+        sent_at = self._sent_at
+        if self._sent is not None:
+            self._until = _EVER
+            self._sent = None
+            self._worker.process.lock.release()
+        assert self._submission is not None  # noqa: S101 - it is under way
+        self._submission.answered(answers, sent_at, came)
 
-    def _ended(self, made: Any) -> None:
-        self.ended(made)
+    def _ended(self) -> None:
+        submission, done = self._submission, self._done
+        assert submission is not None  # noqa: S101 - it was submitted
+        assert done is not None  # noqa: S101 - as above
+        self._submission = self._done = None
+        self._linger.batch_done(len(submission.batch))
+        done(self, submission)
         self._home.arm()
 
-    def _wait(self) -> None:
+    def _wait(self, sent: SentBatch) -> None:
         """Have a thread wait for the batch that was sent."""
         self._until = _EVER
         self._unwatch()
-        self._leave_to_thread(self._await_answers)
+        self._leave_to_thread(functools.partial(self._worker.batches.wait, sent))
 
     def _look(self) -> None:
         """End what is overdue. The timer goes on as long as any batch or response is owed."""
         self._timer = None
         now = time.monotonic()
-        if self._until <= now:
-            self._wait()
-        due = self._opened.due()
+        if self._until <= now and self._sent is not None:
+            self._wait(self._sent)
+        opened = self._worker.opened
+        due = opened.due()
         if due <= now:
-            self._home.run(self._opened.end_overdue)
+            self._home.run(opened.end_overdue)
             due = now + self._seconds  # or a batch is under way, whose own limit ends it
         look_at = min(self._until, due)
         if look_at < _EVER:
             self._timer = self._home.loop.call_later(look_at - now, self._look)
 
-    # -- on a thread -----------------------------------------------------------------------------------------------
-
-    def _leave_to_thread(self, work: Callable[[], Any]) -> None:
+    def _leave_to_thread(self, work: Callable[[], Answers]) -> None:
         self._home.disarm()
         self._home.run(functools.partial(self._work, work))
 
-    def _work(self, work: Callable[[], Any]) -> None:
-        made = work()
+    def _work(self, work: Callable[[], Answers]) -> None:
+        """Do what a batch's answers are waited for by. On a thread."""
+        if self._sent is None:
+            self._sent_at = _now()
+        answers: Answers | Exception
+        try:
+            answers = work()
+        except Exception as error:  # noqa: BLE001 - as above
+            answers = error
+        self._answered(answers, _now())
         self._home.disarm()
-        self._home.loop.call_soon_threadsafe(self._ended, made)
+        self._home.loop.call_soon_threadsafe(self._ended)
 
-    def _execute(self, requests: Sequence[ModelRequest]) -> Any:
-        began = _now()
-        answers: Answers | Exception
-        try:
-            answers = self._batches.execute(requests)
-        except Exception as error:  # noqa: BLE001 - as above
-            answers = error
-        return self.made(answers, began, _now())
 
-    def _await_answers(self) -> Any:
-        assert self._sent is not None  # noqa: S101 - the loop left it to us
-        answers: Answers | Exception
-        try:
-            answers = self._batches.wait(self._sent)
-        except Exception as error:  # noqa: BLE001 - as above
-            answers = error
-        self._taken()
-        return self.made(answers, self._sent_at, _now())
+class RequestsExecutors(Executors):
+    """Those of workers that are submitted requests: batches linger, and requests that do not batch cross together."""
+
+    def __init__(
+        self, each: list[RequestsExecutor], home: ExecutorLoop, linger: BatchLinger, *, takes_several: bool
+    ) -> None:
+        super().__init__(each, home)
+        self.always_ready, self.takes_several = False, takes_several
+        self._workers = each
+        self._linger = linger
+
+    def ready(self, waiting: int) -> bool:
+        return not self._linger.turns or self._linger.ready(waiting, _now())
+
+    def most(self, number: int, waiting: int) -> int:
+        if waiting < 2:
+            return 1
+        return min(self._workers[number].together(), -(-waiting // len(self._workers)))
+
+    def end(self) -> None:
+        for executor in self._workers:
+            executor.end()
 
 
 def _packed_inputs(inputs: Mapping[str, Array], outputs: Sequence[str]) -> tuple[Message, Packing]:

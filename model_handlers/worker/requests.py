@@ -34,9 +34,9 @@ from model_handlers.worker.wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from model_handlers.executor import Answers, ExecutorLoop
     from model_handlers.requests import ModelRequest, Responder
     from model_handlers.tensor import Array
-    from model_handlers.worker.channel import WorkerLoop
     from model_handlers.worker.executor import RequestsWorker
     from model_handlers.worker.memory import Segment
     from model_handlers.worker.process import Child
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     # Looks after descriptors that a worker will be heard on. The same tuple, by identity, means the same descriptors.
     Watch = Callable[[tuple[int, ...]], None]
-    Answers = list[ModelResponse | MmeError | None]
 
 _RESPONDING = "while it had requests to answer"
 _FEW_STRINGS = 128 << 10  # bytes of a batch, its inputs included, whose strings the event loop takes apart itself
@@ -65,7 +64,7 @@ class SentBatch:
 class OpenRequests(Lives):
     """The requests of one instance that are not over, and the channel on which its processes say things unasked."""
 
-    def __init__(self, worker: RequestsWorker, home: WorkerLoop) -> None:
+    def __init__(self, worker: RequestsWorker, home: ExecutorLoop) -> None:
         self.written: Segment | None = None  # where requests lie that are executed one by one
         self.begun = 0  # requests of the batch that a process died of
         self.heard = 0.0  # when a batch was sent, or a response came, for the last time (monotonic)
@@ -124,7 +123,7 @@ class OpenRequests(Lives):
             request.responder is not None and not request.responder.is_cancelled()
             for request in list(self._open.values())
         )
-        return self.heard + self._worker.deadlines.execution if waits else _EVER
+        return self.heard + self._worker.process.deadlines.execution if waits else _EVER
 
     def end_overdue(self) -> None:
         """End the process if it has let clients wait for too long; a batch under way has a limit of its own."""
@@ -133,7 +132,7 @@ class OpenRequests(Lives):
             return
         try:
             if process.child.alive and self.due() <= time.monotonic():
-                why = f"it gave no answer within {self._worker.deadlines.execution:g} s"
+                why = f"it gave no answer within {self._worker.process.deadlines.execution:g} s"
                 process.mark_dead(process.child.end(why, _RESPONDING, Kind.TIMED_OUT))
         finally:
             process.lock.release()

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Protocol
 from model_handlers.base import CPU, Footprint, Handler, LoadedModel, Placement, offering, total
 from model_handlers.config.model_config import Guess
 from model_handlers.errors import Kind, MmeError
+from model_handlers.executor import ExecutorLoop, at_home
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import NEVER, within
-from model_handlers.worker.channel import WorkerLoop, at_home
 from model_handlers.worker.limits import LoadQuota, ReservationExceededError, allowed, allowing
 from serve.control import DEFAULT_LATENCIES
 from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
-from serve.model.dispatch import DispatchQueue, LoopPoller
 from serve.model.ensemble import EnsembleModel, ServedSteps, checked_config, step_models
 from serve.model.ensemble_plan import blaming, not_available
-from serve.model.model import Model
+from serve.model.model import DispatchQueue, Model
 from serve.model.warmup import Warmup, ensemble_labels, initial_states, read_labels
 from serve.statistics import new_stats
 from serve.threads import ThreadPool, UnderWay
@@ -163,7 +162,7 @@ class Target:
         return sum((model.executors.footprint() for model in self.versions.values()), Footprint())
 
     def is_down(self) -> bool:
-        return any(model.readiness.is_down() for model in self.models())
+        return any(model.is_down() for model in self.models())
 
     def refuse_waiting(self) -> None:
         for model in self.models():
@@ -220,19 +219,17 @@ class ModelLoader:
     responses: ResponseCache | None = None
     latencies: Latencies = DEFAULT_LATENCIES
     limits: ResourcePool | None = None
-    poll: LoopPoller | None = None
+    home: ExecutorLoop | None = None
     started: InitVar[Callable[[Target], None] | None] = None
     under_way: UnderWay = field(default_factory=UnderWay)
     larger: Callable[[], None] | None = None
     threads: ThreadBudget | None = None
-    instances: ThreadPool = field(default_factory=lambda: ThreadPool("instance", idle_seconds=0))
     left: InitVar[Callable[[], None]] = memory.trim
     resident: Callable[[str], Target | None] = lambda _: None
 
     def __post_init__(self, started: Callable[[Target], None] | None, left: Callable[[], None]) -> None:
         self._dispatches = DispatchQueue(self.loop)
-        self.poll = self.poll or LoopPoller(self.loop, lambda: False)
-        self._home = WorkerLoop(self.loop, self.instances.run, self.poll)
+        self.home = self.home or ExecutorLoop(self.loop, ThreadPool("instance", idle_seconds=0))
         self._target = functools.partial(Target, started=started, left=left)
 
     @property
@@ -416,7 +413,7 @@ class ModelLoader:
                 if handler is None:
                     if self.proofs is not None and prepared.needs_proof:  # it was tried, and waited for its turn since
                         self.proofs.check(*_to_prove(prepared, version))
-                    with offering(outside), at_home(self._home):
+                    with offering(outside), at_home(self.home):
                         handler = prepared.start(version, config, device, lane)
                     handlers.append(handler)
                     config = handler.config
@@ -443,9 +440,8 @@ class ModelLoader:
                 initial_states(config, directory.path),
                 self._limited(prepared, config),
                 self._dispatches,
-                self.poll,
+                self.home,
                 self._proof_of(prepared, version, config),
-                self.instances,
                 turns=len({device for _, device in prepared.lanes}) > 1,
                 larger=self.larger,
             )

@@ -17,6 +17,7 @@ because of its answer follows from none of its steps, and would close the circle
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import time
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.executor import Executors
 from serve.model.ensemble_plan import (
     ABSENT,
     Absent,
@@ -36,14 +38,11 @@ from serve.model.ensemble_plan import (
     check_members,
     overridden,
 )
-from serve.model.executor import Executors
 from serve.model.layout_check import KNOWN_LAYOUTS, ValidatedLayouts
-from serve.model.readiness import JointReadiness
 from serve.model.replies import failure
 from serve.request import DecoupledError, InferenceRequest, InferenceResponse, Step, Timings, layout_of
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from model_handlers.config.model_config import EnsembleStep, ModelConfig
@@ -111,7 +110,6 @@ class EnsembleModel:
         self._limiters = InflightLimiters(limit, len(config.ensemble)) if limit else None
         wiring = Wiring(name, config, members, self._limiters)
         self._wiring: Wiring | None = wiring if served is None else None  # that of others is a request's to bring
-        self.readiness: JointReadiness = JointReadiness(lambda: [model.readiness for model in self.models()])
         # batches, kinds, version_text: whether it has a batch dimension, the type of each output, what responses say
         self.batches = config.max_batch_size > 0
         self.kinds = {spec.name: spec.data_type for spec in config.outputs}
@@ -134,6 +132,15 @@ class EnsembleModel:
         if self.served is not None:
             return self.served.models()
         return [] if self._wiring is None else [part.model for part in self._wiring.parts]
+
+    def is_down(self) -> bool:
+        """Whether a model of its steps that is in memory is."""
+        return any(model.is_down() for model in self.models())
+
+    async def ask_ready(self) -> bool:
+        """Whether the models of its steps are ready, as far as they are in memory."""
+        each = dict.fromkeys(self.models())  # several steps may have the same one
+        return all(await asyncio.gather(*(model.ask_ready() for model in each)))
 
     def submit(self, request: InferenceRequest, _at_once: bool = False) -> None:  # noqa: FBT001, FBT002 - as of a model
         """Accept a request, which from now on gets exactly one answer.

@@ -1,8 +1,7 @@
-"""One instance of a model: collate a batch, execute it, scatter its outputs; here, on a thread, or in a process.
+"""One instance of a model executes one batch: collate it, execute, scatter its outputs.
 
-`execute_batch` is the whole of an execution and touches nothing but its arguments; `begin_batch` and `finish_batch` are
-its halves, for handlers whose process is given a batch before it has answered the last one, `requests_executed` what
-becomes of a batch of requests that a process answered.
+An `Execution` is submitted to an executor, which has it executed as a whole, or in parts: begun by a process that still
+executes the one before, or as requests that a process answers.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from model_handlers.errors import MmeError, NotBegunError
+from model_handlers.executor import Submission
 from serve.model.batch_proof import PASSING
 from serve.model.replies import DecoupledRequest, failure
 from serve.request import InferenceResponse, Timings
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from model_handlers.base import LoadedModel
-    from model_handlers.requests import ModelRequest, ModelResponse
+    from model_handlers.executor import Answers
+    from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
     from serve.model.batch_proof import BatchProof
     from serve.model.replies import Post
@@ -31,236 +32,207 @@ _now = time.perf_counter_ns
 _BRIEF_NS = 50_000  # below it wall time will do: the system call costs half a microsecond
 
 
-class Execution:
-    """One batch and what became of each request in it."""
+class Execution(Submission):
+    """One batch and, once it is over, what became of each request in it.
 
-    def __init__(
-        self,
-        batch: Batch,
-        results: Sequence[InferenceResponse | MmeError | None],
-        size: int,
-        timings: Timings,
-        processor_ns: int,
-        *,
-        uniform: bool,
-        one_by_one: bool = False,
-    ) -> None:
+    Attributes:
+        results: a response or an error for each, in the batch's order; None for one that is answered unasked.
+        size: the rows that were executed, also those of no request.
+        uniform: whether every result is a response, and every row a request's.
+        one_by_one: whether these are several executions of one request each, of which the timings tell the mean.
+    """
+
+    timings: Timings
+
+    def __init__(self, signature: TensorMap, batch: Batch, post: Post | None = None) -> None:
         self.batch = batch
-        # a response or an error for each, in the batch's order; None for one that is answered unasked
-        self.results = results
-        self.size = size  # the rows that were executed, also those of no request
-        self.timings = timings
-        self.processor_ns = processor_ns  # processor time of the executing thread; wall time where that was brief
-        self.uniform = uniform  # whether every result is a response, and every row a request's
-        # whether these are several executions of one request each, of which the timings tell the mean
-        self.one_by_one = one_by_one
+        self.nbytes = 0
+        for request in batch:
+            self.nbytes += request.layout.nbytes
+        self.begun = False
+        self.results: Sequence[InferenceResponse | MmeError | None] = ()
+        self.size = 0
+        self.uniform = self.one_by_one = False
+        self._signature = signature
+        self._post = post  # takes what the model answers unasked; called on any thread
+        self._requests: Sequence[ModelRequest] = ()
+        self._names: tuple[str, ...] = ()  # of outputs that a worker owes
+        self._start = self._collated = 0  # ns
+        self._owed: Any = None  # what a worker gave for them, or what went wrong
 
     @property
-    def begun(self) -> list[InferenceRequest]:
+    def executed(self) -> list[InferenceRequest]:
         """The requests, without those of several executions that never came to theirs."""
         pairs = zip(self.batch, self.results, strict=True)
         return [request for request, result in pairs if not isinstance(result, NotBegunError)]
 
-
-def execute_batch(handler: LoadedModel, signature: TensorMap, batch: Batch, post: Post | None = None) -> Execution:
-    """Run one batch. Never raises: what goes wrong becomes the error of every request in the batch."""
-    proof = signature.proof
-    if proof is not None and len(batch) > 1 and not proof.joins:
-        return _execute_apart(handler, signature, batch, proof)
-    start = collated = executed = _now()
-    processor = time.thread_time_ns()
-    size = batch[0].batch_size if len(batch) == 1 and not signature.pads else signature.rows(batch)
-    uniform = False
-    requests: Sequence[ModelRequest] = ()
-    try:
-        results: Sequence[InferenceResponse | MmeError | None]
+    def execute(self, handler: LoadedModel, ended: int = 0) -> None:
+        signature, batch = self._signature, self.batch
+        proof = signature.proof
+        if proof is not None and len(batch) > 1 and not (self.begun or proof.joins):
+            self._execute_apart(handler, proof)
+            return
+        start = collated = executed = _now()
+        processor = time.thread_time_ns()
         if handler.sees_requests:
-            requests = signature.to_model_requests(batch, post)
-            collated = executed = _now()
-            answers = handler.execute_requests(requests)
-            executed = _now()
-            results = signature.from_model_responses(batch, answers)
-            uniform = signature.is_dense(batch) and all_responses(results)
+            self._execute_requests(handler)
         else:
-            inputs, names = signature.collate(batch)
-            collated = executed = _now()
-            arrays = handler.execute(inputs, names)
-            executed = _now()
-            results = signature.scatter(batch, names, arrays, size)
-            uniform = not signature.pads or signature.is_dense(batch)
-    except Exception as error:  # noqa: BLE001 - an instance must survive whatever a framework throws, or its model stands still
-        results = _failed(signature, batch, error)
-    done, several = _now(), False
-    if handler.sees_requests:
-        timings, several = timed(signature, results, size, (start, collated, executed, done))
-        stamp(results, timings, requests, apart=several)
-    else:
-        timings = Timings(start, collated - start, executed - collated, done - executed, size)
-        for result in results:
+            self.size = size = batch[0].batch_size if len(batch) == 1 and not signature.pads else signature.rows(batch)
+            try:
+                if self.begun:
+                    start = max(self._start, ended - (self._collated - self._start))
+                    collated = executed = start + self._collated - self._start
+                    names, arrays = self._names, self._paid(handler)
+                else:
+                    inputs, names = signature.collate(batch)
+                    collated = executed = _now()
+                    arrays = handler.execute(inputs, names)
+                executed = _now()
+                self.results = signature.scatter(batch, names, arrays, size)
+                self.uniform = not signature.pads or signature.is_dense(batch)
+            except Exception as error:  # noqa: BLE001 - an instance must survive whatever a framework throws, or its model stands still
+                self.results = self._failed(error)
+            self.timings = Timings(start, collated - start, executed - collated, _now() - executed, size)
+            for result in self.results:
+                if isinstance(result, InferenceResponse):
+                    result.timings = self.timings
+        took = _now() - start
+        self.processor_ns = time.thread_time_ns() - processor if took > _BRIEF_NS else took
+        self.execution_ns = self.timings.compute_infer
+
+    def _execute_requests(self, handler: LoadedModel) -> None:
+        requests = self.to_requests()
+        if requests is None:
+            return
+        sent = _now()
+        try:
+            answers = handler.execute_requests(requests)
+        except Exception as error:  # noqa: BLE001 - as in `execute`
+            self.answered(error, sent, _now())
+        else:
+            self.answered(answers, sent, _now())
+
+    def _failed(self, error: Exception) -> list[InferenceResponse | MmeError | None]:
+        """What the requests of a failed batch are told; where batches are guessed, to come again one by one."""
+        signature = self._signature
+        told: MmeError = failure(signature.name, error)
+        if signature.proof is not None and len(self.batch) > 1 and told.kind not in PASSING:
+            signature.proof.doubt()
+            told = NotBegunError(signature.name)
+        return [told] * len(self.batch)
+
+    def _execute_apart(self, handler: LoadedModel, proof: BatchProof) -> None:
+        """Run requests one by one, and as a batch as well where that may prove that they can share one."""
+        start = _now()
+        processor = time.thread_time_ns()
+        signature, batch = self._signature, self.batch
+        ones = [execute_batch(handler, signature, [request]) for request in batch]
+        self.results = [one.results[0] for one in ones]
+        self.uniform = _all_responses(self.results)
+        contents = proof.wants(batch) if self.uniform else None
+        if contents is not None:
+            joined = []
+            try:
+                # what comes first may change what follows, but not the other way round
+                for order in (batch, batch[::-1]):
+                    inputs, names = signature.collate(order)
+                    arrays = handler.execute(inputs, names)
+                    joined.append(signature.scatter(order, names, arrays, signature.rows(order)))
+                proof.judge(contents, cast("list[InferenceResponse]", self.results), [joined[0], joined[1][::-1]])
+            except Exception as error:  # noqa: BLE001 - as in `execute`
+                proof.failed(len(batch), failure(signature.name, error))
+        count = len(ones)
+        self.size = signature.rows(batch)
+        self.timings = Timings(
+            start,
+            sum([one.timings.compute_input for one in ones]) // count,
+            sum([one.timings.compute_infer for one in ones]) // count,
+            sum([one.timings.compute_output for one in ones]) // count,
+            self.size,
+        )
+        self.processor_ns = time.thread_time_ns() - processor
+        self.execution_ns = self.timings.compute_infer
+        self.one_by_one = True
+
+    # -- by a worker -----------------------------------------------------------------------------------------------
+
+    def begin(self, worker: Any) -> None:
+        proof = self._signature.proof
+        if proof is not None and not proof.joins:
+            return
+        self.begun = True
+        self._start = self._collated = _now()
+        try:
+            inputs, self._names = self._signature.collate(self.batch)
+            self._collated = _now()
+            self._owed = worker.begin(inputs, self._names)
+        except Exception as error:  # noqa: BLE001 - as in `execute`
+            self._owed = error
+
+    def _paid(self, worker: Any) -> list[Array]:
+        owed, self._owed = self._owed, None
+        if isinstance(owed, Exception):
+            raise owed
+        arrays: list[Array] = worker.finish(owed)
+        return arrays
+
+    def to_requests(self) -> Sequence[ModelRequest] | None:
+        self._start = _now()
+        try:
+            self._requests = self._signature.to_model_requests(self.batch, self._post)
+        except Exception as error:  # noqa: BLE001 - as in `execute`
+            self.answered(error, self._start, self._start)
+            return None
+        return self._requests
+
+    def answered(self, answers: Answers | Exception, sent: int, came: int) -> None:
+        signature, batch = self._signature, self.batch
+        if isinstance(answers, Exception):
+            self.results = self._failed(answers)
+        else:
+            try:
+                self.results = signature.from_model_responses(batch, answers)
+                self.uniform = signature.is_dense(batch) and _all_responses(self.results)
+            except Exception as error:  # noqa: BLE001 - as in `execute`
+                self.results = self._failed(error)
+        self.size = signature.rows(batch)
+        self._note_times(sent, came)
+
+    def _note_times(self, sent: int, came: int) -> None:
+        """Say in each response where the time went, and what other models its model called meanwhile.
+
+        Executions of one request each share the time alike, and have calls of their own. Those of a batch are noted
+        with each request, whichever of them it was for.
+        """
+        start, done = self._start, _now()
+        self.one_by_one = self._signature.one_by_one and len(self.batch) > 1
+        if self.one_by_one:
+            count = len(self.executed) or 1
+            timings = Timings(start, (sent - start) // count, (came - sent) // count, (done - came) // count)
+        else:
+            timings = Timings(start, sent - start, came - sent, done - came, self.size)
+            timings.calls = _calls_of(self._requests)
+        self.timings = timings
+        for result in self.results:
             if isinstance(result, InferenceResponse):
                 result.timings = timings
-    took = done - start
-    if took > _BRIEF_NS:
-        took = time.thread_time_ns() - processor
-    return Execution(batch, results, size, timings, took, uniform=uniform, one_by_one=several)
+        if self.one_by_one and self._requests:
+            for request, result in zip(self._requests, self.results, strict=True):
+                if isinstance(result, InferenceResponse) and (calls := _calls_of([request])):
+                    result.timings = timings.calling(calls)
 
 
-def _failed(signature: TensorMap, batch: Batch, error: Exception) -> list[InferenceResponse | MmeError | None]:
-    """What the requests of a failed batch are told; where batches are guessed, to come again one by one."""
-    told: MmeError = failure(signature.name, error)
-    if signature.proof is not None and len(batch) > 1 and told.kind not in PASSING:
-        signature.proof.doubt()
-        told = NotBegunError(signature.name)
-    return [told] * len(batch)
+def execute_batch(handler: LoadedModel, signature: TensorMap, batch: Batch, post: Post | None = None) -> Execution:
+    """Have a handler execute a batch now; never raises: see `Execution.execute`."""
+    execution = Execution(signature, batch, post)
+    execution.execute(handler)
+    return execution
 
 
-def _execute_apart(handler: LoadedModel, signature: TensorMap, batch: Batch, proof: BatchProof) -> Execution:
-    """Run requests one by one, and as a batch as well where that may prove that they can share one."""
-    start = _now()
-    processor = time.thread_time_ns()
-    ones = [execute_batch(handler, signature, [request]) for request in batch]
-    results = [one.results[0] for one in ones]
-    contents = proof.wants(batch) if all_responses(results) else None
-    if contents is not None:
-        joined = []
-        try:
-            for order in (batch, batch[::-1]):  # what comes first may change what follows, but not the other way round
-                inputs, names = signature.collate(order)
-                arrays = handler.execute(inputs, names)
-                joined.append(signature.scatter(order, names, arrays, signature.rows(order)))
-            proof.judge(contents, cast("list[InferenceResponse]", results), [joined[0], joined[1][::-1]])
-        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-            proof.failed(len(batch), failure(signature.name, error))
-    count = len(ones)
-    mean = Timings(
-        start,
-        sum([one.timings.compute_input for one in ones]) // count,
-        sum([one.timings.compute_infer for one in ones]) // count,
-        sum([one.timings.compute_output for one in ones]) // count,
-        signature.rows(batch),
-    )
-    took = time.thread_time_ns() - processor
-    return Execution(batch, results, mean.size, mean, took, uniform=all_responses(results), one_by_one=True)
-
-
-def timed(
-    signature: TensorMap,
-    results: Sequence[InferenceResponse | MmeError | None],
-    size: int,
-    times: tuple[int, int, int, int],
-) -> tuple[Timings, bool]:
-    """Where the time of an execution went, and whether it was several of one request each, which share it alike.
-
-    `times` are readings of `time.perf_counter_ns()`: of its start, and of when its arrays were made, it was executed
-    and its answers made.
-    """
-    start, collated, executed, done = times
-    if len(results) == 1 or not signature.one_by_one:
-        return Timings(start, collated - start, executed - collated, done - executed, size), False
-    count = sum([not isinstance(result, NotBegunError) for result in results]) or 1
-    share = (collated - start) // count, (executed - collated) // count, (done - executed) // count
-    return Timings(start, *share), True
-
-
-class BegunBatch:
-    """A batch that a handler has begun."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.names: tuple[str, ...] = ()  # the outputs that are to come
-        self.start = self.collated = _now()
-        self.begun: Any = None  # what the worker gave for it, or what went wrong
-
-
-def begin_batch(worker: Any, signature: TensorMap, batch: Batch) -> BegunBatch:
-    """Have a `TensorWorker` begin a batch. Never raises: `finish_batch` tells what goes wrong."""
-    begun = BegunBatch(batch)
-    try:
-        inputs, begun.names = signature.collate(batch)
-        begun.collated = _now()
-        begun.begun = worker.begin(inputs, begun.names)
-    except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-        begun.begun = error
-    return begun
-
-
-def finish_batch(worker: Any, signature: TensorMap, begun: BegunBatch, ended: int) -> Execution:
-    """The execution of a begun batch; the one before it had `ended` then (ns). Never raises."""
-    batch = begun.batch
-    gathered = begun.collated - begun.start
-    start = max(begun.start, ended - gathered)
-    executed = start + gathered
-    size = signature.rows(batch)
-    uniform = False
-    results: Sequence[InferenceResponse | MmeError | None]
-    try:
-        arrays = _finished(worker, begun)
-        executed = _now()
-        results = signature.scatter(batch, begun.names, arrays, size)
-        uniform = signature.is_dense(batch)
-    except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-        results = _failed(signature, batch, error)
-    timings = Timings(start, gathered, executed - start - gathered, _now() - executed, size)
-    stamp(results, timings)
-    return Execution(batch, results, size, timings, 0, uniform=uniform)
-
-
-def _finished(worker: Any, begun: BegunBatch) -> list[Array]:
-    if isinstance(begun.begun, Exception):
-        raise begun.begun
-    arrays: list[Array] = worker.finish(begun.begun)
-    return arrays
-
-
-def all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> bool:
+def _all_responses(results: Sequence[InferenceResponse | MmeError | None]) -> bool:
     return all(isinstance(result, InferenceResponse) for result in results)
-
-
-def stamp(
-    results: Sequence[InferenceResponse | MmeError | None],
-    timings: Timings,
-    requests: Sequence[ModelRequest] = (),
-    *,
-    apart: bool = False,
-) -> None:
-    """Say in each response where the time went, and what other models its model called meanwhile.
-
-    Calls are noted with each request of a batch, whichever of them it was for; those executed `apart` have their own.
-    """
-    if not apart:
-        timings.calls = _calls_of(requests)
-    for result in results:
-        if isinstance(result, InferenceResponse):
-            result.timings = timings
-    if apart and requests:
-        for request, result in zip(requests, results, strict=True):
-            if isinstance(result, InferenceResponse) and (calls := _calls_of([request])):
-                result.timings = timings.calling(calls)
 
 
 def _calls_of(requests: Sequence[ModelRequest]) -> Sequence[Called] | None:
     opened = (request.responder for request in requests)
     return next((each.calls for each in opened if isinstance(each, DecoupledRequest)), None)
-
-
-def requests_executed(
-    signature: TensorMap,
-    batch: Batch,
-    requests: Sequence[ModelRequest],
-    answers: list[ModelResponse | MmeError | None] | Exception,
-    times: tuple[int, int, int],
-) -> Execution:
-    """The execution of requests that a worker process answered: its start, when they were sent, and answered (ns)."""
-    results: Sequence[InferenceResponse | MmeError | None]
-    if isinstance(answers, Exception):
-        results = [failure(signature.name, answers)] * len(batch)
-    else:
-        try:
-            results = signature.from_model_responses(batch, answers)
-        except Exception as error:  # noqa: BLE001 - as in `execute_batch`
-            results = [failure(signature.name, error)] * len(batch)
-    size = signature.rows(batch)
-    timings, several = timed(signature, results, size, (*times, _now()))
-    stamp(results, timings, requests, apart=several)
-    uniform = signature.is_dense(batch) and all_responses(results)
-    return Execution(batch, results, size, timings, 0, uniform=uniform, one_by_one=several)

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from model_handlers.config.model_config import Guess
 from model_handlers.errors import MmeError
+from model_handlers.executor import ExecutorLoop
+from model_handlers.in_process import executors_for
 from serve.model.batch_proof import BatchProof
 from serve.model.batcher import BatchQueue, InOrder
-from serve.model.dispatch import DispatchQueue, IdleInstances, LoopPoller, WakeTimer
-from serve.model.executor import Surroundings, executors_for
+from serve.model.execution import Execution
 from serve.model.layout_check import ValidatedLayouts
-from serve.model.readiness import Readiness
 from serve.model.replies import Replies
 from serve.model.sequence_batcher import SequenceQueue
 from serve.model.tensors import tensor_map_for
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
 
     from model_handlers.base import LoadedModel
     from model_handlers.config.model_config import ModelConfig
+    from model_handlers.executor import Executor
     from model_handlers.tensor import Array
     from serve.model.batch_proof import Batching
     from serve.model.batcher import BatchDecision
-    from serve.model.execution import Execution
-    from serve.model.executor import Executor
     from serve.model.rate_limiter import LimitedInstances
     from serve.model.replies import RetryRequest
     from serve.model.response_cache import CachedResponses, ResponseCache
@@ -47,6 +47,79 @@ if TYPE_CHECKING:
     Queue: TypeAlias = BatchQueue[InferenceRequest] | SequenceQueue[InferenceRequest]
 
 _now = time.perf_counter_ns
+_LONGEST_NS = 500_000  # then the loop looks at its sockets, however many models there are
+
+
+class DispatchQueue:
+    """Models with requests to hand out, in order; called when what runs on the event loop now has ended.
+
+    A model that hands out batches may answer them at once, and an answer may be the request of another model, as in an
+    ensemble. That one's turn comes right behind, in the same turn of the loop: requests on their way through the same
+    steps stay together, as one batch, and the loop does not look at its sockets in between.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._asked = False
+
+    def __repr__(self) -> str:
+        return f"<DispatchQueue: {len(self._waiting)} waiting>"
+
+    def schedule(self, dispatch: Callable[[], None]) -> None:
+        self._waiting.append(dispatch)
+        if not self._asked:
+            self._asked = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        waiting, until = self._waiting, _now() + _LONGEST_NS
+        try:
+            while waiting:
+                waiting.popleft()()
+                if _now() > until:
+                    break
+        finally:  # though one has raised, which is the loop's to tell, the others have their turn
+            self._asked = bool(waiting)
+            if waiting:
+                self._loop.call_soon(self._run)
+
+
+class IdleInstances:
+    """The instances of a model without a batch, by number; with `limits` those alone that have their turn."""
+
+    def __init__(self, count: int, limits: LimitedInstances | None, *, turns: bool) -> None:
+        self.limits = limits  # its instances, where they share resources with others
+        self.numbers: list[int] = list(range(count)) if limits is None else []  # the last of them is next
+        # where a free one goes: it is the next, whose memory is warm, or the last where they take turns
+        self.add: Callable[[int], None] = functools.partial(self.numbers.insert, 0) if turns else self.numbers.append
+
+
+class WakeTimer:
+    """Wakes at a time (ns), never for 0. An earlier wake-up will do: it looks, and sets another."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._loop = loop
+        self._wake = wake
+        self._timer: asyncio.TimerHandle | None = None
+        self.wakes_at = 0  # when, while it is set
+
+    def set(self, wake_at: int) -> None:
+        if self._timer is None and not wake_at:
+            return
+        if self._timer is not None:
+            if 0 < self.wakes_at <= wake_at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self.wakes_at = wake_at
+        if wake_at:
+            self._timer = self._loop.call_later(max(wake_at - _now(), 0) / 1e9, self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        self.wakes_at = 0
+        self._wake()
 
 
 def queue_for(model: str, config: ModelConfig, instances: int) -> Queue:
@@ -75,10 +148,9 @@ class Model:
         initial_states: Mapping[str, Array] | None = None,  # state input → what a sequence begins with
         limits: LimitedInstances | None = None,  # its instances, where they share resources with others
         dispatches: DispatchQueue | None = None,
-        poll: LoopPoller | None = None,
+        home: ExecutorLoop | None = None,  # where its batches are executed
         # what is known of its batch dimension, where that is guessed; None for nothing yet
         proof: BatchProof | None = None,
-        threads: ThreadPool | None = None,
         *,
         # whether free instances take turns, as on several devices; else the one that was busy last goes on, whose
         # memory is warm
@@ -89,7 +161,7 @@ class Model:
         self.config: ModelConfig = handlers[0][1].config
         self.stats = stats  # what happened so far
         self._loop = loop
-        signature = tensor_map_for(name, version, self.config, initial_states or {})
+        self._signature = signature = tensor_map_for(name, version, self.config, initial_states or {})
         if self.config.guess is not Guess.NONE:
             signature.proof = proof or BatchProof(self.config)
         self._queue: Queue = queue_for(self.config.local_name(name), self.config, len(handlers))
@@ -108,25 +180,19 @@ class Model:
             decoupled=bool(self.config.decoupled),
             unasked=unasked,
         )
+        self._post = self._replies.post
         self._hand_over: Callable[[Execution], None] = (  # what became of a batch
             self._replies.complete if self._order is None else functools.partial(self._hand_over_in_order, self._order)
         )
         self.executors = executors_for(  # what executes it
             handlers,
             self.config,
-            Surroundings(
-                signature,
-                loop,
-                threads or ThreadPool(name, idle_seconds=0),
-                poll or LoopPoller(loop, lambda: False),
-                self._replies.post,
-            ),
+            home or ExecutorLoop(loop, ThreadPool(name, idle_seconds=0)),
             inline_ns=inline_ns,
             limited=limits is not None,
             larger=larger,
             late=self._replies.give_up,
         )
-        self._readiness: Readiness | None = None
         self._idle = IdleInstances(len(handlers), limits, turns=turns)
         if limits is not None:
             limits.on_grant = self._ask_for_dispatch
@@ -149,12 +215,13 @@ class Model:
             f"{len(self._idle.numbers)} of {len(self.executors.each)} instances idle>"
         )
 
-    @property
-    def readiness(self) -> Readiness:
-        """Whether its instances are ready; most models are never asked."""
-        if self._readiness is None:
-            self._readiness = Readiness(self.name, self.executors, self._loop)
-        return self._readiness
+    def is_down(self) -> bool:
+        """Whether an instance will execute nothing for a while."""
+        return self.executors.is_down()
+
+    async def ask_ready(self) -> bool:
+        """Whether its instances are ready, and its code says so if it has a say."""
+        return await self.executors.ask_ready(self.name)
 
     @property
     def outstanding(self) -> int:
@@ -230,7 +297,7 @@ class Model:
 
     def _dispatch(self) -> None:
         """Give a batch to every idle instance, and a whole one to each that takes it ahead."""
-        if self.executors.lingers and not self.executors.ready(len(self._queue)):
+        if not (self.executors.always_ready or self.executors.ready(len(self._queue))):
             self._loop.call_soon(self._dispatch)  # `_dispatches` would call it before the loop looks at its sockets
             return
         self._dispatch_asked = False
@@ -262,7 +329,7 @@ class Model:
         while len(self._queue):
             take: BatchDecision[InferenceRequest] | None
             if idle:
-                most = self.executors.most(idle[-1], len(self._queue)) if self.executors.coalesces else 1
+                most = self.executors.most(idle[-1], len(self._queue)) if self.executors.takes_several else 1
                 take = self._queue.take(_now(), idle, most)
                 if take.batch:
                     idle.remove(take.instance)
@@ -275,8 +342,8 @@ class Model:
                     self._order.enter(id(take.batch))
                 executor = self.executors.each[take.instance]
                 executor.pending += 1
-                execution = executor.submit(take.batch, self._done)
-                if execution is not None:
+                execution = Execution(self._signature, take.batch, self._post)
+                if executor.submit(execution, self._done):
                     self._finished(executor)
                     self._hand_over(execution)
             elif not take.cancelled:  # else a batch may wait behind one whose clients have left

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from serve.model.batcher import BatchDecision
     from serve.model.execution import Execution
     from serve.model.model import Model
-    from serve.model.tensors import Batch, TensorMap
+    from serve.model.tensors import TensorMap
     from serve.request import Called, InferenceRequest, Lease
     from serve.statistics import ModelStats
 
@@ -223,7 +223,7 @@ class Replies:
 
     def _count_one_by_one(self, execution: Execution) -> int:
         """Return when the execution of each request began, in the mean."""
-        timings, begun = execution.timings, execution.begun
+        timings, begun = execution.timings, execution.executed
         for request in begun:
             self._stats.executed(request.batch_size, timings)
         return timings.start + (len(begun) - 1) * _computing(timings) // 2
@@ -256,10 +256,10 @@ class Replies:
         self._stats.failed(error.kind, _now() - request.arrival_ns)
         request.resolve(error)
 
-    def give_up(self, batch: Batch, error: MmeError) -> None:
+    def give_up(self, execution: Execution, error: MmeError) -> None:
         """Answer a batch whose execution takes too long, and goes on: what comes of it is dropped."""
         self._gave_up = True
-        for request in batch:
+        for request in execution.batch:
             if not request.answered:
                 self.refuse(request, error)
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from model_handlers.base import Handler
+    from model_handlers.executor import RetiredHandlers
     from model_handlers.system.threads import ThreadBudget
     from serve.cache.model_cache import ModelCache
     from serve.loading.loader import Target
     from serve.loading.measuring import Scales
-    from serve.model.executor import RetiredHandlers
     from serve.weights.forms import TargetForms
     from serve.weights.store import WeightStore
 

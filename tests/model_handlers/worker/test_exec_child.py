@@ -342,22 +342,21 @@ def test_output_is_logged_under_the_models_name(load, caplog, prefix):
 PARENT = """
 import asyncio, signal, sys, threading
 from pathlib import Path
-from types import SimpleNamespace
 import numpy as np
 from model_handlers.base import CPU
 from model_handlers.requests import ModelRequest
 from model_handlers.environments.environment import Environment
-from model_handlers.worker.channel import WorkerLoop, at_home
+from model_handlers.executor import ExecutorLoop, at_home
 from model_handlers.worker.start import start_isolated
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.python.handler import PythonHandler
+from serve.threads import ThreadPool
 
 folder, prefix = map(Path, sys.argv[1:])
 config = parse_config((folder / "config.pbtxt").read_text(), model="m")
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
-poll = SimpleNamespace(arm=int, disarm=int)
-home = WorkerLoop(loop, lambda work: threading.Thread(target=work, daemon=True).start(), poll)
+home = ExecutorLoop(loop, ThreadPool("work"))
 
 
 def start(lane):

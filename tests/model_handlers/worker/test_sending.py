@@ -13,6 +13,7 @@ from isolated_models import RequestsMisbehave, Texts
 
 from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
+from model_handlers.executor import Submission
 from model_handlers.requests import ModelRequest
 from model_handlers.worker.memory import Segment
 from tests.waiting import PATIENCE, eventually
@@ -20,30 +21,48 @@ from tests.waiting import PATIENCE, eventually
 X = np.arange(4, dtype="f4")
 
 
+class Batch(Submission):
+    """Requests of a test, and what became of them."""
+
+    def __init__(self, requests):
+        self.batch = requests
+        self.answers = None
+        self.where = None  # on which thread they came
+
+    def to_requests(self):
+        """See `Submission`."""
+        return self.batch
+
+    def answered(self, answers, _sent, _came):
+        """See `Submission`."""
+        self.answers, self.where = answers, threading.current_thread().name.partition("_")[0]
+
+
 class Submitted:
-    """A worker, to which a loop submits batches."""
+    """A worker, to whose executor a loop submits batches."""
 
     def __init__(self, handler, home):
         self.handler = handler
         self.where = []  # on which threads batches' answers came
+        self.executors = handler.executors([("m_0", handler)], home, limited=False)
         self._home = home
-        self._ended = SimpleQueue()
-        handler.answer_to(self._made, self._ended.put)
-
-    def _made(self, answers, *_):
-        self.where.append(threading.current_thread().name.partition("_")[0])
-        return answers
+        self._over = SimpleQueue()
 
     def submit(self, *requests):
         """Have a batch executed, and wait for nothing."""
-        self._home.loop.call_soon_threadsafe(self.handler.submit, requests)
+        [executor] = self.executors.each
+        self._home.loop.call_soon_threadsafe(executor.submit, Batch(requests), self._ended)
+
+    def _ended(self, _executor, batch):
+        self._over.put(batch)
 
     def end(self):
         """The answers to it; what befell the batch is raised."""
-        answers = self._ended.get(timeout=PATIENCE)
-        if isinstance(answers, Exception):
-            raise answers
-        return answers
+        batch = self._over.get(timeout=PATIENCE)
+        self.where.append(batch.where)
+        if isinstance(batch.answers, Exception):
+            raise batch.answers
+        return batch.answers
 
     def __call__(self, *requests):
         """The answers to a batch."""
@@ -59,11 +78,15 @@ class Submitted:
 @pytest.fixture
 def submitted(start, home):
     """Starts a model."""
+    made = []
 
     def submitted(handler_class, **arguments):
-        return Submitted(start(handler_class, **arguments), home)
+        made.append(Submitted(start(handler_class, **arguments), home))
+        return made[-1]
 
-    return submitted
+    yield submitted
+    for each in made:
+        home.loop.call_soon_threadsafe(each.executors.end)
 
 
 def request(deed="", x=X, **inputs):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from serve.model.dispatch import DispatchQueue
+from serve.model.model import DispatchQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def test_the_loop_looks_at_its_sockets_however_often_one_asks(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its turn comes again in the next one of the loop."""
-    monkeypatch.setattr("serve.model.dispatch._LONGEST_NS", -1)
+    monkeypatch.setattr("serve.model.model._LONGEST_NS", -1)
     dispatches, count = DispatchQueue(loop), 0
 
     def again() -> None:

@@ -1,6 +1,5 @@
 """One batch from requests to answers, and the instance that does it over and over."""
 
-import asyncio
 import gc
 import threading
 import weakref
@@ -11,10 +10,11 @@ import numpy as np
 import pytest
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.executor import ExecutorLoop
+from model_handlers.in_process import executors_for
 from model_handlers.tensor import FP32, TensorSpec
-from serve.model.dispatch import LoopPoller
-from serve.model.execution import execute_batch
-from serve.model.executor import Surroundings, executors_for
+from model_handlers.worker.executor import PipelinedExecutor
+from serve.model.execution import Execution, execute_batch
 from serve.model.layout_check import check_layout
 from serve.model.tensors import TensorMap
 from serve.request import InferenceRequest, InferenceResponse, Layout
@@ -289,12 +289,12 @@ class Loop:
         callback(*arguments)
 
 
-def executors_on(handlers, pool, loop=None, inline_ns=0):
+def executors_on(handlers, pool, inline_ns=0):
     """The executors of a model with such handlers."""
-    config, loop = handlers[0].config, loop or Loop()
-    around = Surroundings(TensorMap("m", 1, config), loop, pool, LoopPoller(loop, lambda: False), lambda *_: None)
-    named = [("instance", handler) for handler in handlers]
-    return executors_for(named, config, around, inline_ns=inline_ns, limited=False, larger=None, late=lambda *_: None)
+    named, home = [("instance", handler) for handler in handlers], ExecutorLoop(Loop(), pool)
+    return executors_for(
+        named, handlers[0].config, home, inline_ns=inline_ns, limited=False, larger=None, late=lambda *_: None
+    )
 
 
 def executor_of(handler, **options):
@@ -304,7 +304,8 @@ def executor_of(handler, **options):
 
 def submit(executor, batch, reports):
     """Have it execute a batch."""
-    assert executor.submit(batch, lambda _, execution: reports.put(execution)) is None
+    execution = Execution(TensorMap("m", 1, executor.handler.config), batch)
+    assert not executor.submit(execution, lambda _, execution: reports.put(execution))
 
 
 def scripted(toys, script=None):
@@ -333,7 +334,7 @@ def test_an_idle_executor_keeps_nothing_of_what_it_has_executed(toys):
     ended = threading.Event()
     batch = [request_of(toys.config(), [1, 1])]
     seen = weakref.ref(batch[0].inputs[0])
-    executor.submit(batch, lambda *_: ended.set())
+    executor.submit(Execution(TensorMap("m", 1, toys.config()), batch), lambda *_: ended.set())
     del batch
     assert ended.wait(60)
     executor.stop()
@@ -425,8 +426,6 @@ def pipelined(toys, refused=()):
     log, first = [], threading.Event()
 
     class Ahead(toys.Scripted):
-        ahead = True
-
         def begin(self, inputs, outputs):
             assert first.wait(60)
             number = int(inputs["x"][0, 0])
@@ -440,11 +439,12 @@ def pipelined(toys, refused=()):
             log.append(f"finish {number}")
             return self.execute(inputs, outputs)
 
-    return executor_of(Ahead(toys.config())), log, first
+    executor = PipelinedExecutor("instance", 0, Ahead(toys.config()), ExecutorLoop(Loop(), threads()))
+    return executor, log, first
 
 
 def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
-    """Batches are finished in their order, each with the next one begun; the instance is at rest behind the last."""
+    """Batches are finished in their order, each with the next one begun."""
     config, reports = toys.config(), SimpleQueue()
     batches = [[request_of(config, [number, number])] for number in range(3)]
     executor, log, first = pipelined(toys)
@@ -460,7 +460,6 @@ def test_a_batch_is_begun_before_the_last_one_has_ended(toys):
         {"y": [[4, 4]]},
     ]
     assert log == ["begin 0", "begin 1", "finish 0", "begin 2", "finish 1", "finish 2"]
-    assert executor.turn % 2 == 0
     for before, after in pairwise(execution.timings for execution in executions):
         assert after.start + after.compute_input >= before.start + before.compute_input + before.compute_infer
 
@@ -478,51 +477,26 @@ def test_a_batch_that_cannot_be_begun_is_its_own_misfortune(toys):
     assert "finish 1" not in log
 
 
-class Submitted:
-    """A worker that is submitted requests, and answers them with what it is told."""
-
-    def __init__(self, toys, answers):
-        class Worker(toys.Scripted):
-            submits = sees_requests = True
-
-            def answer_to(self, made, ended):
-                self.told = made, ended
-
-            def submit(self, _requests):
-                made, ended = self.told
-                asyncio.get_running_loop().call_soon(lambda: ended(made(answers, 1, 2)))
-
-        self.config = toys.config()
-        self.executor = executor_of(Worker(self.config), loop=asyncio.get_running_loop())
-
-    async def execute(self, *rows):
-        """The execution of a batch of a request for each."""
-        done = asyncio.get_running_loop().create_future()
-        batch = [request_of(self.config, row) for row in rows]
-        execution = self.executor.submit(batch, lambda _, execution: done.set_result(execution))
-        execution = execution or await done
-        assert execution.batch is batch
-        return execution
+@pytest.mark.parametrize(
+    ("answers", "kind"), [([], Kind.INTERNAL), (MmeError(Kind.UNAVAILABLE, "not now"), Kind.UNAVAILABLE)]
+)
+def test_answers_that_can_not_be_handed_out_are_the_error_of_all(toys, answers, kind):
+    """Those of a batch that a process was sent: none waits for ever."""
+    config = toys.config()
+    execution = Execution(TensorMap("m", 1, config), [request_of(config, [1, 1]), request_of(config, [2, 2])])
+    assert len(execution.to_requests()) == 2
+    execution.answered(answers, 1, 2)
+    assert [result.kind for result in execution.results] == [kind] * 2
 
 
-async def test_answers_that_can_not_be_handed_out_are_the_error_of_all(toys):
-    """Those of a batch that was submitted: none waits for ever, and the instance takes the next one."""
-    worker = Submitted(toys, [])
-    for _ in range(2):
-        execution = await worker.execute([1, 1], [2, 2])
-        assert [result.kind for result in execution.results] == [Kind.INTERNAL] * 2
-
-
-async def test_a_batch_that_can_not_be_made_is_the_error_of_all(toys, monkeypatch):
-    """What finds no memory before anything is submitted: none waits for ever, and the instance takes the next one."""
+def test_a_batch_that_can_not_be_made_is_the_error_of_all(toys, monkeypatch):
+    """What finds no memory before anything is sent: none waits for ever."""
 
     def full(*_):
         raise MemoryError("1 TiB")
 
-    worker = Submitted(toys, MmeError(Kind.UNAVAILABLE, "not now"))
-    with monkeypatch.context() as short:
-        short.setattr(TensorMap, "to_model_requests", full)
-        execution = await worker.execute([1, 1], [2, 2])
+    config = toys.config()
+    execution = Execution(TensorMap("m", 1, config), [request_of(config, [1, 1]), request_of(config, [2, 2])])
+    monkeypatch.setattr(TensorMap, "to_model_requests", full)
+    assert execution.to_requests() is None
     assert [result.kind for result in execution.results] == [Kind.OUT_OF_MEMORY] * 2
-    execution = await worker.execute([1, 1])
-    assert [result.message for result in execution.results] == ["not now"]

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from model_handlers.config.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
+from model_handlers.executor import Executors
+from model_handlers.in_process import InlinePolicy
+from model_handlers.worker.executor import PipelinedExecutor
 from model_handlers.worker.limits import EXECUTION_TIMEOUT
-from serve.model.dispatch import InlinePolicy
 from serve.model.model import Model
 from serve.statistics import ModelStats
 from tests.serve.inside import idle, known_layouts
@@ -662,7 +664,12 @@ async def test_no_batch_waits_behind_another_one_while_a_lane_is_idle(toys):
     second = toys.Call(2)
 
     class Ahead(toys.Scripted):
-        ahead = True
+        apart = True
+
+        def executors(self, handlers, home, **_):
+            return Executors(
+                [PipelinedExecutor(name, i, handler, home) for i, (name, handler) in enumerate(handlers)], home
+            )
 
         def begin(self, inputs, _outputs):
             number = int(inputs["x"][0, 0])

@@ -13,14 +13,13 @@ import uvloop
 from model_handlers.base import CPU
 from model_handlers.config.model_config import DynamicBatching, InstanceGroup, Resource
 from model_handlers.errors import Kind, MmeError
+from model_handlers.executor import ExecutorLoop, at_home
 from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
 from model_handlers.worker import policies
-from model_handlers.worker.channel import WorkerLoop, at_home
 from model_handlers.worker.memory import Batches
 from model_handlers.worker.start import start_isolated
-from serve.model.dispatch import LoopPoller
 from serve.model.model import Model
 from serve.model.rate_limiter import ResourcePool
 from serve.request import Called, InferenceRequest, Layout
@@ -95,17 +94,17 @@ def sockets():
     return {link for link in links if link.startswith("socket:")}
 
 
-class Threads:
+class Threads(ThreadPool):
     """Those to which the loop leaves what it can't wait for, and how often it did."""
 
     def __init__(self):
+        super().__init__("work", idle_seconds=0)
         self.given = 0
-        self._pool = ThreadPool("work", idle_seconds=0)
 
     def run(self, work):
-        """See `WorkerLoop`."""
+        """See `ThreadPool`."""
         self.given += 1
-        self._pool.run(work)
+        super().run(work)
 
 
 @contextlib.asynccontextmanager
@@ -123,12 +122,13 @@ async def serving(toys, model_file, *, instances=1, batches=False, limited=False
     names = [f"m_{index}" for index in range(instances)]
     loop = asyncio.get_running_loop()
     threads = Threads()
-    with at_home(WorkerLoop(loop, threads.run, LoopPoller(loop, lambda: False))):
+    home = ExecutorLoop(loop, threads)
+    with at_home(home):
         handlers = [(name, start_isolated(PythonHandler, config, model_file, CPU, name)) for name in names]
     group = InstanceGroup("g", count=instances, resources=(Resource("r", 1),))
     on_devices = [(f"g_{index}", CPU) for index in range(instances)]
     limits = ResourcePool(loop, {("r", ""): 1}).instances("m", [group], on_devices) if limited else None
-    model = Model("m", 1, handlers, ModelStats(), loop, limits=limits)
+    model = Model("m", 1, handlers, ModelStats(), loop, limits=limits, home=home)
     try:
         yield model, [handler for _, handler in handlers], threads
         assert model.outstanding == 0

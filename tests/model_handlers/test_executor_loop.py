@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
+from model_handlers.executor import ExecutorLoop
 from model_handlers.worker.policies import BusyPoll
-from serve.model.dispatch import LoopPoller
+from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(BusyPoll, "longest", _LONGEST)
     monkeypatch.setattr("os.sched_yield", made.sched_yield)
-    monkeypatch.setattr("serve.model.dispatch._now", lambda: made.now)
+    monkeypatch.setattr("model_handlers.executor._now", lambda: made.now)
     return made
 
 
@@ -49,9 +50,9 @@ def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-def poll_on(loop: asyncio.AbstractEventLoop, *, threads_work: bool = False) -> LoopPoller:
+def poll_on(loop: asyncio.AbstractEventLoop, *, threads_work: bool = False) -> ExecutorLoop:
     """A poll whose threads have work, or have none."""
-    return LoopPoller(loop, lambda: threads_work)
+    return ExecutorLoop(loop, ThreadPool("unused", idle_seconds=0), lambda: threads_work)
 
 
 def turns(loop: asyncio.AbstractEventLoop, count: int = 3) -> None:
@@ -64,12 +65,12 @@ def turns(loop: asyncio.AbstractEventLoop, count: int = 3) -> None:
     loop.run_until_complete(turn())
 
 
-def awake(poll: LoopPoller) -> bool:
+def awake(poll: ExecutorLoop) -> bool:
     """Whether it keeps its loop awake."""
     return "awake" in repr(poll)
 
 
-def until_asleep(loop: asyncio.AbstractEventLoop, poll: LoopPoller) -> None:
+def until_asleep(loop: asyncio.AbstractEventLoop, poll: ExecutorLoop) -> None:
     """Let the loop turn until it is kept awake no more."""
     deadline = time.monotonic() + 60
     while awake(poll):

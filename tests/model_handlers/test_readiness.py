@@ -1,12 +1,11 @@
 """Models that have a say in whether they are ready: who is asked, how often, and how long that is waited for."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
-from serve.model import readiness
-from serve.model.readiness import Readiness
+from model_handlers import executor
+from model_handlers.executor import Executor, Executors
 
 
 class Handler:
@@ -14,12 +13,8 @@ class Handler:
 
     def __init__(self, *, tells_ready=True):
         self.tells_ready = tells_ready
-        self.down = False
+        self.apart = False
         self.asked = []
-
-    def is_down(self):
-        """See `model_handlers.base.Handler`."""
-        return self.down
 
     def ask_ready(self, done):
         """See `model_handlers.base.Handler`."""
@@ -28,13 +23,13 @@ class Handler:
 
 def executors(*handlers):
     """What executes a model by such handlers."""
-    return SimpleNamespace(handlers=handlers, is_down=lambda: any(handler.is_down() for handler in handlers))
+    return Executors([Executor("m_0", number, handler, None) for number, handler in enumerate(handlers)])
 
 
 async def test_who_has_no_say_is_ready():
     """Nobody is asked, and nothing waited for."""
     silent = Handler(tells_ready=False)
-    assert await Readiness("m", executors(silent), asyncio.get_running_loop()).told()
+    assert await executors(silent).ask_ready("m")
     assert silent.asked == []
 
 
@@ -42,7 +37,7 @@ async def test_who_has_no_say_is_ready():
 async def test_all_instances_have_to_say_so(says):
     """All of them are asked before any has answered."""
     handlers = [Handler(), Handler()]
-    asked = asyncio.ensure_future(Readiness("m", executors(*handlers), asyncio.get_running_loop()).told())
+    asked = asyncio.ensure_future(executors(*handlers).ask_ready("m"))
     await asyncio.sleep(0)
     for handler, ready in zip(handlers, says, strict=True):
         [done] = handler.asked
@@ -52,18 +47,18 @@ async def test_all_instances_have_to_say_so(says):
 
 async def test_one_that_hangs_is_asked_once_and_is_not_ready_meanwhile(monkeypatch, caplog):
     """Who asks behind it waits for the same answer; once that has come the next one asks again."""
-    monkeypatch.setattr(readiness, "_SECONDS", 0.01)
+    monkeypatch.setattr(executor, "_READY_SECONDS", 0.01)
     handler = Handler()
-    asks = Readiness("m", executors(handler), asyncio.get_running_loop())
-    assert [await asks.told(), await asks.told()] == [False, False]
+    model = executors(handler)
+    assert [await model.ask_ready("m"), await model.ask_ready("m")] == [False, False]
     assert len(handler.asked) == 1
-    monkeypatch.setattr(readiness, "_SECONDS", 60.0)
-    second = asyncio.ensure_future(asks.told())
+    monkeypatch.setattr(executor, "_READY_SECONDS", 60.0)
+    second = asyncio.ensure_future(model.ask_ready("m"))
     await asyncio.sleep(0)
     handler.asked[0](True)
     handler.asked[0](False)  # what is told again is not heard
     assert await second
-    last = asyncio.ensure_future(asks.told())
+    last = asyncio.ensure_future(model.ask_ready("m"))
     await asyncio.sleep(0)
     handler.asked[1](False)
     assert not await last
