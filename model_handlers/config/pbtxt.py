@@ -13,6 +13,7 @@ import logging
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -53,13 +54,7 @@ class Rule:
     reason: str = ""
 
 
-def _harmless(reason: str) -> Rule:
-    return Rule(Support.HARMLESS, reason)
-
-
-def _refused(reason: str) -> Rule:
-    return Rule(Support.REFUSED, reason)
-
+_harmless, _refused = partial(Rule, Support.HARMLESS), partial(Rule, Support.REFUSED)
 
 _HONOURED = Rule(Support.HONOURED)
 _SPEED = _harmless("it changes speed, never results")
@@ -320,8 +315,6 @@ def gaps(message: pb.ModelConfig, model: str) -> Iterator[tuple[str, MmeError]]:
 
 # -- what was likely meant where a text can't be read ------------------------------------------------------------------
 
-_PATHS = [path for path, _ in every_field(pb.DESCRIPTOR.message_types_by_name["ModelConfig"])]
-_FIELDS = sorted({name.removesuffix("[]") for path in _PATHS for name in path.split(".")})
 _FIELD_AT_END = re.compile(r"(\w+)\s*:?\s*$")
 _SCALAR = re.compile(r"""["']?([^\s"'\]},;]*)""")
 
@@ -351,7 +344,8 @@ def _unknown_field(stop: _Stop) -> str:
     message, name = stop.said
     if message.endswith("ParametersEntry"):
         return f'write parameters {{ key: "{name}" value: {{ string_value: "…" }} }}'
-    return _meant(name, _FIELDS)
+    paths = (path for path, _ in every_field(pb.DESCRIPTOR.message_types_by_name["ModelConfig"]))
+    return _meant(name, sorted({field for path in paths for field in path.replace("[]", "").split(".")}))
 
 
 def _unknown_value(stop: _Stop) -> str:
