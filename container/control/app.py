@@ -24,19 +24,20 @@ from werkzeug.test import run_wsgi_app
 
 from container.control.http import PAGE, HttpOperations
 from container.control.routes import HOT, HTTP_ROUTES, Flavor, parse_target, path_of
+from container.http1.rules import JSON_TYPE
 from container.inference import errors
-from container.steps.access import Doors, Restrictions, access_of
+from container.steps.access import Restrictions, access_of
 from model_handlers.errors import Kind, MmeError
 from serve.threads import ThreadPool
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from wsgiref.types import WSGIApplication
 
     from container.control.http import Build, Operation
     from container.control.routes import Route
-    from container.http1 import HttpRequest
+    from container.http1 import HttpRequest, Refusal
     from container.http1.server import Gate
     from container.process.service import Service
 
@@ -50,7 +51,6 @@ _PIECE = 1 << 16  # bytes of that in a turn of the loop
 _AGAIN_SECONDS, _AT_MOST_SECONDS = 0.005, 0.32  # between two looks at what such a client has left
 _OUTCOME = "mme.outcome"  # in the WSGI environment: what makes the response, or the error that is raised for it
 _OURS = frozenset({"content-length", "connection", "date", "transfer-encoding"})  # the HTTP server writes these
-_JSON = b"Content-Type: application/json\r\n"
 
 
 class _Name(UnicodeConverter):
@@ -91,7 +91,17 @@ class ControlPlane:
         self._closed = False
 
     def gate(self, sockets: Iterable[socket.socket]) -> Gate:
-        return Doors(access_of(sockets, self._allowed_hosts), self._keys, self._role).refusal
+        """What lets requests in, by their host and page, and by their keys where some are needed."""
+        access = access_of(sockets, self._allowed_hosts)
+
+        def refusal(method: str, target: bytes, headers: Mapping[str, str], host: str | None) -> Refusal | None:
+            refused = access.refusal(method, target, headers, host)
+            if refused is not None or self._keys is None:
+                return refused
+            role = self._role(method, target)
+            return None if role is None else self._keys.denial(role, headers.get("authorization"))
+
+        return refusal
 
     def _role(self, method: str, target: bytes) -> str | None:
         """What a request's key has to be for, by the route that answers; "" for any key where there is none."""
@@ -124,7 +134,7 @@ class ControlPlane:
             self.handle(exchange)
         else:
             sentence = f"Not Found: {path.decode('latin-1')} is not a route of this port, which has /metrics alone"
-            exchange.respond(404, _JSON, (errors.error_body(sentence),))
+            exchange.respond(404, JSON_TYPE, (errors.error_body(sentence),))
 
     async def _answer(self, exchange: HttpRequest) -> None:
         environ, route = make_environ(exchange), None
@@ -254,7 +264,7 @@ def call_application(application: WSGIApplication, environ: dict[str, Any]) -> A
         return int(status.partition(" ")[0]), "".join(lines).encode("latin-1"), list(parts)
     except Exception:  # noqa: BLE001 - whatever an application throws is answered, or its client waits for ever
         _log.exception("%s %s failed", environ["REQUEST_METHOD"], environ["PATH_INFO"])
-        return 500, _JSON, [errors.error_body("the server failed to answer this request; its log says why")]
+        return 500, JSON_TYPE, [errors.error_body("the server failed to answer this request; its log says why")]
 
 
 def make_environ(exchange: HttpRequest) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class HttpOperations:
             "log_settings": lambda exchange: operations.log_settings(_posted(exchange)),
             "trace_setting": lambda exchange, name="": operations.trace_setting(name, _posted(exchange) or {}),
         }
-        return {
+        found: dict[str, Operation] = {
             **{name: _in_json(document) for name, document in documents.items()},
             "server_ready": self._server_ready,
             "model_ready": self._model_ready,
@@ -121,16 +121,14 @@ class HttpOperations:
                     ("unregister", self._memory_unregister),
                 )
             },
-            **(
-                {}
-                if self._documents is None
-                else {
-                    "dashboard": self._dashboard,
-                    "dashboard_data": self._dashboard_data,
-                    "dashboard_static": self._dashboard_static,
-                }
-            ),
         }
+        if self._documents is not None:
+            found |= {
+                "dashboard": self._dashboard,
+                "dashboard_data": self._dashboard_data,
+                "dashboard_static": self._dashboard_static,
+            }
+        return found
 
     async def _load_model(self, exchange: HttpRequest) -> Any:
         """The platform's, and a client's where overrides are allowed."""

@@ -15,7 +15,7 @@ import orjson
 
 from container.control.routes import shown
 from container.http1 import Refusal
-from container.http1.rules import text_of
+from container.http1.rules import JSON_TYPE, text_of
 from model_handlers.errors import Kind, MmeError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"
 
 _KSERVE = b"/v2/"
-_JSON = b"Content-Type: application/json\r\n"
 _MAX_MESSAGE = 2048  # what SageMaker keeps of an error body
 _log = logging.getLogger("mme.infer")
 
@@ -146,10 +145,10 @@ def error(problem: MmeError, flavor: str) -> tuple[int, bytes, bytes]:
     """Status, header lines and body of an error in a protocol: `sagemaker`, `kserve` or `runtime`."""
     statuses = STATUSES[problem.kind]
     if flavor == "kserve":
-        return statuses.kserve, _JSON, error_body(problem.message)
+        return statuses.kserve, JSON_TYPE, error_body(problem.message)
     status = problem.said or statuses.sagemaker
     if flavor == "sagemaker":
-        return status, _JSON, error_body(problem.message[:_MAX_MESSAGE])
+        return status, JSON_TYPE, error_body(problem.message[:_MAX_MESSAGE])
     return runtime_error("ModelError" if problem.said else statuses.runtime, problem.message, status)
 
 
@@ -176,7 +175,7 @@ def model_error_body(status: int, original: str, advice: str = "", logs: str = "
 
 def runtime_answer(name: str, body: dict[str, Any]) -> tuple[int, bytes, bytes]:
     """Status, header lines and body of an error; boto3 takes its class from the header and the rest from the body."""
-    headers = b"%sx-amzn-errortype: %s\r\nx-amzn-RequestId: %s\r\n" % (_JSON, name.encode(), _request_id())
+    headers = b"%sx-amzn-errortype: %s\r\nx-amzn-RequestId: %s\r\n" % (JSON_TYPE, name.encode(), _request_id())
     status = RUNTIME_STATUSES.get(
         name, 400
     )  # ThrottlingException, of every service of AWS, is no error of this one's model

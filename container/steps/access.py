@@ -43,12 +43,10 @@ from container.process.resources import Followed
 from model_handlers.errors import Kind, MmeError, invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from serve.request import InferenceRequest
-
-    RoleOf = Callable[[str, bytes], str | None]
 
 
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:@/\[\]\s]+)(?::[0-9]*)?")
@@ -138,22 +136,6 @@ class Access:
             if authority != host.lower():
                 return True
         return site in {"cross-site", "same-site"}
-
-
-class Doors:
-    """The gate of an HTTP server, by host and page, and by keys where some are needed."""
-
-    def __init__(self, access: Access, keys: Keys | None, role_of: RoleOf) -> None:
-        self._access = access
-        self._keys = keys
-        self._role_of = role_of
-
-    def refusal(self, method: str, target: bytes, headers: Mapping[str, str], host: str | None) -> Refusal | None:
-        refusal = self._access.refusal(method, target, headers, host)
-        if refusal is not None or self._keys is None:
-            return refusal
-        role = self._role_of(method, target)
-        return None if role is None else self._keys.denial(role, headers.get("authorization"))
 
 
 ALL = "*"
