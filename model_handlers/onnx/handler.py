@@ -7,6 +7,7 @@ with hundreds of sessions they would fight for the cores with those that have wo
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -77,7 +78,8 @@ class OnnxHandler(MappedHandler):
         self._gpu = gpu
         super().__init__(complete(config, *signature(session, config.name), firsts=firsts(session)))
         self._session = session
-        self._run = _runner(session, run_options(config))
+        # where it is given none, each execution makes options of its own, which takes a microsecond
+        self._run: Callable[..., list[Array]] = functools.partial(session.run, run_options=run_options(config))
         self._limited = GPU_LIMIT in config.parameters or any(
             GPU_LIMIT in each.parameters for each in config.gpu_accelerators
         )
@@ -152,7 +154,7 @@ class OnnxHandler(MappedHandler):
         if self._texts:
             inputs = {**inputs, **{n: _text(inputs[n], n, self.config.name) for n in self._texts if n in inputs}}
         try:
-            result: list[Array] = self._run(outputs, inputs)
+            result = self._run(outputs, inputs)
         except Exception as error:  # of any of a dozen classes
             failure = translated(error, self.config.name, loading=False, limited=self._limited)
             raise (failure if self._gpu is None else lost(failure, self._gpu)) from error
@@ -167,13 +169,6 @@ class OnnxHandler(MappedHandler):
         del self._session
         self._threads.give_back()
         self.mappings = 0
-
-
-def _runner(session: Any, options: Any) -> Callable[[Sequence[str], Mapping[str, Array]], list[Array]]:
-    if options is None:
-        run: Callable[[Sequence[str], Mapping[str, Array]], list[Array]] = session.run
-        return run
-    return lambda outputs, inputs: session.run(outputs, inputs, options)
 
 
 def _text(array: Array, name: str, model: str) -> Array:

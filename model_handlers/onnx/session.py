@@ -371,12 +371,10 @@ def graph_level(config: ModelConfig) -> str:
 
 
 def run_options(config: ModelConfig) -> Any:
-    """The options of each execution: None, or that the named arenas give back what they hold when it is done."""
-    arenas = config.parameters.get(SHRINKAGE)
-    if not arenas:
-        return None
+    """The options of all executions: whether the named arenas give back what they hold when one is done."""
     options = onnx_runtime().RunOptions()
-    options.add_run_config_entry(SHRINKAGE, arenas)
+    if arenas := config.parameters.get(SHRINKAGE):
+        options.add_run_config_entry(SHRINKAGE, arenas)
     return options
 
 
