@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
-    from serve.engine_options import EngineOptions
+    from serve.options import EngineOptions
     from serve.request import InferenceRequest
 
 T = TypeVar("T")

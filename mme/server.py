@@ -21,8 +21,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.model_calls import Override
 from model_handlers.system import devices, memory
 from serve.engine import end_shared
-from serve.engine_options import EngineOptions
-from serve.sizes import DEVICE_SHARE, HOST_SHARE, bytes_of, memory_budget
+from serve.options import DEVICE_SHARE, HOST_SHARE, EngineOptions, bytes_of, memory_budget
 from serve.threads import STARTER, on_daemon
 
 if TYPE_CHECKING:

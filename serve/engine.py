@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from model_handlers.model_calls import Override
     from serve.cache.entry import JointLease, Residency
     from serve.cache.eviction import Rules
-    from serve.engine_options import EngineOptions
     from serve.loading.loader import AnyModel, Target
+    from serve.options import EngineOptions
     from serve.request import InferenceRequest
     from serve.sources.scripts import Scripts
     from serve.statistics import ModelStats

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from serve.cache.entry import JointLease
-from serve.control import Control
 from serve.model.ensemble_plan import blaming
+from serve.options import Control
 from serve.registry import Dependents
 from serve.request import LoadReport
 from serve.sources.catalog import unknown
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from model_handlers.model_calls import Override
     from serve.cache.entry import Entry, Residency
     from serve.cache.model_cache import ModelCache
-    from serve.engine_options import EngineOptions
+    from serve.options import EngineOptions
     from serve.registry import Registry
     from serve.sources.catalog import ModelCatalog
     from serve.sources.source import Source

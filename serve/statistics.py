@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from model_handlers.config.model_config import ModelConfig
-    from serve.control import Latencies
+    from serve.options import Latencies
     from serve.request import Timings
 
     Listener = Callable[["CacheEvent"], None]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from container.process.service import Service
     from model_handlers.system.devices import Reading
-    from serve.control import Latencies
+    from serve.options import Latencies
     from serve.statistics import ModelStats, Summary, TargetStats
 
     Offload = Callable[[Callable[[], Any]], Awaitable[Any]]

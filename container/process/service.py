@@ -33,10 +33,8 @@ from model_handlers.worker.memory import SIZES
 from model_handlers.worker.policies import BusyPoll
 from serve.cache.eviction import Rules
 from serve.cache.room import megabytes
-from serve.control import Control
 from serve.engine import Engine
-from serve.engine_options import EngineOptions
-from serve.sizes import DEVICE_SHARE, HOST_SHARE, bytes_of
+from serve.options import DEVICE_SHARE, HOST_SHARE, Control, EngineOptions, bytes_of
 from serve.sources.layout import is_model, list_models
 from serve.sources.polling import Poller
 from serve.sources.store import ARCHIVE_SUFFIX, read_credentials
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from container.observe.tracing import Tracing
     from container.process.master import LastWords
     from container.settings import SingleModel
-    from serve.sizes import MemoryBudget
+    from serve.options import MemoryBudget
 
 
 _log = logging.getLogger("mme.service")

@@ -20,8 +20,7 @@ from container.control.routes import CATEGORIES, InferenceType
 from container.steps.access import Restriction
 from model_handlers.errors import Kind, MmeError
 from model_handlers.scripts.default_script import SELECTABLE
-from serve.control import DEFAULT_LATENCIES, DEFAULT_QUANTILES, Latencies
-from serve.sizes import BYTES_ALLOWED, byte_size
+from serve.options import BYTES_ALLOWED, DEFAULT_LATENCIES, DEFAULT_QUANTILES, Latencies, byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

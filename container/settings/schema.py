@@ -23,9 +23,9 @@ from container.control.routes import InferenceType
 from container.settings import parsers as v
 from container.settings.parsers import BatchSize, GrpcCompression, LogFormat, Mode, PingMode, RateLimit, ResourceLimit
 from model_handlers.scripts.default_script import LITERAL
-from serve import sizes
+from serve import options
 from serve.cache.eviction import Policy
-from serve.control import DEFAULT_LATENCIES, BatchGuess, Control, Latencies, Weights
+from serve.options import DEFAULT_LATENCIES, BatchGuess, Control, Latencies, Weights
 from serve.sources.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from container.settings.parsers import Parser
     from container.steps.access import Restriction
-    from serve.sizes import MemoryBudget
+    from serve.options import MemoryBudget
 
 DEFAULT_PORT = 8080  # SageMaker's, where it names no other
 DEFAULT_GRPC_PORT = 8001  # Triton's
@@ -180,8 +180,8 @@ class Settings:
     grpc_port: int | None = setting(None, "Port to serve KServe v2 over gRPC on, beside HTTP; 0 takes a free one and "
         "logs it.", _PORT, shown="no gRPC")
     memory_budget: MemoryBudget = setting(None, "Memory that models on the host may take together.",
-        sizes.memory_budget, shown="what the host leaves")
-    gpu_memory_budget: MemoryBudget = setting(None, "Memory that models may take of each GPU.", sizes.memory_budget,
+        options.memory_budget, shown="what the host leaves")
+    gpu_memory_budget: MemoryBudget = setting(None, "Memory that models may take of each GPU.", options.memory_budget,
         shown="what the GPU leaves",
         also={
             "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": (
@@ -212,7 +212,7 @@ class Settings:
         shown="$XDG_CACHE_HOME/mme, else a folder of the user's in the temporary directory",
         also={"TRITON_AWS_MOUNT_DIRECTORY": "What MME_CACHE_DIR is."})
     disk_budget: MemoryBudget = setting(None, "Disk space that unpacked archives may take together; a share is one of "
-        "the file system.", sizes.memory_budget, shown="80% of what is free at the start and of what they take then")
+        "the file system.", options.memory_budget, shown="80% of what is free at the start and of what they take then")
     max_archive_files: int = setting(20_000, "Files and folders that an archive may hold.", v.integer(1, 1_000_000))
     load_threads: int = setting(2, "Models that may load at once.", v.integer(1, 64))
     framework_threads: int | None = setting(None, "Threads that frameworks may have in the server's process for all "
@@ -227,7 +227,7 @@ class Settings:
             "MMS_MAX_REQUEST_SIZE": "that of MMS"}))
     request_memory: int | None = setting(None, "Memory that requests may take together on their way, inflated sizes "
         "included, until each is answered; at least twice MME_MAX_BODY. A request that does not fit is a 503.",
-        sizes.byte_size, shown="an eighth of the memory budget, at least 256MiB and twice MME_MAX_BODY")
+        options.byte_size, shown="an eighth of the memory budget, at least 256MiB and twice MME_MAX_BODY")
     max_connections: int | None = setting(None, "Connections that there may be, over HTTP and gRPC together; one more "
         "is a 503.", v.integer(1, 1_000_000), shown="the limit of open files less half of it, at most 4096")
     allow_client_shm: bool = setting(False, "Let clients of this machine register regions of shared memory, and name "

@@ -19,12 +19,12 @@ from model_handlers.system import devices, memory
 from model_handlers.system.devices import uuid_of
 from model_handlers.system.threads import NEVER, within
 from model_handlers.worker.limits import LoadQuota, ReservationExceededError, allowed, allowing
-from serve.control import DEFAULT_LATENCIES
 from serve.loading.prepare import PreparedTarget, Preparer, in_order, still_there
 from serve.model.ensemble import EnsembleModel, ServedSteps, checked_config, step_models
 from serve.model.ensemble_plan import blaming, not_available
 from serve.model.model import DispatchQueue, Model
 from serve.model.warmup import Warmup, ensemble_labels, initial_states, read_labels
+from serve.options import DEFAULT_LATENCIES
 from serve.statistics import new_stats
 from serve.threads import ThreadPool, UnderWay
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.system.threads import CancelToken, ThreadBudget
     from serve.cache.entry import JointLease
-    from serve.control import Latencies
     from serve.loading.measuring import Others, Scales
     from serve.loading.verify import BatchVerdicts, Proofs
     from serve.model.batch_proof import BatchProof
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from serve.model.response_cache import ResponseCache
     from serve.model.warmup import Labels
     from serve.model_calls import ModelCalls
+    from serve.options import Latencies
     from serve.sources.repository import ModelDirectory
     from serve.sources.source import Source
     from serve.statistics import ModelStats

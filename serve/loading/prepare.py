@@ -34,10 +34,10 @@ from model_handlers.system.disk import text_digest
 from model_handlers.worker.limits import EXECUTION_TIMEOUT, LOAD_TIMEOUT, Deadlines
 from model_handlers.worker.start import start_isolated
 from serve.cache.footprints import Footprints
-from serve.control import LEAST_SHARED_WEIGHTS, WEIGHTS, Weights, weights_of
 from serve.loading.measuring import Scales
 from serve.model.ensemble_plan import check_circle
 from serve.model.warmup import read_labels, warm_up
+from serve.options import LEAST_SHARED_WEIGHTS, WEIGHTS, Weights, weights_of
 from serve.sources.catalog import print_of
 from serve.sources.layout import ENTRY
 from serve.sources.repository import ModelDirectory, open_model, open_target

@@ -25,8 +25,8 @@ from cachetools import LRUCache
 from model_handlers.errors import MmeError, invalid_model
 from model_handlers.system.disk import disk_errors, file_digest, state_of, text_digest
 from model_handlers.worker.start import verify_file
-from serve.control import BatchGuess
 from serve.model.batch_proof import Batching, BatchProof
+from serve.options import BatchGuess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

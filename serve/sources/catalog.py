@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
-    from serve.engine_options import EngineOptions
+    from serve.options import EngineOptions
     from serve.sources.disk_budget import DiskBudget
     from serve.sources.scripts import Scripts
     from serve.sources.source import Source

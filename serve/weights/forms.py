@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import mmap
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint, settled
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.disk import directory_size
-from serve.control import LEAST_SHARED_WEIGHTS, Tier, Weights, weights_of
 from serve.model.warmup import warm_up
+from serve.options import LEAST_SHARED_WEIGHTS, Weights, weights_of
 from serve.weights.store import Reference, reference_to
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mme.weights")
 _FAR_SLOWER = 3.0  # times; kernels that can't do with weights as they are: such a model is packed from the start
 _WORTH_PACKING = 1.05  # times quicker, at least
+
+
+class Tier(Enum):
+    """How a loaded model holds its weights."""
+
+    PLAIN = "plain"
+    MAPPED = "mapped"
+    PACKED = "packed"
 
 
 def target_forms(

@@ -22,9 +22,10 @@ from model_handlers.errors import MmeError
 from model_handlers.system import memory
 from model_handlers.system.threads import within
 from serve.cache.room import megabytes
-from serve.control import Tier, Weights
 from serve.model.model import Model
+from serve.options import Weights
 from serve.threads import ThreadPool
+from serve.weights.forms import Tier
 from serve.weights.refining import Refiner
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 from container.settings import Settings, read_settings
 from model_handlers.errors import Kind, MmeError
-from serve.engine_options import EngineOptions
+from serve.options import EngineOptions
 from serve.sources.archive import ExtractLimits, extract
 
 LIMIT = 300

@@ -18,7 +18,7 @@ import yaml
 from container.observe.emf import UNITS
 from container.observe.metrics import families as families_of_server
 from model_handlers.system.devices import readings
-from serve.control import DEFAULT_LATENCIES
+from serve.options import DEFAULT_LATENCIES
 from tests.contract.models import ONE, lay_out, pack, plus
 from tests.contract.server import Server
 from tests.fake_nvml import FakeGpu, FakeNvml

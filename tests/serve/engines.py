@@ -6,7 +6,7 @@ import contextlib
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError
 from serve.engine import Engine
-from serve.engine_options import EngineOptions
+from serve.options import EngineOptions
 from tests.serve.integrity import check_integrity
 
 PLENTY = Footprint(1 << 30)

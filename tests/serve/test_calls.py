@@ -14,7 +14,7 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BF16, BOOL, BYTES, DATA_TYPES, INT32
 from serve.engine import Engine
-from serve.engine_options import EngineOptions
+from serve.options import EngineOptions
 from serve.request import InferenceRequest, Layout
 from tests.waiting import eventually
 

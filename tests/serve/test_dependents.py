@@ -11,7 +11,7 @@ import pytest
 from model_handlers.config.model_config import InstanceGroup, InstanceKind
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
-from serve.control import Control
+from serve.options import Control
 from serve.registry import Dependents
 from serve.state_file import life_of
 from serve.statistics import CacheEvent, EventType

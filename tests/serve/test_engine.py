@@ -17,7 +17,7 @@ from model_handlers.onnx import OnnxHandler
 from model_handlers.system.threads import NEVER
 from serve.cache.entry import Failure
 from serve.cache.eviction import Rules
-from serve.control import Control
+from serve.options import Control
 from serve.threads import STARTER
 from tests.serve import growing
 from tests.serve.engines import PLENTY, answered, ask, engine_of

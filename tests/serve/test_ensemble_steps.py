@@ -12,8 +12,8 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
 from serve.cache.eviction import Policy, Rules
-from serve.control import Control
 from serve.loading.measuring import Scales
+from serve.options import Control
 from serve.request import InferenceResponse
 from tests.serve.engines import PLENTY, answered, ask, engine_of
 from tests.serve.inside import evict

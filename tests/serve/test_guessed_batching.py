@@ -10,7 +10,7 @@ import pytest
 
 from model_handlers.errors import MmeError
 from model_handlers.tensor import BY_DTYPE
-from serve.control import BatchGuess
+from serve.options import BatchGuess
 from serve.request import InferenceRequest, layout_of
 from tests.guessed_models import crossed, cumulative_sum, dense, one_row, recurrent, scaled, swapped, thinned
 from tests.serve.engines import engine_of

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from model_handlers.config.model_config import MetricControl, ModelConfig
-from serve.control import DEFAULT_LATENCIES, Latencies
+from serve.options import DEFAULT_LATENCIES, Latencies
 from serve.request import Timings
 from serve.statistics import Summary, new_stats
 

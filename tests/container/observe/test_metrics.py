@@ -15,7 +15,7 @@ from container.settings import Mode
 from model_handlers.base import Footprint
 from model_handlers.errors import Kind
 from model_handlers.system import devices
-from serve.control import Latencies
+from serve.options import Latencies
 from serve.request import Timings
 from serve.statistics import EVICTION_REASONS, Histogram, ModelStats, TargetStats, new_stats
 from tests.fake_nvml import FakeGpu, FakeNvml

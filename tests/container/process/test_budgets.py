@@ -10,7 +10,7 @@ from container.settings import Settings, SettingsError
 from model_handlers.base import Footprint
 from model_handlers.system import devices, memory
 from model_handlers.system.devices import Gpu
-from serve.sizes import Share
+from serve.options import Share
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker.limits import Deadlines
 from serve.cache.eviction import Policy, Rules
-from serve.control import Control
 from serve.engine import Engine
+from serve.options import Control
 from serve.sources.catalog import ModelCatalog
 from tests.fake_nvml import FakeNvml
 from tests.waiting import eventually

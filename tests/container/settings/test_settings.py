@@ -28,7 +28,7 @@ from container.settings.places import check_places
 from container.settings.schema import VARIABLES
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.scripts.default_script import SELECTED
-from serve.sizes import Share, memory_budget
+from serve.options import Share, memory_budget
 from serve.sources.scripts import Scripts
 
 MIB = 1024 * 1024

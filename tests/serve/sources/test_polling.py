@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from serve.control import Control
+from serve.options import Control
 from serve.sources import polling
 from serve.sources.polling import Changes, Poller, changes
 from tests.waiting import until

@@ -12,9 +12,9 @@ from model_handlers.errors import MmeError
 from model_handlers.onnx.session import onnx_runtime
 from model_handlers.system import memory
 from model_handlers.tensor import FP32
-from serve.control import Tier
 from serve.request import InferenceRequest, Layout
 from serve.weights import tiering
+from serve.weights.forms import Tier
 from tests.serve.engines import PLENTY, engine_of
 from tests.serve.inside import evict, tiering_of, watched_by
 from tests.waiting import until

@@ -16,8 +16,9 @@ from model_handlers.base import Footprint
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.threads import NEVER
 from serve.cache.entry import State
-from serve.control import Tier, Weights
+from serve.options import Weights
 from serve.weights import refining, store
+from serve.weights.forms import Tier
 from tests.serve.inside import changes_nothing, idle_for_long, loader_of, ticks_of, turn, watched_by, weights_of
 from tests.waiting import until
 
