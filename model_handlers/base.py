@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.wanted import Wanted
+    from model_handlers.environment import Wanted
     from model_handlers.model_calls import Outside
     from model_handlers.requests import ModelRequest, ModelResponse
     from model_handlers.tensor import Array

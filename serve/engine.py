@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint, total
-from model_handlers.environments.cache import Environments
+from model_handlers.environment_cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.executor import ExecutorLoop
 from model_handlers.system.threads import ThreadBudget, lower_priority

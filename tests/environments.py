@@ -14,7 +14,7 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
-from model_handlers.environments import wanted
+from model_handlers import environment
 
 _CONFIG = """
 backend: "python"
@@ -160,7 +160,7 @@ def too_old(folder):
 
 def forget_installed():
     """Have the server look anew at what is installed, which it does once in its life."""
-    for cache in (wanted.installed, wanted.required_by):
+    for cache in (environment.installed, environment.required_by):
         cache.cache_clear()
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.wanted import Wanted
+    from model_handlers.environment import Wanted
 
 
 _OURS = frozenset({"container", "mme", "model_handlers", "serve"})
@@ -271,7 +271,7 @@ class AuthorFiles:
         The parameter names one that is there, packed or not, and is complete. Without it the first
         requirements.txt says what is to be installed, out of a folder `wheels` if there is one.
         """
-        from model_handlers.environments.wanted import Prebuilt, Requirements  # noqa: PLC0415 - not asked where models run
+        from model_handlers.environment import Prebuilt, Requirements  # noqa: PLC0415 - not asked where models run
 
         text = self._config.parameters.get(PARAMETER, "")
         if text:

@@ -28,7 +28,7 @@ from model_handlers.worker.wire import error_from
 if TYPE_CHECKING:
     from model_handlers.base import Device, Handler
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.environment import Environment
+    from model_handlers.environment import Environment
     from model_handlers.worker.instance import Lives
 
 

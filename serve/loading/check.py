@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from model_handlers.config.findings import Finding, Understood, understand
 from model_handlers.config.model_config import Guess, ModelConfig, warn_once
 from model_handlers.config.validate import PLATFORM, check_named
-from model_handlers.environments.wanted import Prebuilt
+from model_handlers.environment import Prebuilt
 from model_handlers.errors import Kind, MmeError
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.worker.start import verify_file
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from model_handlers.base import Handler, Traits
-    from model_handlers.environments.wanted import Wanted
+    from model_handlers.environment import Wanted
     from serve.sources.scripts import Scripts
 
 

@@ -1,6 +1,6 @@
 """The environments that a target's models bring: which they want, which are there, and the making of the others.
 
-On load threads. What an environment is and how it is made: see `model_handlers.environments`.
+On load threads. What an environment is and how it is made: see `model_handlers.environment` and `environment_cache`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from model_handlers.base import PLACEMENT, Placement
-from model_handlers.environments.environment import Patience
-from model_handlers.environments.wanted import Prebuilt, lack_of
+from model_handlers.environment import Patience, Prebuilt, lack_of
 from model_handlers.errors import invalid_model
 from model_handlers.system.disk import directory_size, disk_errors
 from model_handlers.worker.limits import Deadlines
@@ -19,9 +18,8 @@ from model_handlers.worker.limits import Deadlines
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from model_handlers.environments.cache import Environments
-    from model_handlers.environments.environment import Environment
-    from model_handlers.environments.wanted import Wanted
+    from model_handlers.environment import Environment, Wanted
+    from model_handlers.environment_cache import Environments
     from model_handlers.system.threads import CancelToken
     from serve.sources.repository import ModelDirectory
 

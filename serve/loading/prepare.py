@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from model_handlers.base import Device, Runtime
     from model_handlers.config.model_config import ModelConfig
-    from model_handlers.environments.wanted import Wanted
+    from model_handlers.environment import Wanted
     from model_handlers.system.threads import CancelToken
     from serve.loading.environments import Brought, EnvironmentStep
     from serve.model.warmup import Labels

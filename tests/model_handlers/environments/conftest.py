@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from model_handlers.environments.environment import Patience
+from model_handlers.environment import Patience
 from model_handlers.system.threads import NEVER, CancelToken
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from model_handlers.environments.cache import Environments
-from model_handlers.environments.environment import Patience
-from model_handlers.environments.wanted import Prebuilt
+from model_handlers.environment import Patience, Prebuilt
+from model_handlers.environment_cache import Environments
 from model_handlers.errors import ElsewhereError, Kind, MmeError
 from model_handlers.system.disk import locked
 from model_handlers.system.threads import NEVER
@@ -173,7 +172,7 @@ def test_a_venv_from_elsewhere_is_refused_by_what_is_missing(folder, archives, t
 
 def test_a_full_disk_is_out_of_memory(folder, archives, tmp_path, patience, monkeypatch):
     """The one error that has others put out, since it is about room; nothing is left."""
-    from model_handlers.environments import cache  # noqa: PLC0415 - beside what is changed
+    from model_handlers import environment_cache as cache  # noqa: PLC0415 - beside what is changed
 
     (tmp_path / "a.tar.gz").write_bytes(archives.packed(("a", b"x" * 1000)))
     usage = cache.shutil.disk_usage(tmp_path)
@@ -200,9 +199,9 @@ DIES = """
 import os, signal, sys
 from pathlib import Path
 from model_handlers.system.threads import CancelToken
-from model_handlers.environments.cache import Environments
-from model_handlers.environments.environment import Patience
-from model_handlers.environments.wanted import Prebuilt
+from model_handlers.environment_cache import Environments
+from model_handlers.environment import Patience
+from model_handlers.environment import Prebuilt
 
 folder, archive = map(Path, sys.argv[1:])
 

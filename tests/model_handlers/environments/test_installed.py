@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-from model_handlers.environments import cache
-from model_handlers.environments.cache import Environments
-from model_handlers.environments.wanted import Requirements
+from model_handlers import environment_cache as cache
+from model_handlers.environment import Requirements
+from model_handlers.environment_cache import Environments
 from model_handlers.errors import Kind, MmeError
 from tests.environments import write_wheel
 

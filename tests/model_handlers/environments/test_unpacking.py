@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model_handlers.environments import cache
-from model_handlers.environments.cache import unpack
+from model_handlers import environment_cache as cache
+from model_handlers.environment_cache import unpack
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.threads import NEVER, CancelToken
 

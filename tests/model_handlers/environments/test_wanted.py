@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from model_handlers.environments import wanted
+from model_handlers import environment as wanted
 from tests.environments import forget_installed, write_wheel
 
 NUMPY = version("numpy")

@@ -3,7 +3,7 @@
 import pytest
 
 from model_handlers.config.model_config import ModelConfig
-from model_handlers.environments.wanted import Prebuilt, Requirements
+from model_handlers.environment import Prebuilt, Requirements
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
 from model_handlers.scripts.host import ScriptHandler

@@ -17,7 +17,7 @@ import pytest
 from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.config.pbtxt import parse_config
-from model_handlers.environments.environment import Environment
+from model_handlers.environment import Environment
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
@@ -345,7 +345,7 @@ from pathlib import Path
 import numpy as np
 from model_handlers.base import CPU
 from model_handlers.requests import ModelRequest
-from model_handlers.environments.environment import Environment
+from model_handlers.environment import Environment
 from model_handlers.executor import ExecutorLoop, at_home
 from model_handlers.worker.start import start_isolated
 from model_handlers.config.pbtxt import parse_config

@@ -13,7 +13,7 @@ import pytest
 
 from model_handlers.base import CPU
 from model_handlers.config.pbtxt import parse_config
-from model_handlers.environments.cache import Environments
+from model_handlers.environment_cache import Environments
 from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest

@@ -35,8 +35,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_handlers.environments.environment import NICENESS, Environment, Patience, check_interpreter
-from model_handlers.environments.wanted import Prebuilt, Requirements, Wanted
+from model_handlers.environment import (
+    NICENESS,
+    Environment,
+    Patience,
+    Prebuilt,
+    Requirements,
+    Wanted,
+    check_interpreter,
+)
 from model_handlers.errors import ElsewhereError, MmeError, invalid_model
 from model_handlers.system.disk import (
     DIGITS,
