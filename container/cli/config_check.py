@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model_handlers.config.convert import config_json
-from model_handlers.config.findings import Finding
 from model_handlers.config.pbtxt import config_text
 from model_handlers.errors import MmeError, invalid_argument
 from model_handlers.registry import served_backends
-from serve.loading.check import Examined, examine, examine_ensembles
+from serve.loading.check import Examined, Finding, examine, examine_ensembles
 from serve.sources.archive import extract
 from serve.sources.layout import advice, candidates_in, models_in
 from serve.sources.store import ARCHIVE_SUFFIX

@@ -19,12 +19,12 @@ from container.settings.schema import VARIABLES
 from model_handlers.base import Handler
 from model_handlers.config.bounds import BOUNDS, MAX_CONFIG_SIZE, MAX_INSTANCES, excesses
 from model_handlers.config.convert import config_json
-from model_handlers.config.findings import understand
 from model_handlers.config.pbtxt import parse_config, parse_config_json
 from model_handlers.errors import Kind, MmeError
 from model_handlers.proto import model_config_pb2 as pb
 from model_handlers.python.autocomplete import complete
 from model_handlers.system.devices import place
+from serve.loading.check import understand
 from serve.model.model import queue_for
 from serve.model.warmup import initial_states, warm_up
 from serve.request import InferenceRequest, Layout

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.config.convert import config_json
-from model_handlers.config.findings import understand
 from model_handlers.config.model_config import (
     Accelerator,
     BatchInput,
@@ -33,6 +32,7 @@ from model_handlers.config.pbtxt import config_message, config_text, parse_confi
 from model_handlers.config.validate import normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BYTES, DATA_TYPES, FP32, INT32, INT64, TensorFormat, TensorSpec
+from serve.loading.check import understand
 
 FULL = """
 # A comment, and both ways to write lists and messages.

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.config.convert import config_json
-from model_handlers.config.findings import config_findings
 from model_handlers.config.model_config import (
     ControlInput,
     ControlKind,
@@ -24,7 +23,7 @@ from model_handlers.config.model_config import (
     hidden_outputs,
 )
 from model_handlers.config.pbtxt import config_message, config_text, parse_config
-from model_handlers.config.validate import normalise
+from model_handlers.config.validate import broken_rules, normalise
 from model_handlers.errors import Kind, MmeError
 from model_handlers.tensor import BOOL, BYTES, FP32, INT32, INT64, UINT32, UINT64, TensorSpec
 
@@ -239,9 +238,9 @@ def test_every_broken_rule_is_found_with_its_field():
         control_input=(control(**INT), control("U", READY), control("V", kind=CORRID)),
         state=(initial(name=""), state(input_name="J", output_name="P", dims=())),
     )
-    findings = config_findings(ModelConfig("bert", max_batch_size=8, sequence_batching=batching))
+    broken = broken_rules(ModelConfig("bert", max_batch_size=8, sequence_batching=batching))
 
-    assert [finding.field.removeprefix("sequence_batching.") for finding in findings] == [
+    assert [field.removeprefix("sequence_batching.") for field, _ in broken] == [
         "control_input[1]",
         "control_input[2]",
         "state[0].initial_state",

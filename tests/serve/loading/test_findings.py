@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_handlers.config.findings import understand
 from model_handlers.config.pbtxt import parse_config
 from model_handlers.errors import MmeError
+from serve.loading.check import understand
 
 GOOD = 'name: "m" max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } dynamic_batching { }'
 
