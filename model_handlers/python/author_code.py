@@ -1,4 +1,4 @@
-"""Files of a model's author as modules, and which environment of its own they ask for.
+"""The code of a model's author: its files as modules, the environment that they ask for, and what they raised.
 
 The author's directories go in front of `sys.path`, as that of a script does, so that `import helper` finds a file in
 them. They belong to the whole process, and so do the names of modules: another model's helper makes way, which that
@@ -10,6 +10,9 @@ there is one place for a name, and those of any other code what they always do.
 model.py is `<version>.model`, as Triton has it, so that `from .helper import f` finds a file beside it; `import helper`
 finds one there too, and in the model's directory, where no file hides a module of Python's own library. Models that
 share a process are told apart by a number behind the version.
+
+Anything that the code raises is the model's failure: `sys.exit` and KeyboardInterrupt too, which would otherwise end
+the process that hosts it.
 """
 
 from __future__ import annotations
@@ -18,20 +21,22 @@ import ast
 import builtins
 import importlib
 import importlib.util
+import itertools
 import sys
 import threading
+import traceback
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.base import Runtime
-from model_handlers.errors import MmeError, invalid_model
-from model_handlers.python.failures import failed_load
+from model_handlers.errors import Kind, MmeError, invalid_model, out_of_memory
 from model_handlers.registry import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from types import FrameType
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environment import Wanted
@@ -382,3 +387,95 @@ def _path(text: str, model: str, model_directory: Path) -> Path:
             f"{_MODEL_DIRECTORY}"
         )
     return path
+
+
+_OUR_FOLDERS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("python", "scripts"))
+_MOST_ALIKE = 3  # frames
+_LONGEST = 128 << 10  # characters of what an author has to say; Triton sends any number
+
+
+def failed_load(doing: str, error: BaseException, model: str) -> MmeError:
+    if is_memory(error):
+        return out_of_memory(f"model '{model}' ran out of memory while {doing}: {told(error)}")
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename} line {error.lineno}"
+        return invalid_model(printable(f"model '{model}': {where}: {type(error).__name__}: {error.msg}"))
+    return invalid_model(f"model '{model}' failed while {doing}: {told(error)}")
+
+
+def failed_execution(error: BaseException, lane: str) -> MmeError:
+    if is_memory(error):
+        return out_of_memory(f"model instance '{lane}' ran out of memory: {told(error)}")
+    return failed_batch(told(error), lane)
+
+
+def failed_batch(message: str, lane: str) -> MmeError:
+    return MmeError(Kind.EXECUTION_FAILED, f"Failed to process the request(s) for model '{lane}', message: {message}")
+
+
+def printable(text: str) -> str:
+    """What a response can carry of an author's text: bounded, and without halves of characters."""
+    return text[:_LONGEST].encode(errors="replace").decode()
+
+
+def is_memory(error: BaseException) -> bool:
+    """Whether memory ran out: for Python, for numpy, or on a GPU, as torch and cupy call it."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def told(error: BaseException) -> str:
+    """`<Type>: <message>` and where, innermost frame first, without the frames that called the author's code."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not _is_ours(frame)]
+    text = printable(f"{type(error).__name__}: {_text(error)}")
+    if frames:
+        text += f"\n\nAt:\n{printable(''.join(_places(reversed(frames))))}"
+    advice = _advice(error, [Path(frame.f_code.co_filename) for frame, _ in frames])
+    return f"{text}\n{printable(advice)}" if advice else text
+
+
+def _places(frames: Iterable[tuple[FrameType, int]]) -> Iterator[str]:
+    # A line a frame; of one that comes again and again, as a recursion's does, few.
+    lines = (f"  {frame.f_code.co_filename}({line}): {frame.f_code.co_name}\n" for frame, line in frames)
+    for place, same in itertools.groupby(lines):
+        times = sum(1 for _ in same)
+        yield from [place] * min(times, _MOST_ALIKE)
+        if times > _MOST_ALIKE:
+            yield f"  (the same {times - _MOST_ALIKE} times more)\n"
+
+
+def _advice(error: BaseException, files: list[Path]) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return "Install it into the image, or let the model bring it: by a requirements.txt, or EXECUTION_ENV_PATH"
+    if isinstance(error, AttributeError) and error.obj is None and error.name == "as_numpy":
+        return "get_input_tensor_by_name gives None for an input that the request does not have; names are exact"
+    if (
+        isinstance(error, FileNotFoundError)
+        and isinstance(error.filename, str)
+        and not Path(error.filename).is_absolute()
+    ):
+        return _where_it_lies(error.filename, files)
+    return ""
+
+
+def _where_it_lies(name: str, files: list[Path]) -> str:
+    for file in reversed(files):
+        for up, directory in enumerate(file.parents[:2]):
+            if (directory / name).exists():
+                begin = "Path(__file__).parent" if up == 0 else f"Path(__file__).parents[{up}]"
+                return f"It lies in {directory}, and was looked for where the server runs: write {begin} / '{name}'"
+    return (
+        "A relative path begins where the server runs: begin it with Path(__file__).parent, or with the directory that "
+        "initialize and model_fn are given"
+    )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error) or "<EMPTY MESSAGE>"
+    except Exception:  # noqa: BLE001 - the author's __str__ may raise as well as anything else of theirs
+        return "an exception that cannot be printed"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith((*_OUR_FOLDERS, "<frozen importlib"))

@@ -16,7 +16,7 @@ from model_handlers.config.model_config import DynamicBatching, NamedTensor
 from model_handlers.config.model_config import ModelConfig as Config
 from model_handlers.config.validate import normalise
 from model_handlers.errors import invalid_model
-from model_handlers.python.failures import failed_load
+from model_handlers.python.author_code import failed_load
 from model_handlers.tensor import BY_CONFIG_NAME, TensorSpec
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from model_handlers.config.model_config import InstanceKind, ModelConfig, all_in
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import METRICS
 from model_handlers.python import pb_utils
-from model_handlers.python.author_code import ModelFile, ModelModule
+from model_handlers.python.author_code import ModelFile, ModelModule, failed_execution, failed_load, told
 from model_handlers.python.autocomplete import complete
-from model_handlers.python.failures import failed_execution, failed_load, told
 from model_handlers.python.outputs import ResponseState, answers, inside
 from model_handlers.python.pb_calls import LoopThread, ModelContext, Running
 from model_handlers.python.pb_requests import ReceivedRequest
@@ -106,7 +105,7 @@ class PythonHost:
             if isinstance(said, bool):
                 return said
             why = f"returned {type(said)}, expected True or False"
-        except BaseException as error:  # noqa: BLE001 - see failures
+        except BaseException as error:  # noqa: BLE001 - see `author_code`
             why = f"failed: {told(error)}"
         model = self._context.name
         _log.error("model '%s': is_ready %s", model, why, extra={"target_model": model})
@@ -119,7 +118,7 @@ class PythonHost:
             try:
                 if hasattr(self.author, "finalize"):
                     self.author.finalize()
-            except BaseException:  # noqa: BLE001 - see failures; the model goes in any case
+            except BaseException:  # noqa: BLE001 - see `author_code`; the model goes in any case
                 _log.exception(
                     "model '%s' failed in finalize", self._context.name, extra={"target_model": self._context.name}
                 )

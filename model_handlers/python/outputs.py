@@ -16,7 +16,7 @@ import numpy as np
 
 from model_handlers.config.model_config import ModelConfig, hidden_outputs
 from model_handlers.errors import Kind, MmeError
-from model_handlers.python.failures import failed_batch, failed_execution, printable
+from model_handlers.python.author_code import failed_batch, failed_execution, printable
 from model_handlers.python.pb_requests import InferenceResponseSender
 from model_handlers.python.pb_responses import KINDS, InferenceResponse, Tensor, TritonError, TritonModelException
 from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse, Responder

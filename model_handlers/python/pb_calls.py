@@ -118,7 +118,7 @@ class LoopThread:
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
     try:
         return await coroutine, None
-    except BaseException as error:  # noqa: BLE001 - see failures; asyncio would let some of them out of the loop
+    except BaseException as error:  # noqa: BLE001 - see `author_code`; asyncio would let some of them out of the loop
         return None, error
 
 

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memory
-from model_handlers.python.failures import is_memory, printable, told
+from model_handlers.python.author_code import is_memory, printable, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

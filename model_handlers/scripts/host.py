@@ -30,10 +30,10 @@ from model_handlers.python.author_code import (
     AuthorFiles,
     ImportedFile,
     check_syntax,
+    failed_load,
     free_name,
     version_directory,
 )
-from model_handlers.python.failures import failed_load
 from model_handlers.python.preload import SAVED_MODEL as SAVED_MODELS
 from model_handlers.requests import ModelRequest, ModelResponse, Responder
 from model_handlers.scripts import toolkits
