@@ -1,1 +1,0 @@
-"""Inference scripts for archives that bring none: see `default_script`. Each defines as little as can be."""
