@@ -22,6 +22,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import re
 import shlex
@@ -30,11 +31,13 @@ import site
 import sys
 import tarfile
 import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_handlers.base import PLACEMENT, Placement
 from model_handlers.environment import (
     NICENESS,
     Environment,
@@ -43,11 +46,13 @@ from model_handlers.environment import (
     Requirements,
     Wanted,
     check_interpreter,
+    lack_of,
 )
 from model_handlers.errors import ElsewhereError, MmeError, invalid_model
 from model_handlers.system.disk import (
     DIGITS,
     Digests,
+    directory_size,
     disk_errors,
     fsync_directory,
     locked,
@@ -59,13 +64,16 @@ from model_handlers.system.disk import (
 from model_handlers.system.untar import InflatedStream, Parts, Unpacking, parts_of, shown
 from model_handlers.worker import fork_client
 from model_handlers.worker.fork_server import Program
+from model_handlers.worker.limits import Deadlines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from model_handlers.config.model_config import ModelConfig
     from model_handlers.system.threads import CancelToken
 
 
+_log = logging.getLogger("mme.cache")
 _COMPLETE, _LOCK = ".complete", ".lock"
 _CONTINUED = re.compile(r"\\\n")  # a line that goes on
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -91,6 +99,35 @@ _REFUSED = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What environments a model's versions bring, by their model files.
+
+    Of those that are `wanted` the server's own packages are enough for `met`; of the others those `there` were made.
+    """
+
+    wanted: dict[Path, Wanted]
+    met: frozenset[Path]
+    there: dict[Path, Environment]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.met) + len(self.there) == len(self.wanted)
+
+    @property
+    def mark(self) -> str:
+        """Of footprints of models that share the server's packages: with another image, they may share nothing."""
+        return " met" if self.met else ""
+
+    def size_in(self, versions: Collection[Path]) -> int:
+        """Bytes that they take in the directories of the model's versions, whose other bytes go into memory."""
+        paths = {wanted.path if isinstance(wanted, Prebuilt) else wanted.wheels for wanted in self.wanted.values()}
+        inside = (
+            path for path in paths if path is not None and any(path.is_relative_to(version) for version in versions)
+        )
+        return sum(directory_size(path) if path.is_dir() else path.stat().st_size for path in inside)
+
+
 class Environments:
     """The environments of one folder, which is made when the first of them is."""
 
@@ -102,6 +139,35 @@ class Environments:
 
     def __repr__(self) -> str:
         return f"<Environments in {self._directory}>"
+
+    def look(
+        self, wanted: dict[Path, Wanted], config: ModelConfig, placement: Placement, token: CancelToken
+    ) -> Brought:
+        """What of the environments that the model files of its versions want is there. Nothing is made.
+
+        Raises:
+            MmeError: INVALID_MODEL when the model can't have an environment, or names what is none; CANCELLED.
+        """
+        if placement is Placement.INLINE:
+            raise invalid_model(
+                f"model '{config.name}' asks for an environment of its own, which only a process of its own can "
+                f"have: remove its parameter '{PLACEMENT}'"
+            )
+        patience = _patience(config, token)
+        met = frozenset(file for file, asked in wanted.items() if _is_met(asked, config.name))
+        found = {file: self.find(asked, patience) for file, asked in wanted.items() if file not in met}
+        return Brought(wanted, met, {file: there for file, there in found.items() if there is not None})
+
+    def make(self, brought: Brought, config: ModelConfig, token: CancelToken) -> Brought:
+        """Make those that are not there yet.
+
+        Raises:
+            MmeError: INVALID_MODEL when one can't be made in the time of a load; OUT_OF_MEMORY: the disk; CANCELLED.
+        """
+        patience = _patience(config, token)
+        missing = {file: asked for file, asked in brought.wanted.items() if file not in brought.met}
+        there = {file: self.provide(asked, patience) for file, asked in missing.items()}
+        return replace(brought, there=there)
 
     def find(self, wanted: Wanted, patience: Patience) -> Environment | None:
         """The environment that a model wants; None where it is yet to be made.
@@ -151,6 +217,20 @@ class Environments:
                     if held and not _is_complete(environment):
                         _clear(environment)
             self.taken_over = True
+
+
+def _is_met(wanted: Wanted, model: str) -> bool:
+    if isinstance(wanted, Prebuilt):
+        return False
+    with disk_errors(f"model '{model}': {wanted.subject} cannot be read"):
+        lack = lack_of(wanted.file)
+    if lack:
+        _log.info("it gets packages and a Python of its own: %s", lack, extra={"target_model": model})
+    return not lack
+
+
+def _patience(config: ModelConfig, token: CancelToken) -> Patience:
+    return Patience(config.name, Deadlines.of(config).load, token)
 
 
 def _make(environment: Environment, wanted: Wanted, patience: Patience) -> None:

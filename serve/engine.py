@@ -29,7 +29,6 @@ from serve.cache.model_cache import ModelCache
 from serve.index import ModelIndex
 from serve.load_api import LoadApi, WaitGraph
 from serve.loading import verify
-from serve.loading.environments import EnvironmentStep
 from serve.loading.loader import ModelLoader
 from serve.loading.measuring import HeapTrim, Meter
 from serve.loading.prepare import Preparer
@@ -153,7 +152,7 @@ class Engine:
             known,
             require_gpu=options.require_gpu,
             scripts=scripts,
-            environments=EnvironmentStep(Environments(options.cache_directory / "environments")),
+            environments=Environments(options.cache_directory / "environments"),
             forms=functools.partial(target_forms, self._store, options.weights),
             host=options.budget.host,
         )

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from model_handlers.base import Device, Runtime
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environment import Wanted
+    from model_handlers.environment_cache import Brought, Environments
     from model_handlers.system.threads import CancelToken
-    from serve.loading.environments import Brought, EnvironmentStep
     from serve.model.warmup import Labels
     from serve.sources.disk_budget import Hold
     from serve.sources.override import OverrideFolder
@@ -247,7 +247,7 @@ class Preparer:
     _: KW_ONLY
     require_gpu: bool = False  # whether KIND_GPU without a GPU is an error
     scripts: Callable[[], Scripts] = Scripts
-    environments: EnvironmentStep | None = None  # None where no model brings any
+    environments: Environments | None = None  # None where no model brings any
     forms: Forms | None = None  # None for no forms at all
     host: int = 0  # bytes of the host that all models together may take; 0 for no bound
 
@@ -304,7 +304,7 @@ class Preparer:
     def equip(self, prepared: PreparedTarget, token: CancelToken) -> PreparedTarget:
         brought, members = prepared.brought, tuple(self.equip(member, token) for member in prepared.members)
         if brought is not None and self.environments is not None:
-            brought = self.environments.make(brought, prepared.directory, token)
+            brought = self.environments.make(brought, prepared.directory.config, token)
         return replace(prepared, brought=brought, members=members)
 
     def _understood(self, directory: ModelDirectory, target: str, content: str, token: CancelToken) -> PreparedTarget:
@@ -329,8 +329,8 @@ class Preparer:
         size, mark, brought = directory.size(), "", None
         wanted = _environments_of(directory, handler) if traits.code is not None else None
         if wanted and self.environments is not None:
-            brought = self.environments.look(wanted, directory, placement, token)
-            size, mark = size - brought.size_in(directory), brought.mark
+            brought = self.environments.look(wanted, directory.config, placement, token)
+            size, mark = size - brought.size_in(directory.versions.values()), brought.mark
         on_disk = devices.size_on(directory.config.instance_group, lanes, size)
         where = f"{','.join(str(device) for _, device in lanes)}{_of_how_many(lanes)}"
         identity = f"{content} {placement.value} {where}{mark}"

@@ -18,7 +18,6 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
 from model_handlers.system.threads import NEVER
-from serve.loading.environments import EnvironmentStep
 from serve.loading.loader import ModelLoader
 from serve.loading.prepare import Preparer
 from serve.sources.source import InRepository
@@ -60,7 +59,7 @@ def kept(tmp_path):
 def loader(kept, home):
     """The loader of an engine."""
     loop = asyncio.new_event_loop()
-    yield ModelLoader(loop, {}, Preparer(environments=EnvironmentStep(Environments(kept))))
+    yield ModelLoader(loop, {}, Preparer(environments=Environments(kept)))
     loop.close()
 
 
