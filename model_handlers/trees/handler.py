@@ -24,7 +24,7 @@ import logging
 import re
 import struct
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from enum import Enum
 from queue import SimpleQueue
@@ -391,6 +391,7 @@ class Crew:
         for _ in range(count - 1):
             self._jobs.put(work)
         work()
+        wait(found)  # before the first failure is raised, for others may compute on
         return np.concatenate([future.result() for future in found])
 
     def close(self) -> None:

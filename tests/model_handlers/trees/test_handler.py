@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.threads import Threads
 from model_handlers.tensor import FP32, FP64, TensorSpec
 from model_handlers.trees import TreesHandler
 from model_handlers.trees import handler as trees
@@ -172,6 +174,29 @@ def test_threads_compute_at_the_same_time(load, trained, name):
         thread.join()
 
     assert wrong == []
+
+
+def test_a_failure_is_raised_once_no_part_computes_any_more():
+    """The trees may be given back then, which the other threads would still read."""
+    crew, caller = trees.Crew(Threads(2), "m"), threading.current_thread()
+    begun, failing, ended = threading.Event(), threading.Event(), []
+
+    def compute(part):
+        if threading.current_thread() is caller:
+            failing.set()
+            assert begun.wait(10)
+            raise ValueError("no trees")
+        begun.set()
+        assert failing.wait(10)
+        time.sleep(0.05)
+        ended.append(len(part))
+        return part
+
+    with pytest.raises(ValueError, match="no trees"):
+        crew.compute(compute, np.zeros((256, 1)))
+
+    assert ended == [128]
+    crew.close()
 
 
 def test_the_binary_of_older_versions_is_read(load, tmp_path):
