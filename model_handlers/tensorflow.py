@@ -348,7 +348,7 @@ class TensorflowHandler(Handler):
         self._outputs = {spec.name: spec for spec in all_outputs(self.config)}
         self._feeds = tuple(graph.feeds)
         self._session = session
-        self._function = _function(session, graph.feeds, [graph.fetches[name] for name in self._outputs])
+        self._function: Any = _function(session, graph.feeds, [graph.fetches[name] for name in self._outputs])
 
     @classmethod
     def traits(cls, config: ModelConfig, model_file: Path) -> Traits:
@@ -405,8 +405,9 @@ class TensorflowHandler(Handler):
         return [_array(results[name], self._outputs[name]) for name in outputs]
 
     def close(self) -> None:
-        self._session.close()
-        del self._session, self._function
+        if self._session is not None:
+            self._session.close()
+        self._session = self._function = None
         gc.collect()  # graphs are full of circles
 
 

@@ -54,6 +54,13 @@ def test_predictions_are_tensorflow_s_own(rows, tf, models, load):
     np.testing.assert_array_equal(best, wanted["best"].numpy())
 
 
+def test_a_model_may_be_closed_twice(tf, models):
+    """The second time nothing is left to give back."""
+    handler = SavedModelHandler.load(ModelConfig("m"), models.saved, CPU)
+    handler.close()
+    handler.close()
+
+
 def test_another_signature_by_its_name(models, load):
     """TF_SIGNATURE_DEF chooses; strings come and go as bytes."""
     shout = load(models.saved, TF_SIGNATURE_DEF="shout", TF_GRAPH_TAG="serve")
