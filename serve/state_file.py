@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -313,14 +313,15 @@ class Journal:
     def _value(self, section: str, key: str) -> Any:
         if section == "models":
             row = self.rows.get(key)
-            return None if row is None else asdict(row) | {"used": self._used(row)}
+            return None if row is None else self._with_use(row)
         if section == "dormant":
             return sorted(parts) if (parts := self.dormant.get(key)) is not None else None
         return self.aliases.get(key) if section == "aliases" else key in self.unloaded or None
 
-    def _used(self, row: Row) -> float:
+    def _with_use(self, row: Row) -> Row:
+        # orjson writes a row as it is: dictionaries of thousands of them would keep the lock from the loop.
         entry = self._entries.get(row.name)
-        return entry.last_used + clock() if entry is not None and entry.last_used else row.used
+        return replace(row, used=entry.last_used + clock()) if entry is not None and entry.last_used else row
 
     def _take(self, document: Mapping[str, Any]) -> None:
         try:
