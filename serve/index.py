@@ -86,11 +86,7 @@ class ModelIndex:
         return sorted((entry.name, entry.source.url) for entry in self.entries.values() if entry.registered)
 
     def url(self, name: str) -> str:
-        """Where a registered model came from.
-
-        Raises:
-            MmeError: UNKNOWN_MODEL.
-        """
+        """Where a registered model came from. Raises UNKNOWN_MODEL."""
         entry = self.entries.get(name)
         if entry is None or not entry.registered:
             raise unknown(name)

@@ -178,11 +178,7 @@ def memory_budget(text: str) -> int | float | Share:
 
 
 def bytes_of(budget: MemoryBudget, available: int, default_share: float) -> int:
-    """Bytes that a budget comes to, of so many that there are.
-
-    Raises:
-        ValueError: a reserve leaves nothing.
-    """
+    """Bytes that a budget comes to, of so many that there are. Raises ValueError: a reserve leaves nothing."""
     if isinstance(budget, Share):
         found = int(available * budget.of) - budget.less
     elif isinstance(budget, float) or budget is None:

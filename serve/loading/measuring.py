@@ -62,11 +62,7 @@ class Scales:
             others.take += taken
 
     def weigh(self, load: Callable[[], R], token: CancelToken = NEVER) -> tuple[R, Footprint]:
-        """`measured`, in a turn of its own.
-
-        Raises:
-            MmeError: CANCELLED while it waited for its turn.
-        """
+        """`measured`, in a turn of its own. Raises CANCELLED while it waited for its turn."""
         turn = self.turns.ask()
         try:
             token.wait(lambda seconds: _has_come(turn, seconds) or None)
