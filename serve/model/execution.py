@@ -42,6 +42,7 @@ class Execution(Submission):
         one_by_one: whether these are several executions of one request each, of which the timings tell the mean.
     """
 
+    batch: Batch
     timings: Timings
 
     def __init__(self, signature: TensorMap, batch: Batch, post: Post | None = None) -> None:
