@@ -96,6 +96,14 @@ class NotBegunError(MmeError):
         super().__init__(Kind.UNAVAILABLE, f"model '{model}': its process never began with this request; try again")
 
 
+class ChildDiedError(MmeError):
+    """A model's process is no more, and this is why."""
+
+
+class ChildOutgrownError(ChildDiedError):
+    """It was ended for the memory that it took; no other model leaving would help it. Kind OUT_OF_MEMORY."""
+
+
 def invalid_argument(message: str) -> MmeError:
     return MmeError(Kind.INVALID_ARGUMENT, message)
 

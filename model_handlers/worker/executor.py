@@ -13,11 +13,10 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import LoadedModel
-from model_handlers.errors import MmeError
+from model_handlers.errors import ChildDiedError, MmeError
 from model_handlers.executor import Executor, Executors
 from model_handlers.in_process import ThreadExecutor
 from model_handlers.tensor import size_of
-from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.instance import EXECUTING, NONSENSE, InstanceProcess, Lives
 from model_handlers.worker.policies import BatchLinger
 from model_handlers.worker.requests import OpenRequests, RequestBatches

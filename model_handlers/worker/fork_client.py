@@ -42,14 +42,6 @@ OF_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # which no code brings upon itself
 _REAP_SECONDS = 5.0  # for the fork server to tell the exit code of a process that was killed
 
 
-class ChildDiedError(MmeError):
-    """A process is no more, and this is why."""
-
-
-class ChildOutgrownError(ChildDiedError):
-    """It was ended for the memory that it took; no other model leaving would help it. Kind OUT_OF_MEMORY."""
-
-
 class Leash:
     """How the serving process holds one process of the fork server: its fate is told on the socket, letting go ends it.
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import Footprint
 from model_handlers.config.convert import config_from
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import ChildDiedError, ChildOutgrownError, Kind, MmeError
 from model_handlers.system import devices, memory
 from model_handlers.system.threads import advised
-from model_handlers.worker.fork_client import ChildDiedError, ChildOutgrownError, forks_with
+from model_handlers.worker.fork_client import forks_with
 from model_handlers.worker.limits import Deadlines, LoadWatch, allowed
 from model_handlers.worker.memory import Batches
 from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget

@@ -17,15 +17,13 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import ChildDiedError, ChildOutgrownError, Kind, MmeError
 from model_handlers.system import memory
 from model_handlers.system.memory import folders
 from model_handlers.system.threads import advised
 from model_handlers.worker.fork_client import (
     FORKS,
     OF_OTHERS,
-    ChildDiedError,
-    ChildOutgrownError,
     Leash,
     ProcessOutput,
     forks_with,

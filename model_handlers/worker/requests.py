@@ -12,12 +12,11 @@ import time
 from typing import TYPE_CHECKING
 
 from model_handlers.config.model_config import all_outputs
-from model_handlers.errors import Kind, MmeError, NotBegunError
+from model_handlers.errors import ChildDiedError, Kind, MmeError, NotBegunError
 from model_handlers.metrics import METRICS
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.tensor import BYTES
 from model_handlers.worker.channel import Channel, DeafError, MetricReceiver, ModelCallServer
-from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.instance import EXECUTING, IDLE, NONSENSE, InstanceProcess, Lives
 from model_handlers.worker.main import PROGRESS
 from model_handlers.worker.memory import INLINE, Frame

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from model_handlers.base import PLACEMENT
 from model_handlers.config.convert import config_fields
-from model_handlers.errors import Kind, MmeError, invalid_model
+from model_handlers.errors import ChildDiedError, Kind, MmeError, invalid_model
 from model_handlers.executor import home_of_load
 from model_handlers.system.threads import advised
 from model_handlers.worker.executor import RequestsWorker, TensorWorker
-from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.instance import NONSENSE, InstanceProcess
 from model_handlers.worker.limits import Deadlines
 from model_handlers.worker.memory import SIZES

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
 
-from model_handlers.errors import Kind, MmeError, NotBegunError, out_of_memory
-from model_handlers.worker.fork_client import ChildOutgrownError
+from model_handlers.errors import ChildOutgrownError, Kind, MmeError, NotBegunError, out_of_memory
 from serve.request import MOST_STEPS, InferenceResponse, Timings
 from serve.statistics import Outcome
 

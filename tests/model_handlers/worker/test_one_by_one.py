@@ -11,9 +11,8 @@ from isolated_models import OneArray, RequestsMisbehave, Table, TooFewAnswers
 from unasked_models import Once
 
 from model_handlers.config.model_config import DynamicBatching, ModelConfig, SequenceBatching
-from model_handlers.errors import Kind, MmeError, NotBegunError
+from model_handlers.errors import ChildDiedError, Kind, MmeError, NotBegunError
 from model_handlers.requests import ModelRequest, ModelResponse
-from model_handlers.worker.fork_client import ChildDiedError
 from model_handlers.worker.main import PROGRESS, OneByOne
 from tests.responders import Responses
 
