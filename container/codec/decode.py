@@ -90,15 +90,10 @@ class Decoder:
         regions: Regions | None = None,
         document: Document | None = None,
     ) -> tuple[InferenceRequest, OutputOptions]:
-        """A request from its body.
+        """A request from its body: a JSON header of so many bytes and binary data behind it, or JSON as a whole (None).
 
-        Args:
-            body: JSON, or a JSON header with binary data behind it.
-            header_length: bytes of that header, None when the whole body is JSON. In (0, len(body)].
-            model: for messages.
-            on_complete: the request's completion.
-            regions: in place of the decoder's, on a thread, where it may take long.
-            document: what its JSON says, where that was read already.
+        On a thread, where it may take long, `regions` stand in place of the decoder's; a `document` is what its JSON
+        says, where that was read already.
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `shared_input`.

@@ -63,15 +63,9 @@ _LARGE = 1 << 16  # bytes from which an output is sent from where it lies instea
 def encode(
     response: InferenceResponse, options: OutputOptions, *, literal: bool = False
 ) -> tuple[list[bytes | memoryview], int | None]:
-    """The body of a response.
+    """The parts of a response's body (one, for one small output), and the length of its JSON header.
 
-    Args:
-        response: what the model answered.
-        options: how the client wants it.
-        literal: whether JSON says NaN and Infinity, as Triton's does, in place of null.
-
-    Returns:
-        its parts (one, for one small output), and the length of the JSON header if binary data follow it, else None.
+    The length is None if no binary data follow. A `literal` JSON says NaN and Infinity, as Triton's, in place of null.
 
     Raises:
         MmeError: UNSUPPORTED when an output or a parameter can't be written as the client asked; see also
@@ -179,11 +173,8 @@ def classified(
 ) -> InferenceResponse:
     """The response with classes in place of tensors.
 
-    Args:
-        response: as the model gave it.
-        wanted: output → so many classes of each element of the batch, those with the highest values.
-        labels: output → names of its classes, as far as there are any.
-        batches: whether the first dimension of outputs is the batch.
+    So many classes of each element of the batch are `wanted` of an output, those with the highest values; `labels` are
+    their names, as far as there are any; `batches` says whether the first dimension of outputs is the batch.
 
     Raises:
         MmeError: INVALID_ARGUMENT for an output that has no order, or is too large.

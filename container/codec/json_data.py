@@ -195,13 +195,8 @@ def _out_of_range(data_type: DataType, what: str) -> MmeError:
 def array_to_json(array: Array, data_type: DataType, name: str, *, literal: bool) -> Any:
     """What orjson (with its numpy option) writes as the flat `data` of an output; a large one's is written already.
 
-    It writes null for NaN and infinities in what is an array: see `with_literals`.
-
-    Args:
-        array: the output.
-        data_type: its type.
-        name: its name, for messages.
-        literal: whether NaN and infinities are literals in what is written already.
+    It writes null for NaN and infinities in what is an array: see `with_literals`. What is written already has literals
+    of them where `literal` says so.
 
     Raises:
         MmeError: INVALID_ARGUMENT for a type that JSON can't carry, UNSUPPORTED for bytes that are not text.

@@ -169,16 +169,9 @@ _KSERVE_HEADER = "inference-header-content-length"
 
 
 def header_length(headers: Mapping[str, str], body_length: int, *, kserve: bool) -> tuple[int | None, bool]:
-    """How long the JSON header of a request is.
+    """The length of a request's JSON header; and whether a binary answer uses KServe's header, as on KServe's routes.
 
-    Args:
-        headers: the request's, by lower-case name.
-        body_length: bytes of the body.
-        kserve: whether the route is KServe's, where binary answers use its header.
-
-    Returns:
-        the length, None when the whole body is JSON, 0 for a raw binary request; and whether a binary answer uses
-        KServe's header.
+    The length is None where the whole body is JSON, and 0 for a raw binary request.
 
     Raises:
         MmeError: INVALID_ARGUMENT when the number is no number, negative, or larger than the body.

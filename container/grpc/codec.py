@@ -231,13 +231,7 @@ class GrpcDecoder:
     def decode(
         self, message: ModelInferRequest, on_complete: Completion, regions: Regions | None = None, data: bytes = b""
     ) -> tuple[InferenceRequest, OutputOptions]:
-        """A request from its message.
-
-        Args:
-            message: the message.
-            on_complete: the request's completion.
-            regions: in place of the decoder's.
-            data: the message's bytes, by which requests like it are `remembered`; b"" for none.
+        """A request from its message; by `data`, its bytes, requests like it are `remembered`.
 
         Raises:
             MmeError: INVALID_ARGUMENT naming the field or tensor that is wrong; see also `shared_input`.
