@@ -361,28 +361,17 @@ class BinaryInput:
 
 
 class RequestPlan:
-    """What a head means, for every request that has it.
-
-    Attributes:
-        layout: of the inputs.
-        options: how the client wants its answer.
-        fields: what the head says beside; None for nothing.
-        id: the client's id of the request, "" where each brings its own.
-        target: the model and version that the head names, where it does.
-        tensors: the inputs, those in JSON as arrays; () where each request says where its own lie.
-        size: bytes behind the head.
-        lasts: whether it means the same for another request.
-    """
+    """What a head means, for every request that has it."""
 
     def __init__(self, layout: Layout, options: OutputOptions, fields: RequestFields | None) -> None:
-        self.layout = layout
-        self.options = options
-        self.fields = fields
-        self.id = ""
-        self.target = ("", "")
-        self.tensors: Sequence[BinaryInput | Array] = ()
-        self.size = 0
-        self.lasts = not options.places
+        self.layout = layout  # of the inputs
+        self.options = options  # how the client wants its answer
+        self.fields = fields  # what the head says beside; None for nothing
+        self.id = ""  # the client's of the request, "" where each brings its own
+        self.target = ("", "")  # the model and version that the head names, where it does
+        self.tensors: Sequence[BinaryInput | Array] = ()  # those in JSON as arrays; () where each request has its own
+        self.size = 0  # bytes behind the head
+        self.lasts = not options.places  # it means the same for another request
 
     def request(self, inputs: list[Array], on_complete: Completion, request_id: str) -> InferenceRequest:
         """The request of these tensors; the head's id comes first."""

@@ -52,35 +52,21 @@ _SETTINGS = frames.settings(
 
 
 class Keepalive(NamedTuple):
-    """How long connections last.
-
-    Attributes:
-        loop: the event loop.
-        time, timeout: seconds without a word after which a client is pinged, and that it has for the answer.
-        permit_without_calls: whether that is done, and may be done by clients, while there are no calls.
-        max_pings_without_data: how many of ours may follow one another before something else is sent; 0 for any number.
-        min_ping_interval: seconds that clients leave between theirs, as long as nothing else is sent to them.
-        max_ping_strikes: how often they may fail to; 0 for any number.
-        max_age, grace: seconds after which a connection takes no more calls, and that those have which there are; 0 and
-            None for ever.
-        greeting: seconds that a client has for its first words.
-        notice, parting: that it has to hear of the end that is near, and to end the connection itself.
-        goodbye: in which something has to leave, or to come, once all is said.
-    """
+    """How long connections last. Times are seconds."""
 
     loop: asyncio.AbstractEventLoop
-    time: float = 7200.0
-    timeout: float = 20.0
-    permit_without_calls: bool = False
-    max_pings_without_data: int = 2
-    min_ping_interval: float = 300.0
-    max_ping_strikes: int = 2
-    max_age: float = 0.0
-    grace: float | None = None
-    greeting: float = 20.0
-    notice: float = 2.0
-    parting: float = 1.0
-    goodbye: float = 5.0
+    time: float = 7200.0  # without a word, after which a client is pinged
+    timeout: float = 20.0  # that it has for the answer
+    permit_without_calls: bool = False  # whether that is done, and may be done by clients, while there are no calls
+    max_pings_without_data: int = 2  # of ours before something else is sent; 0 for any number
+    min_ping_interval: float = 300.0  # that clients leave between theirs, as long as nothing else is sent to them
+    max_ping_strikes: int = 2  # how often they may fail to; 0 for any number
+    max_age: float = 0.0  # after which a connection takes no more calls; 0 for never
+    grace: float | None = None  # that those have then which there are; None for ever
+    greeting: float = 20.0  # that a client has for its first words
+    notice: float = 2.0  # that it has to hear of the end that is near
+    parting: float = 1.0  # that it has to end the connection itself
+    goodbye: float = 5.0  # in which something has to leave, or to come, once all is said
 
 
 class Watch:

@@ -86,31 +86,18 @@ class FloodGuard:
 
 
 class Output:
-    """What is sent: all of a turn of the loop in one write. What belongs to a call is said, the rest is put.
-
-    Args:
-        loop: the event loop.
-        guard, watch: are told when something of a call is sent.
-
-    Attributes:
-        transport: the socket's.
-        written: bytes that it was given.
-        paused: whether the client leaves something unread.
-        deaf: whether it leaves so much that nothing is read from it either.
-        over: whether the last word is said, behind which nothing is sent.
-        shrinks: whether the client's table of headers is smaller than usual, which has to be said once.
-    """
+    """What is sent: all of a turn of the loop in one write. What belongs to a call is said, the rest is put."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, guard: FloodGuard, watch: Watch) -> None:
         self.transport: asyncio.Transport
-        self.written = 0
-        self.paused = False
-        self.deaf = False
-        self.over = False
-        self.shrinks = False
+        self.written = 0  # bytes that it was given
+        self.paused = False  # the client leaves something unread,
+        self.deaf = False  # and so much that nothing is read from it either
+        self.over = False  # the last word is said, behind which nothing is sent
+        self.shrinks = False  # the client's table of headers is smaller than usual, which has to be said once
         self._loop = loop
-        self._guard = guard
-        self._watch = watch
+        self._guard = guard  # is told when something of a call is sent,
+        self._watch = watch  # as is this
         self._parts: list[bytes | memoryview] = []
         self._flushes = False
         self._says = False  # something of a call is to be sent
@@ -160,19 +147,13 @@ class Output:
 
 
 class SendWindow:
-    """How much data the client takes, of all streams together.
-
-    Attributes:
-        of_streams: what it takes of a new one at first.
-        frame_size: bytes of its largest frame.
-        waiting: streams that have something to send until it takes more.
-    """
+    """How much data the client takes, of all streams together."""
 
     def __init__(self) -> None:
-        self.of_streams = frames.DEFAULT_WINDOW
-        self.frame_size = frames.SMALLEST_FRAME_SIZE
+        self.of_streams = frames.DEFAULT_WINDOW  # what it takes of a new one at first
+        self.frame_size = frames.SMALLEST_FRAME_SIZE  # bytes of its largest frame
         self._left = frames.DEFAULT_WINDOW
-        self.waiting: OrderedDict[Http2Stream, None] = OrderedDict()
+        self.waiting: OrderedDict[Http2Stream, None] = OrderedDict()  # have something to send once it takes more
 
     def takes(self, size: int) -> bool:
         """Whether the client takes so many bytes at once, and in one frame; then they count as sent."""
@@ -198,24 +179,15 @@ class SendWindow:
 
 
 class Http2Stream:
-    """One of a connection's streams.
-
-    Attributes:
-        id: its number.
-        window: bytes of data that the client takes of it.
-        receiver: what takes its data, None where that is of no use any more.
-        got_end: whether the client has sent all of it.
-        over: whether nothing can be sent any more.
-        awaited: bytes of data that are to come by its content-length, None where it has none.
-    """
+    """One of a connection's streams."""
 
     def __init__(self, table: StreamTable, number: int, window: int) -> None:
         self.id = number
-        self.window = window
-        self.receiver: Receiver | None = None
-        self.got_end = False
-        self.over = False
-        self.awaited: int | None = None
+        self.window = window  # bytes of data that the client takes of it
+        self.receiver: Receiver | None = None  # takes its data; None where that is of no use any more
+        self.got_end = False  # the client has sent all of it
+        self.over = False  # nothing can be sent any more
+        self.awaited: int | None = None  # bytes of data that are to come by its content-length, where it has one
         self._table = table
         self._queue: deque[tuple[memoryview, bool]] = deque()  # data, and headers with which the stream ends
         self._uncredited = 0
@@ -359,12 +331,6 @@ class StreamTable:
 
     Args:
         begin: told of each stream and of its headers, None of those that are larger than is taken.
-
-    Attributes:
-        open: those that there are, by number.
-        last: the highest that the client has opened.
-        final: the highest that is served, None while any is.
-        window: how much data the client takes.
     """
 
     def __init__(
@@ -376,9 +342,9 @@ class StreamTable:
         turns: Turns,
         budget: TurnBudget,
     ) -> None:
-        self.open: dict[int, Http2Stream] = {}
-        self.last = 0
-        self.final: int | None = None
+        self.open: dict[int, Http2Stream] = {}  # by number
+        self.last = 0  # the highest that the client has opened
+        self.final: int | None = None  # the highest that is served, None while any is
         self.window = SendWindow()
         self.output = output
         self.turns = turns

@@ -56,19 +56,12 @@ class Status(IntEnum):
 
 
 class Statuses(NamedTuple):
-    """One row.
+    """What a kind of error is called by each protocol."""
 
-    Attributes:
-        sagemaker: HTTP status in SageMaker's container contract.
-        kserve: HTTP status in KServe v2.
-        grpc: the same over gRPC.
-        runtime: the error that the SageMaker Runtime API reports, which is what boto3 raises.
-    """
-
-    sagemaker: int
-    kserve: int
+    sagemaker: int  # HTTP's, in SageMaker's container contract
+    kserve: int  # HTTP's, in KServe v2
     grpc: Status
-    runtime: str = "ModelError"
+    runtime: str = "ModelError"  # the error that the SageMaker Runtime API reports, which is what boto3 raises
 
 
 STATUSES: dict[Kind, Statuses] = {
