@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.protobuf import text_format
 
@@ -124,32 +124,26 @@ def _parsed(text: str, model: str, problems: list[Finding]) -> pb.ModelConfig | 
             last, place = place, place_of(text, error)
             if place == last:  # nothing that can be skipped or replaced
                 return None
-            problems.append(_unreadable(text, place, _bare(syntax_error(error, model), model), hint_for(text, error)))
-            repaired = _with_other_value(text, place)
-            skips_fields |= repaired is None
-            text = repaired or text
+            name, enum = _word_at(text, place)
+            problems.append(Finding(enum or name, _bare(syntax_error(error, model), model), hint_for(text, error)))
+            if enum:
+                stand_in = str(_FP32) if enum == "data_type" else "0"  # as long: later errors keep their place
+                text = text[:place] + stand_in.ljust(len(name)) + text[place + len(name) :]
+            else:
+                skips_fields = True
     return None
 
 
-def _with_other_value(text: str, place: int) -> str | None:
-    before, value = _ENUM_VALUE.search(text, 0, place), _NAME.match(text, place)
-    if before is None or value is None:
-        return None
-    stand_in = str(_FP32) if before[1] == "data_type" else "0"
-    return text[:place] + stand_in.ljust(len(value[0])) + text[value.end() :]  # as long: later errors keep their place
+def _word_at(text: str, place: int) -> tuple[str, str]:
+    """The name at a place, and the field whose enum it is a value of; "" for none."""
+    name = _NAME.match(text, place)
+    before = _ENUM_VALUE.search(text, 0, place) if name else None
+    return name[0] if name else "", before[1] if before else ""
 
 
 def _bare(error: MmeError, model: str) -> str:
     # Without the model and the file: where it is shown, those stand beside it.
     return error.message.removeprefix(f"model '{model}': config.pbtxt ")
-
-
-def _unreadable(text: str, place: int, sentence: str, mend: str) -> Finding:
-    found = _NAME.match(text, place)
-    if found is None:
-        return Finding("", sentence, mend)
-    before = _ENUM_VALUE.search(text, 0, place)
-    return Finding(before[1] if before is not None else found[0], sentence, mend)
 
 
 def _take_out_excesses(message: pb.ModelConfig, problems: list[Finding]) -> None:
@@ -176,9 +170,8 @@ def _judge_fields(message: pb.ModelConfig, model: str, problems: list[Finding]) 
 
 def _complete_tensors(message: pb.ModelConfig, model: str, problems: list[Finding]) -> None:
     # Tensors without a name or a type get one, so that what else is wrong with them is told as well.
-    both: list[tuple[str, Any]] = [("input", message.input), ("output", message.output)]
-    for what, tensors in both:
-        for index, tensor in enumerate(tensors):
+    for what in ("input", "output"):
+        for index, tensor in enumerate(getattr(message, what)):
             if not tensor.name:
                 problems.append(Finding(f"{what}[{index}].name", f"model {what} must specify 'name' for {model}"))
                 tensor.name = f"{what}[{index}]"
