@@ -9,7 +9,7 @@ import numpy as np
 
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.requests import FLAG_SEQUENCE_END, FLAG_SEQUENCE_START
-from model_handlers.tensor import BF16, BY_DTYPE, BYTES, DataType, size_of
+from model_handlers.tensor import BF16, BY_DTYPE, BY_DTYPE_NAME, BYTES, DataType, size_of
 from serve.request import InferenceRequest, layout_of
 
 if TYPE_CHECKING:
@@ -165,9 +165,7 @@ def _converted(name: str, array: Array) -> tuple[DataType, Array]:
         if wrong := next((type(each).__name__ for each in flat if not isinstance(each, bytes)), ""):
             raise invalid_argument(f"input '{name}' has an element of type {wrong}: expected str or bytes")
         return BYTES, np.array(flat, np.object_).reshape(array.shape)
-    if array.dtype.name == "bfloat16":
-        return BF16, array.view(np.uint16)
-    if array.dtype.newbyteorder("=") in BY_DTYPE:
-        array = array.astype(array.dtype.newbyteorder("="))
-        return BY_DTYPE[array.dtype], array
-    raise invalid_argument(f"input '{name}' has elements of type {array.dtype}, which no model takes")
+    data_type = BY_DTYPE_NAME.get(array.dtype.name)  # in any byte order
+    if data_type is None:
+        raise invalid_argument(f"input '{name}' has elements of type {array.dtype}, which no model takes")
+    return data_type, array.view(np.uint16) if data_type is BF16 else array.astype(data_type.dtype)

@@ -139,7 +139,7 @@ class Runner:
             self.loop.call_soon_threadsafe(request.cancel)
 
     def _is_task_alone(self) -> bool:
-        asker, now = id(asyncio.current_task()), _now()
+        asker, now = id(asyncio.current_task(self.loop)), _now()
         if asker == self._last_asker and now < self._last_until:
             return True
         self._last_asker, self._last_until = asker, now + _ONE_TASK_NS
@@ -153,8 +153,9 @@ class Runner:
     def _begin(self, name: str, version: int | None, request: InferenceRequest, at_once: bool) -> None:  # noqa: FBT001 - each request's way
         try:
             self._check_open()
-            known = self.engine.registry.canonical(name)
-            if not self.engine.submit(known, version, request, at_once=at_once):
+            engine = self.engine
+            known = engine.registry.canonical(name)
+            if not engine.submit(known, version, request, at_once=at_once):
                 # which the loop keeps until it begins, and `_tasks` from then on
                 self.loop.create_task(self._begin_cold(known, version, request))
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
@@ -206,7 +207,7 @@ class Runner:
         return not (self._closed or self.loop.is_closed())
 
     def _check_open(self) -> None:
-        if not self.is_open:
+        if self._closed or self.loop.is_closed():
             raise _closed()
 
     def _is_here(self) -> bool:
