@@ -153,7 +153,7 @@ def _nothing(path: Path) -> Finding:
 def lines(report: Report, *, quiet: bool = False) -> Iterator[Line]:
     yield HEAD, f"{report.source}: {_counted(report)}"
     for finding in report.problems:
-        yield from _problem_lines("", finding)
+        yield from _problem_lines(finding)
     for checked in report.models:
         if not quiet:
             yield PLAIN, ""
@@ -171,12 +171,12 @@ def _model_lines(checked: ModelReport, *, quiet: bool) -> Iterator[Line]:
     what = f", {role} of the archive" if role in {"entry", "member"} else ""
     if model.problems or not quiet:
         yield (PROBLEM if model.problems else GOOD), f"{model.name}{what}: {_summary(model)}"
-    for located in model.problems:
-        yield from _problem_lines(located.file, located.finding)
+    for finding in model.problems:
+        yield from _problem_lines(finding)
     if quiet:
         return
-    for located in model.notes:
-        yield NOTE, f"  note: {_sentence(located.file, located.finding)}"
+    for finding in model.notes:
+        yield NOTE, f"  note: {_sentence(finding)}"
     yield PLAIN, "  files"
     width = max(map(len, files), default=0)
     for name, size in files.items():
@@ -197,14 +197,14 @@ def _summary(model: Examined) -> str:
     return f"{kind}, versions {', '.join(map(str, model.versions)) or 'none'}"
 
 
-def _problem_lines(file: str, finding: Finding) -> Iterator[Line]:
-    yield PROBLEM, f"  {_sentence(file, finding)}"
+def _problem_lines(finding: Finding) -> Iterator[Line]:
+    yield PROBLEM, f"  {_sentence(finding)}"
     if mend := finding.mend or mend_for(finding.field):
         yield MEND, f"      → {mend}"
 
 
-def _sentence(file: str, finding: Finding) -> str:
-    return ": ".join(filter(None, (file, finding.field, finding.sentence)))
+def _sentence(finding: Finding) -> str:
+    return ": ".join(filter(None, (finding.file, finding.field, finding.sentence)))
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -212,15 +212,15 @@ def document(report: Report) -> dict[str, Any]:
         "source": report.source,
         "kind": report.kind,
         "ok": not report.count,
-        "problems": [_finding("", finding) for finding in report.problems],
+        "problems": [_finding(finding) for finding in report.problems],
         "models": [
             {
                 "name": model.name,
                 "role": role,
                 "ok": not model.problems,
                 "versions": [str(version) for version in model.versions],
-                "problems": [_finding(located.file, located.finding) for located in model.problems],
-                "notes": [_finding(located.file, located.finding) for located in model.notes],
+                "problems": [_finding(finding) for finding in model.problems],
+                "notes": [_finding(finding) for finding in model.notes],
                 "files": files,
                 "config": None if model.config is None else config_json(model.config),
             }
@@ -229,9 +229,9 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _finding(file: str, finding: Finding) -> dict[str, str]:
+def _finding(finding: Finding) -> dict[str, str]:
     mend = finding.mend or mend_for(finding.field)
-    return {"file": file, "field": finding.field, "problem": finding.sentence, "mend": mend}
+    return {"file": finding.file, "field": finding.field, "problem": finding.sentence, "mend": mend}
 
 
 def mend_for(field: str) -> str:

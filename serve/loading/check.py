@@ -74,11 +74,12 @@ _FP32 = 11
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or worth a word: the path of the field ("" for none), what is said of it, what to do."""
+    """One thing that is wrong, or worth a word."""
 
-    field: str
+    field: str  # its path, "" for none
     sentence: str
-    mend: str = ""
+    mend: str = ""  # what to do
+    file: str = ""  # the file that it is about, relative to the model's directory; "" for the whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +202,6 @@ _GUESSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A finding, and the file that it is about, relative to the model's directory."""
-
-    file: str
-    finding: Finding
-
-
 @dataclass(slots=True)
 class Examined:
     """A model's directory and what is to be said of it."""
@@ -218,14 +211,20 @@ class Examined:
     # as far as it could be understood; completed from the model file where nothing is wrong
     config: ModelConfig | None = None
     versions: dict[int, Path] = field(default_factory=dict)  # those that would be served
-    problems: list[Located] = field(default_factory=list)  # what keeps it from being loaded; notes: the rest
-    notes: list[Located] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)  # what keeps it from being loaded; notes: the rest
+    notes: list[Finding] = field(default_factory=list)
 
-    def attempt(self, file: str, field: str, action: Callable[[], object]) -> bool:
+    def problem(self, field: str, sentence: str, mend: str = "", *, file: str = CONFIG_NAME) -> None:
+        self.problems.append(Finding(field, sentence, mend, file))
+
+    def note(self, field: str, sentence: str, mend: str = "", *, file: str = CONFIG_NAME) -> None:
+        self.notes.append(Finding(field, sentence, mend, file))
+
+    def attempt(self, field: str, action: Callable[[], object], *, file: str = CONFIG_NAME) -> bool:
         try:
             action()
         except MmeError as error:
-            self.problems.append(Located(file, Finding(field, error.message)))
+            self.problem(field, error.message, file=file)
             return False
         return True
 
@@ -234,30 +233,28 @@ def examine(path: Path, name: str, scripts: Scripts, *, strict_name: bool) -> Ex
     """Look at one model. With `strict_name` its configuration may call it nothing else, as in a repository."""
     found = Examined(path, name)
     file = config_file(path, scripts)
-    found.attempt(file.name, "", lambda: _read(found, file, strict_name=strict_name))
+    found.attempt("", lambda: _read(found, file, strict_name=strict_name), file=file.name)
     if found.config is None:
         return found
     _note_versions(found, found.config)
-    if not found.attempt(file.name, "backend", partial(_select, found, found.config, scripts)):
+    if not found.attempt("backend", partial(_select, found, found.config, scripts), file=file.name):
         return found
     is_ensemble = found.config.platform == PLATFORM
     backend, traits = ("", None) if is_ensemble else _backend(found, found.config)
     for field_name, check in asked_checks(found.config, backend, traits):
-        found.attempt(file.name, field_name, check)
+        found.attempt(field_name, check, file=file.name)
     for parameter, sentence in unknown_parameters(found.config):
-        found.notes.append(Located(file.name, Finding(f"parameters['{parameter}']", sentence)))
+        found.note(f"parameters['{parameter}']", sentence, file=file.name)
     if is_ensemble:
         for error in namespace_errors(found.config) if not strict_name else ():
-            found.problems.append(Located(file.name, Finding("ensemble_scheduling.step", error.message)))
+            found.problem("ensemble_scheduling.step", error.message, file=file.name)
         return found
-    found.attempt(file.name, "", partial(check_named, found.config))
+    found.attempt("", partial(check_named, found.config), file=file.name)
     for error in missing_files(ModelDirectory(name, path, found.config, found.versions)):
-        found.problems.append(Located(file.name, Finding("default_model_filename", error.message)))
+        found.problem("default_model_filename", error.message, file=file.name)
     _look_for_labels(found, found.config)
-    found.problems += [
-        Located(file.name, Finding("model_repository_agents", error.message))
-        for error in checksum_errors(found.config, path)
-    ]
+    for error in checksum_errors(found.config, path):
+        found.problem("model_repository_agents", error.message, file=file.name)
     if not found.problems:
         _look_for_environments(found, found.config)
     if not found.problems:
@@ -272,11 +269,10 @@ def _read(found: Examined, file: Path, *, strict_name: bool) -> None:
     else:
         misnamed = misnamed_config(found.path)
         renamed = f"; {misnamed} is not read: rename it" if misnamed else ""
-        sentence = f"there is none: all is taken from the model's files{renamed}"
-        found.notes.append(Located(CONFIG_NAME, Finding("", sentence)))
+        found.note("", f"there is none: all is taken from the model's files{renamed}")
     found.config = understood.config
-    found.problems += [Located(file.name, finding) for finding in understood.problems]
-    found.notes += [Located(file.name, finding) for finding in understood.notes]
+    found.problems += [replace(finding, file=file.name) for finding in understood.problems]
+    found.notes += [replace(finding, file=file.name) for finding in understood.notes]
 
 
 def _select(found: Examined, config: ModelConfig, scripts: Scripts) -> None:
@@ -288,16 +284,14 @@ def _select(found: Examined, config: ModelConfig, scripts: Scripts) -> None:
     def select() -> None:
         found.versions = selected_versions(config, available, found.name, found.path)
 
-    found.attempt(CONFIG_NAME, "version_policy", select)
+    found.attempt("version_policy", select)
 
 
 def _note_versions(found: Examined, config: ModelConfig) -> None:
     for name in ignored_versions(found.path):
-        why = "a version is a number without leading zeros"
-        found.notes.append(Located(f"{name}/", Finding("", f"is not served: {why}")))
+        found.note("", "is not served: a version is a number without leading zeros", file=f"{name}/")
     for version in absent_versions(config, versions_in(found.path)):
-        sentence = f"names version {version}, whose directory is not there"
-        found.notes.append(Located(CONFIG_NAME, Finding("version_policy", sentence)))
+        found.note("version_policy", f"names version {version}, whose directory is not there")
 
 
 def _look_for_labels(found: Examined, config: ModelConfig) -> None:
@@ -306,7 +300,7 @@ def _look_for_labels(found: Examined, config: ModelConfig) -> None:
             sentence = (
                 f"there is no file '{spec.label_filename}' in the model's directory, which output '{spec.name}' names"
             )
-            found.problems.append(Located(CONFIG_NAME, Finding(f"output[{index}].label_filename", sentence)))
+            found.problem(f"output[{index}].label_filename", sentence)
 
 
 def _look_for_environments(found: Examined, config: ModelConfig) -> None:
@@ -318,13 +312,11 @@ def _look_for_environments(found: Examined, config: ModelConfig) -> None:
     def ask() -> None:
         asked.update(asks(handler, config, directory.model_file(version)) for version in found.versions)
 
-    found.attempt(CONFIG_NAME, "parameters", ask)
+    found.attempt("parameters", ask)
     for wanted in asked:
         if isinstance(wanted, Prebuilt) and not os.path.exists(wanted.path):  # noqa: PTH110 - too long a name is no error
-            sentence = f"{wanted.subject} is not there"
-            (found.problems if wanted.brought else found.notes).append(
-                Located(CONFIG_NAME, Finding("parameters", sentence, wanted.remedy))
-            )
+            tell = found.problem if wanted.brought else found.note
+            tell("parameters", f"{wanted.subject} is not there", wanted.remedy)
 
 
 def _hold_against_files(found: Examined, config: ModelConfig) -> None:
@@ -341,18 +333,20 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
                 verify_file(handler, config, model_file)
             with _heard() as warnings:
                 completed = handler.autocomplete(config, model_file)
-            found.notes += [Located(CONFIG_NAME, Finding("", sentence)) for sentence in warnings]
+            for sentence in warnings:
+                found.note("", sentence)
         except MmeError as error:
-            is_unknown = error.kind is Kind.UNSUPPORTED  # without the framework, or without running the model's code
-            findings = found.notes if is_unknown else found.problems
-            findings.append(Located(shown, Finding("", f"{'not checked: ' if is_unknown else ''}{error.message}")))
+            if error.kind is Kind.UNSUPPORTED:  # without the framework, or without running the model's code
+                found.note("", f"not checked: {error.message}", file=shown)
+            else:
+                found.problem("", error.message, file=shown)
     found.config = completed
     if completed.guess in _GUESSED:
-        found.notes.append(Located(CONFIG_NAME, Finding("max_batch_size", _GUESSED[completed.guess])))
+        found.note("max_batch_size", _GUESSED[completed.guess])
     for index, sample in enumerate(completed.model_warmup):
         alone = replace(completed, model_warmup=(sample,))
-        found.attempt(CONFIG_NAME, f"model_warmup[{index}]", partial(Warmup, alone, found.path))
-    found.attempt(CONFIG_NAME, "sequence_batching.state", partial(initial_states, completed, found.path))
+        found.attempt(f"model_warmup[{index}]", partial(Warmup, alone, found.path))
+    found.attempt("sequence_batching.state", partial(initial_states, completed, found.path))
 
 
 class _Listener(logging.Handler):
@@ -405,30 +399,22 @@ def examine_ensembles(models: Sequence[Examined]) -> None:
             continue
         members: list[ModelConfig | None] = []
         for index, step in enumerate(model.config.ensemble):
+            where = f"ensemble_scheduling.step[{index}]"
             if step.model_namespace not in {"", model.path.parent.name, str(model.path.parent)}:
-                where = f"ensemble_scheduling.step[{index}].model_namespace"
-                model.notes.append(Located(CONFIG_NAME, Finding(where, "not checked: it is another repository")))
+                model.note(f"{where}.model_namespace", "not checked: it is another repository")
                 members.append(None)
                 continue
             part = by_name.get(step.model_name)
             if part is None:
-                _add(
-                    model,
-                    f"step[{index}].model_name",
-                    not_available(model.name, [step.model_name]).message,
-                    f"put {step.model_name}/ beside it",
-                )
+                missing = not_available(model.name, [step.model_name])
+                model.problem(f"{where}.model_name", missing.message, f"put {step.model_name}/ beside it")
             elif step.version is not None and step.version not in part.versions:
                 which = (
                     f"ensemble '{model.name}' depends on '{step.model_name}' whose required version {step.version} is"
                 )
-                _add(model, f"step[{index}].model_version", f"{which} not loaded", "see its version_policy")
+                model.problem(f"{where}.model_version", f"{which} not loaded", "see its version_policy")
             sound = part is not None and not part.problems and part.config is not None and part.config.outputs
             members.append(part.config if part is not None and sound else None)
         for field_name, error in member_problems(model.config, members):
-            model.problems.append(Located(CONFIG_NAME, Finding(field_name, error.message)))
-        model.attempt(CONFIG_NAME, "ensemble_scheduling.step", partial(check_circle, model.path.name, steps))
-
-
-def _add(model: Examined, where: str, sentence: str, mend: str = "") -> None:
-    model.problems.append(Located(CONFIG_NAME, Finding(f"ensemble_scheduling.{where}", sentence, mend)))
+            model.problem(field_name, error.message)
+        model.attempt("ensemble_scheduling.step", partial(check_circle, model.path.name, steps))

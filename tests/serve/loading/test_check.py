@@ -27,12 +27,12 @@ def looked_at(path, scripts=DEFAULT_SCRIPTS, *, strict_name=True):
 
 def said(model):
     """(file, field) of every problem."""
-    return [(each.file, each.finding.field) for each in model.problems]
+    return [(each.file, each.field) for each in model.problems]
 
 
 def sentences(model):
     """All that is said of problems, in one text."""
-    return " | ".join(each.finding.sentence for each in model.problems)
+    return " | ".join(each.sentence for each in model.problems)
 
 
 def test_a_good_model_is_completed_from_its_file(tmp_path, write_repository_model):
@@ -42,7 +42,7 @@ def test_a_good_model_is_completed_from_its_file(tmp_path, write_repository_mode
     assert [spec.name for spec in model.config.inputs] == ["x"]
     bare = looked_at(write_repository_model(tmp_path / "bare"))
     assert bare.problems == []
-    assert [each.finding.sentence for each in bare.notes] == ["there is none: all is taken from the model's files"]
+    assert [each.sentence for each in bare.notes] == ["there is none: all is taken from the model's files"]
     assert bare.config.backend == "onnxruntime"
 
 
@@ -137,7 +137,7 @@ def test_versions_that_are_none_are_told(tmp_path, write_repository_model):
         (path / name).mkdir()
     model = looked_at(path)
     assert model.problems == []
-    assert [(each.file, each.finding.field) for each in model.notes] == [
+    assert [(each.file, each.field) for each in model.notes] == [
         ("02/", ""),
         ("3_old/", ""),
         ("config.pbtxt", "version_policy"),
@@ -150,7 +150,7 @@ def test_a_mistyped_parameter_of_the_server_is_told(tmp_path, write_repository_m
     config = "".join(f"parameters {{ key: '{name}' value {{ string_value: 'true' }} }}" for name in names)
     model = looked_at(write_repository_model(tmp_path / "m", config))
     assert model.problems == []
-    assert [each.finding.sentence for each in model.notes] == [
+    assert [each.sentence for each in model.notes] == [
         "parameter 'MME_PINN' means nothing to the server; did you mean MME_PIN?",
         f"parameter 'MME_X' means nothing to the server; there are {', '.join(PARAMETERS)}",
     ]
@@ -163,7 +163,7 @@ def test_a_parameter_without_effect_is_told(tmp_path, write_repository_model, ca
     for folder in "ab":
         model = looked_at(write_repository_model(tmp_path / folder / "m", config + all_versions, versions=(1, 2)))
         assert model.problems == []
-        assert [each.finding.sentence for each in model.notes] == [
+        assert [each.sentence for each in model.notes] == [
             "parameters without effect on ONNX models: 'intra_op_threads'"
         ]
     assert caplog.records == []
@@ -175,7 +175,7 @@ def test_a_configuration_that_is_called_otherwise_is_told(tmp_path, write_reposi
     path = write_repository_model(tmp_path / "m")
     (path / name).write_text("max_batch_size: 8")
     (path / "config.json").write_text("{}")
-    assert [each.finding.sentence for each in looked_at(path).notes] == [
+    assert [each.sentence for each in looked_at(path).notes] == [
         f"there is none: all is taken from the model's files; {name} is not read: rename it"
     ]
 
@@ -197,7 +197,7 @@ def test_a_script_and_a_python_model_are_not_run(tmp_path):
     (tmp_path / "p" / "1" / "model.py").write_text("raise SystemExit('it was run')\nfrom base import TritonPythonModel")
     python = looked_at(tmp_path / "p")
     assert python.problems == []
-    assert "not checked" in python.notes[-1].finding.sentence
+    assert "not checked" in python.notes[-1].sentence
 
 
 def test_an_environment_that_a_model_brings_has_to_be_there(tmp_path):
@@ -215,7 +215,7 @@ def test_an_environment_that_a_model_brings_has_to_be_there(tmp_path):
     assert said(brings) == [("config.pbtxt", "parameters")]
     assert "env.tar.gz is not there" in sentences(brings)
     assert said(shares) == []
-    assert "env.tar.gz is not there" in shares.notes[0].finding.sentence
+    assert "env.tar.gz is not there" in shares.notes[0].sentence
 
 
 def test_a_saved_model_without_its_framework_is_a_note(tmp_path, monkeypatch):
@@ -230,7 +230,7 @@ def test_a_saved_model_without_its_framework_is_a_note(tmp_path, monkeypatch):
     model = looked_at(tmp_path / "m")
 
     assert model.problems == []
-    assert "TensorFlow, which is not installed" in model.notes[-1].finding.sentence
+    assert "TensorFlow, which is not installed" in model.notes[-1].sentence
 
 
 @pytest.mark.parametrize(
