@@ -129,21 +129,14 @@ class Inference:
 
 
 class GrpcReply(Reply):
-    """Where the responses of one request go.
+    """Where the responses of one request go."""
 
-    Attributes:
-        wanted: how the client wants them. Set once the request is decoded.
-        said: the model's name and version as the request has them, id: the request's; "" until they are read.
-        takes_several: whether any number of responses may be sent.
-        rpc: that the request came on.
-    """
-
-    takes_several = False
+    takes_several = False  # whether any number of responses may be sent
 
     def __init__(self, inference: Inference, rpc: Rpc) -> None:
-        self.wanted = PLAIN
-        self.said = ("", "")
-        self.id = ""
+        self.wanted = PLAIN  # how the client wants them, once the request is decoded
+        self.said = ("", "")  # the model's name and version as the request has them,
+        self.id = ""  # and its own; "" until they are read
         self.rpc = rpc
         self._inference = inference
 
@@ -283,21 +276,15 @@ class UnaryReply(GrpcReply):
 
 
 class StreamReply(GrpcReply):
-    """Messages of a stream.
-
-    Attributes:
-        ordered: whether there is one, in its turn; False for a decoupled model.
-        answer: the one message, once it is there.
-        size: bytes of the request.
-    """
+    """Messages of a stream."""
 
     takes_several = True
 
     def __init__(self, inference: Inference, rpc: Rpc, stream: InferStream, size: int) -> None:
         super().__init__(inference, rpc)
-        self.ordered = True
-        self.answer: bytes | None = None
-        self.size = size
+        self.ordered = True  # there is one, in its turn; False for a decoupled model
+        self.answer: bytes | None = None  # the one message, once it is there
+        self.size = size  # of the request, in bytes
         self._stream = stream
         self._model = ("", "")  # name and version, once the model has the request
         self._last = False

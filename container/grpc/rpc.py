@@ -161,26 +161,15 @@ class Calls:
 class MessageReader:
     """The messages of a call out of its data. Knows no stream.
 
-    What came counts as memory of requests until it is freed.
-
-    Args:
-        largest: bytes of a message that are taken.
-        memory: of requests on the way.
-        single: whether the call has one message.
-
-    Attributes:
-        encoding: what messages are compressed by.
-        messages: those that are whole, and whether they are compressed.
-        part: what is no whole message yet; one piece, since frames may be of a byte each.
-        uncut: whether whole messages are left in it.
+    What came counts as memory of requests until it is freed. A `single` call has one message.
     """
 
     def __init__(self, largest: int, memory: RequestMemory, *, single: bool) -> None:
-        self.encoding = ""
-        self.messages: deque[tuple[bool, bytes]] = deque()
-        self.part = bytearray()
-        self.uncut = False
-        self._largest = largest
+        self.encoding = ""  # what messages are compressed by
+        self.messages: deque[tuple[bool, bytes]] = deque()  # those that are whole, and whether they are compressed
+        self.part = bytearray()  # what is no whole message yet; one piece, since frames may be of a byte each
+        self.uncut = False  # whether whole messages are left in it
+        self._largest = largest  # bytes of a message that are taken
         self._memory = memory
         self._single = single
         self._held = 0  # bytes of that
@@ -280,22 +269,11 @@ class MessageReader:
 
 
 class Rpc:
-    """One call. Its stream's receiver, and its handler's context.
-
-    Args:
-        stream: that it came on.
-        fields: its headers.
-        method: what answers it.
-        calls: what it has in common with others.
-
-    Attributes:
-        fields, method: as given.
-        on_cancel: called when no answer is waited for any more.
-    """
+    """One call. Its stream's receiver, and its handler's context."""
 
     def __init__(self, stream: Http2Stream, fields: Fields, method: Method, calls: Calls) -> None:
         self._stream = stream
-        self.fields = fields
+        self.fields = fields  # its headers
         self.method = method
         self._headers: dict[str, str] | None = None  # once they are asked for
         self._tasks = calls.tasks
@@ -309,7 +287,7 @@ class Rpc:
         self._ended = False
         self._sent = False  # headers
         self._failed = False
-        self.on_cancel: Callable[[], None] | None = None
+        self.on_cancel: Callable[[], None] | None = None  # called when no answer is waited for any more
         for name, value in fields:
             if name == b"grpc-timeout":
                 self._expire_after(value)

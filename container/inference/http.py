@@ -457,19 +457,7 @@ class GenerateBody(HttpBody):
 
 
 class InferRoutes:
-    """Answers the hot requests.
-
-    Args:
-        default_model: the model of /invocations without a target model header, "" for none.
-
-    Attributes:
-        starting: whether start-up models are still waited for; /ping fails then.
-        draining: set when the server goes, and no other is there: /ping says so, everything else is still answered.
-        broken: set when the instance should be replaced; /ping fails then.
-        on_healthy: called whenever /ping is answered 200.
-        literal_json: whether answers say NaN and Infinity in place of null.
-        decoder: of requests for tensors; reading: lets few large ones be read at once.
-    """
+    """Answers the hot requests."""
 
     def __init__(
         self,
@@ -484,16 +472,16 @@ class InferRoutes:
         self.engine = engine
         self.settings = settings
         self.memory = memory
-        self.starting = False
-        self.draining = False
-        self.broken = False
-        self.on_healthy: Callable[[], None] | None = None
-        self.literal_json = settings.literal_json
+        self.starting = False  # start-up models are still waited for; /ping fails then
+        self.draining = False  # the server goes, and no other is there: /ping alone says so
+        self.broken = False  # the instance should be replaced; /ping fails then
+        self.on_healthy: Callable[[], None] | None = None  # called whenever /ping is answered 200
+        self.literal_json = settings.literal_json  # whether answers say NaN and Infinity in place of null
         self.forwarding = forwarding(settings.http_header_pattern)
         self.regions = regions
         self.decoder = Decoder(settings.max_body_bytes, regions)
         self.reading = asyncio.Semaphore(_READ_AT_ONCE)
-        self._default_model = default_model
+        self._default_model = default_model  # of /invocations without a target model header, "" for none
         self._limit = limit
         self._restrictions = Restrictions(settings.http_restrictions) if settings.http_restrictions else None
         self._tracer = tracer

@@ -109,18 +109,14 @@ class Happening(NamedTuple):
 
 
 class Watcher:
-    """The recent past of an engine.
-
-    Attributes:
-        history: a sample a second.
-        happenings: loads, failed loads, evictions and unloads, newest first.
-        ticks: samples taken so far.
-    """
+    """The recent past of an engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self.history = History()
-        self.happenings: deque[Happening] = deque(maxlen=_EVENTS)
-        self.ticks = 0
+        self.history = History()  # a sample a second
+        self.happenings: deque[Happening] = deque(
+            maxlen=_EVENTS
+        )  # loads, failed ones, evictions, unloads, newest first
+        self.ticks = 0  # samples taken so far
         self._engine = engine
         self._leaving: set[str] = set()
         self._loads = 0

@@ -200,16 +200,11 @@ _LONGEST = 1000  # characters of an error
 
 
 class LastWords:
-    """Of one worker.
-
-    Attributes:
-        pause: seconds that it waits before it begins.
-        left_out: models that it does not bring back, since two workers before it ended while they loaded them.
-    """
+    """What one worker is told by the master, and tells it."""
 
     def __init__(self) -> None:
-        self.pause = 0.0
-        self.left_out: frozenset[str] = frozenset()
+        self.pause = 0.0  # seconds that it waits before it begins
+        self.left_out: frozenset[str] = frozenset()  # models that two workers before it ended in the load of
         self._memory = mmap.mmap(-1, _SIZE)
 
     def __repr__(self) -> str:
