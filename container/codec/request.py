@@ -288,13 +288,6 @@ class OutputOptions:
         outputs: output → whether it is binary, for those that say so themselves.
         binary: whether outputs are binary by default; None where the request leaves it to its Accept header.
         remember: whether other requests of its form get the same.
-
-    Attributes:
-        outputs, binary: as given.
-        classes: output → how many classes are wanted in place of it. See `classified`.
-        places: output → where in shared memory it is to be written; none of those is binary. Cleared at its end.
-        empty_final: whether the end of several responses is told by an empty one, where none was said to be the last.
-        heads: ready response heads by what they depend on; None where requests of this form are not remembered.
     """
 
     def __init__(
@@ -302,10 +295,10 @@ class OutputOptions:
     ) -> None:
         self.outputs: dict[str, bool] = {} if outputs is None else outputs
         self.binary = binary
-        self.classes: dict[str, int] = {}
-        self.places: dict[str, Place] = {}
-        self.empty_final = False
-        self.heads: dict[Any, bytes] | None = {} if remember else None
+        self.classes: dict[str, int] = {}  # output → how many are wanted in place of it, see `classified`
+        self.places: dict[str, Place] = {}  # output → where in shared memory it goes; cleared at its end
+        self.empty_final = False  # the end of several responses is an empty one, where none was said to be the last
+        self.heads: dict[Any, bytes] | None = {} if remember else None  # of responses, by what they depend on
         self._accepting: OutputOptions | None = None
 
     def add(self, name: Any, parameters: Mapping[str, Any], regions: Regions) -> str:

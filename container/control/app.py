@@ -68,11 +68,7 @@ class _Names(PathConverter):
 
 
 class ControlPlane:
-    """Hands each request to the loop's hot routes, or to an operation and then to Flask.
-
-    Attributes:
-        handle: answers an inference request on the loop, any other when its operation is over.
-    """
+    """Hands each request, by `handle`, to the loop's hot routes, or to an operation and then to Flask."""
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
         self.handle: Callable[[HttpRequest], None] = partial(service.routes.dispatch, otherwise=self._begin)

@@ -339,14 +339,10 @@ class StreamReply(GrpcReply):
 
 
 class InferStream:
-    """One stream: what its client may have under way, and in which order it is answered.
-
-    Attributes:
-        errors_as_status: whether the first error ends it.
-    """
+    """One stream: what its client may have under way, and in which order it is answered."""
 
     def __init__(self, rpc: Rpc, inference: Inference) -> None:
-        self.errors_as_status = rpc.headers().get(_ERRORS_AS_STATUS) == "true"
+        self.errors_as_status = rpc.headers().get(_ERRORS_AS_STATUS) == "true"  # the first error ends it
         self._rpc = rpc
         self._inference = inference
         self._calls: set[Call] = set()

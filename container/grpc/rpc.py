@@ -90,9 +90,6 @@ class Calls:
         memory: of requests on the way.
         unknown_host: why a host is not answered to, "" for one that is; None where all are.
         denied: how a call ends, by its path and headers, whose client may not make it; None where all may.
-
-    Attributes:
-        tasks: of calls under way.
     """
 
     def __init__(
@@ -111,7 +108,7 @@ class Calls:
         self._methods = methods
         self._unknown_host = unknown_host
         self._known_hosts: set[bytes] = set()
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()  # of calls under way
 
     def begin(self, stream: Http2Stream, fields: Fields | None) -> Rpc | None:
         """The call that it is; None where it was refused, as are headers that are larger than is taken."""

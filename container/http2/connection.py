@@ -148,14 +148,10 @@ class Watch:
 
 
 class Shutdown:
-    """The end of a connection: word that it is near, then which stream is the last, then the client's own end.
-
-    Attributes:
-        begun: whether the client was told that it is near.
-    """
+    """The end of a connection: word that it is near, then which stream is the last, then the client's own end."""
 
     def __init__(self, rules: Keepalive, connection: Connection) -> None:
-        self.begun = False
+        self.begun = False  # whether the client was told that it is near
         self._rules = rules
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
@@ -227,12 +223,6 @@ class Connection(asyncio.Protocol):
     Args:
         begin: told of each stream.
         connections: those that there are, of which this one is one while it lasts.
-
-    Attributes:
-        watch: looks after its life.
-        shutdown: its end.
-        output: what is sent to the client.
-        streams: those that are open.
     """
 
     def __init__(

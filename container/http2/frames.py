@@ -177,14 +177,10 @@ _LONGEST = 1 << 10  # bytes of one
 
 
 class HeaderBlocks:
-    """Those of one connection, in their order.
-
-    Attributes:
-        length: what the content-length of the last block says, None where it has none.
-    """
+    """Those of one connection, in their order."""
 
     def __init__(self) -> None:
-        self.length: int | None = None
+        self.length: int | None = None  # what the content-length of the last block says, None where it has none
         self._decoder = Decoder(LARGEST_READ)
         self._known: dict[bytes, Fields] = {}
         self._good: set[tuple[bytes, ...]] = set()  # names in their order; values differ more often

@@ -56,14 +56,10 @@ MAX_UNREAD = 1 << 20  # bytes that a client leaves unread while we listen to it
 
 
 class FloodGuard:
-    """What a client has us do for nothing: frames that bring nothing, and streams that are given up.
-
-    Attributes:
-        empty: such frames in a row; whatever brings something sets it to 0.
-    """
+    """What a client has us do for nothing: frames that bring nothing, and streams that are given up."""
 
     def __init__(self) -> None:
-        self.empty = 0
+        self.empty = 0  # such frames in a row; whatever brings something sets it to 0
         self._since = 0.0
         self._resets: deque[float] = deque(maxlen=MAX_RESETS)
 

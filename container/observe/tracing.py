@@ -204,18 +204,14 @@ MODEL, VERSION, REQUEST_ID = "triton.model_name", "triton.model_version", "trito
 
 
 class Phase(NamedTuple):
-    """One span: name, begin and end by `perf_counter_ns()`, attributes, and what is below it.
-
-    Attributes:
-        arrival: of a request to a model, when that accepted it.
-    """
+    """One span: name, begin and end by `perf_counter_ns()`, attributes, and what is below it."""
 
     name: str
     begin: int
     end: int
     attributes: dict[str, Any]
     below: Sequence[Phase] = ()
-    arrival: int = 0
+    arrival: int = 0  # of a request to a model, when that accepted it
 
 
 def request_span(trace: Trace, done: int) -> Phase:

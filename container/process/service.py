@@ -55,25 +55,13 @@ _TRACES_SECONDS = 0.5  # gunicorn kills us a second after models had their time 
 
 
 class Service:
-    """Everything behind HTTP, made from settings.
-
-    Attributes:
-        settings, engine, routes: what it was made from, and what it is made of.
-        keys: of clients, None where none is needed.
-        tracer: what traces requests, None where traces go nowhere; traces: which ones.
-        dashboard: what the page at /dashboard shows, None where it is switched off; watcher: what it is told by.
-        emf: what writes CloudWatch's metrics, None where they are not asked for.
-        memory: of requests on the way; limit: of the time that each may take.
-        unsent: tell how many bytes of answers clients have not taken yet.
-        regions, cuda_regions: of memory that clients share.
-        logs: what is logged, and how.
-    """
+    """Everything behind HTTP, made from settings."""
 
     def __init__(
         self, settings: Settings, loop: asyncio.AbstractEventLoop, life: str = "", words: LastWords | None = None
     ) -> None:
         self.settings = settings
-        self.memory = RequestMemory(request_memory(settings))
+        self.memory = RequestMemory(request_memory(settings))  # of requests on the way
         self.limit = RequestLimit(settings.request_timeout, loop)
         self.keys = Keys(settings.key_file) if settings.key_file is not None else None
         self._start_models: tuple[str, ...] = settings.load_models
@@ -89,9 +77,9 @@ class Service:
         BusyPoll.longest = settings.busy_poll_microseconds * 1000
         SIZES.smallest, SIZES.growth = settings.shared_memory_bytes, settings.shared_memory_growth_bytes
         Deadlines.usual_execution = settings.request_timeout
-        self.unsent: list[Callable[[], int]] = []
+        self.unsent: list[Callable[[], int]] = []  # tell how many bytes of answers clients have not taken yet
         self.engine = Engine(options, loop, self._on_the_way)
-        self.tracer = _tracer(settings, life)
+        self.tracer = _tracer(settings, life)  # None where traces go nowhere
         self.traces = TraceControl(TraceSettings(), sends=False) if self.tracer is None else self.tracer.control
         self.regions = Regions(allowed=settings.allow_client_shm)
         self.cuda_regions = Regions("cuda", allowed=settings.allow_client_shm)
