@@ -134,6 +134,12 @@ def _change(document: dict[str, Any], section: str, key: str, value: Any) -> Non
         rows[key] = value
 
 
+def rows_of(document: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:
+    """Keys and values of a section, as far as it is one: a document may be of another version."""
+    rows = document.get(section)
+    return list(rows.items()) if isinstance(rows, dict) else []
+
+
 class LazyFile:
     """Writes a state file `delay` seconds after something changed. On the event loop."""
 

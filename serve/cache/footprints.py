@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model_handlers.base import Footprint
+from serve.state_file import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,11 +70,11 @@ class Footprints:
         self._models: dict[str, deque[Seen]] = {}
         self._changed: dict[tuple[str, str], None] = {}  # section and key
         document = document or {}
-        for identity, row in _items(document.get("seen")):
+        for identity, row in rows_of(document, "seen"):
             footprint = _footprint(row)
             if footprint is not None:
                 self._remember(identity, footprint)
-        for key, rows in _items(document.get("models")):
+        for key, rows in rows_of(document, "models"):
             if isinstance(rows, list) and all(map(_is_seen, rows)):
                 self._models[key] = deque((Seen(*row) for row in rows), REMEMBERED)
         self._changed.clear()
@@ -170,10 +171,6 @@ class Footprints:
 
 def _tried(guess: int, files: int, whole: int) -> int:
     return min(guess, whole) if files <= whole else guess
-
-
-def _items(document: Any) -> list[tuple[str, Any]]:
-    return list(document.items()) if isinstance(document, dict) else []
 
 
 def _is_seen(row: Any) -> bool:

@@ -27,6 +27,7 @@ from model_handlers.system.disk import disk_errors, file_digest, state_of, text_
 from model_handlers.worker.start import verify_file
 from serve.model.batch_proof import Batching, BatchProof
 from serve.options import BatchGuess
+from serve.state_file import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,11 +136,11 @@ class BatchVerdicts:
         self._sizes: LRUCache[str, bool] = LRUCache(_MOST)  # of the files that they are of
         self._keys: LRUCache[str, str] = LRUCache(_MOST)  # of files by their status
         document = file.read() if file is not None else {}
-        for key, verdict in _items(document.get("verdicts")):
+        for key, verdict in rows_of(document, "verdicts"):
             if verdict in _KEPT:
                 self._verdicts[key] = _KEPT[verdict]
                 self._sizes[_size_in(key)] = True
-        self._keys.update({status: key for status, key in _items(document.get("files")) if isinstance(key, str)})
+        self._keys.update({status: key for status, key in rows_of(document, "files") if isinstance(key, str)})
 
     def __repr__(self) -> str:
         return f"<BatchVerdicts on {len(self._verdicts)} files>"
@@ -197,10 +198,6 @@ class BatchVerdicts:
     def _document(self) -> dict[str, Any]:
         verdicts = {known: verdict.value for known, verdict in self._verdicts.items()}
         return {"verdicts": verdicts, "files": dict(self._keys)}
-
-
-def _items(document: Any) -> list[tuple[str, Any]]:
-    return list(document.items()) if isinstance(document, dict) else []
 
 
 def _files(model_file: Path) -> Iterator[Path]:
