@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from container.codec.json_numbers import NotNumbers, Numbers
-from container.codec.request import turn
+from container.codec.request import LARGE, turn
 from model_handlers.errors import Kind, MmeError, invalid_argument
 from model_handlers.tensor import BYTES, element_count
 
@@ -107,14 +107,15 @@ def _array(data: list[Any], data_type: DataType, what: str) -> Array:
 
 
 def _flat(data: list[Any], data_type: DataType, what: str) -> Array:
-    """As `_elements`, of a long list; between pieces other threads have their turn."""
+    """As `_elements`, of a long list; on a thread others have their turn between pieces."""
     array = np.empty(len(data), data_type.dtype)
     for start in range(0, len(data), _PIECE):
         piece = data[start : start + _PIECE]
-        array[start : start + _PIECE] = (
-            _strings(piece, what) if data_type is BYTES else _numbers(piece, data_type, what)
-        )
-        turn()
+        if list in set(map(type, piece)):  # a piece of lists alone would be even
+            raise _uneven(what)
+        array[start : start + _PIECE] = _array(piece, data_type, what)
+        if len(data) > LARGE // 2:  # else the event loop may read it, for each element takes two bytes of JSON
+            turn()
     return array
 
 

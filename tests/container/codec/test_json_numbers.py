@@ -343,7 +343,7 @@ def test_other_threads_have_their_turn_between_slices(monkeypatch):
 def test_other_threads_have_their_turn_between_pieces_of_long_lists(monkeypatch):
     turns = []
     monkeypatch.setattr(request_module.time, "sleep", turns.append)
-    texts = [str(number) for number in range(100_000)]
+    texts = [str(number) for number in range(200_000)]
 
     array = flat_array_from_json(texts, BY_NAME["BYTES"], "X")
 
@@ -357,6 +357,28 @@ def test_a_long_list_whose_end_is_nested_is_refused(wrong):
 
     with pytest.raises(MmeError, match=r"nested|not BYTES"):
         array_from_json(texts, BY_NAME["BYTES"], (len(texts),), "X")
+
+
+@pytest.mark.parametrize("nested", [1, 1 << 15])
+@pytest.mark.parametrize(("data_type", "element"), [("BYTES", "a"), ("FP64", 1.0), ("INT32", 1)])
+def test_a_piece_of_nested_elements_alone_is_refused_as_uneven(data_type, element, nested):
+    elements = [element] * (1 << 15) + [[element]] * nested
+
+    with pytest.raises(MmeError, match="nested unevenly"):
+        array_from_json(elements, BY_NAME[data_type], (len(elements),), "X")
+
+
+def test_the_event_loop_does_not_sleep_between_pieces(monkeypatch):
+    """It reads up to LARGE bytes itself, which may be a hundred thousand elements."""
+    turns = []
+    monkeypatch.setattr(request_module.time, "sleep", turns.append)
+
+    body = infer_body(json.dumps([1] * 130_000, separators=(",", ":")), "INT32", [130_000])
+
+    decoded(body, None, long=False)
+
+    assert len(body) > LARGE - 4096
+    assert turns == []
 
 
 @pytest.mark.parametrize("at", [0, 1, LARGE - 3, LARGE - 2, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE - 2, 4 * LARGE - 3])
