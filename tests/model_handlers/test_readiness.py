@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from model_handlers import executor
-from model_handlers.executor import Executor, Executors
+from model_handlers.executor import Executor, ExecutorLoop, Executors
+from serve.threads import ThreadPool
 
 
 class Handler:
@@ -23,7 +24,8 @@ class Handler:
 
 def executors(*handlers):
     """What executes a model by such handlers."""
-    return Executors([Executor("m_0", number, handler, None) for number, handler in enumerate(handlers)])
+    home = ExecutorLoop(asyncio.get_running_loop(), ThreadPool("unused", idle_seconds=0))
+    return Executors([Executor("m_0", number, handler, home) for number, handler in enumerate(handlers)])
 
 
 async def test_who_has_no_say_is_ready():
