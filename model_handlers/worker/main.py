@@ -309,7 +309,8 @@ class _Worker:
     def _execute(self, message: Message, shared: Array, packing: Packing) -> Message:
         names: list[str] = message["outputs"]
         inputs = {name: unpack(shared, place, name, self._model) for name, place in message["inputs"].items()}
-        arrays = self._handler.execute(inputs, names)
+        handler: Any = self._handler  # which may return anything: compiled code would check a declared type by itself
+        arrays = handler.execute(inputs, names)
         if not isinstance(arrays, list) or len(arrays) != len(names):
             raise MmeError(
                 Kind.EXECUTION_FAILED, f"model '{self._model}' did not return one array for each of {', '.join(names)}"

@@ -387,7 +387,8 @@ def answer_from(fields: Message | None, shared: Array, model: str) -> Answer:
 
 def _parameters(response: ModelResponse, model: str) -> Message:
     """What a response has beside tensors. MmeError: EXECUTION_FAILED where JSON has no form for it."""
-    for name, value in response.parameters.items():
+    parameters: Mapping[Any, object] = response.parameters  # names too are an author's, and may be anything
+    for name, value in parameters.items():
         wrong = (_wrong_text(name) if isinstance(name, str) else f"has a name of {type(name)}") or _wrong_value(value)
         if wrong:
             raise MmeError(Kind.EXECUTION_FAILED, f"parameter {name!a} of a response of model '{model}' {wrong}")
