@@ -103,7 +103,12 @@ def _serve(folder: Path) -> None:
     store.mkdir()
     for name in ("twice", "same"):
         subprocess.run(["tar", "-czf", store / f"{name}.tar.gz", "-C", folder / "models" / name, "."], check=True)
-    running, stop = start_service(mode=Mode.STORE, model_store=str(store), busy_poll_microseconds=0)
+    running, stop = start_service(
+        mode=Mode.STORE,
+        model_store=str(store),
+        busy_poll_microseconds=0,
+        inline_microseconds=100_000,  # a trace makes executions slow
+    )
     for name, cold, warm in (("twice", LOAD, REQUEST), ("same", PYTHON_LOAD, PYTHON_REQUEST)):
         _ask(running.port, name, 1, cold)
         for time in range(_TIMES):  # what runs now and then is no part of a request
