@@ -161,7 +161,7 @@ class Model:
         self.config: ModelConfig = handlers[0][1].config
         self.stats = stats  # what happened so far
         self._loop = loop
-        self._signature = signature = tensor_map_for(name, version, self.config, initial_states or {})
+        signature = tensor_map_for(name, version, self.config, initial_states or {})
         if self.config.guess is not Guess.NONE:
             signature.proof = proof or BatchProof(self.config)
         self._queue: Queue = queue_for(self.config.local_name(name), self.config, len(handlers))
@@ -180,7 +180,6 @@ class Model:
             decoupled=bool(self.config.decoupled),
             unasked=unasked,
         )
-        self._post = self._replies.post
         self._hand_over: Callable[[Execution], None] = (  # what became of a batch
             self._replies.complete if self._order is None else functools.partial(self._hand_over_in_order, self._order)
         )
@@ -342,7 +341,7 @@ class Model:
                     self._order.enter(id(take.batch))
                 executor = self.executors.each[take.instance]
                 executor.pending += 1
-                execution = Execution(self._signature, take.batch, self._post)
+                execution = Execution(self._replies.signature, take.batch, self._replies.post)
                 if executor.submit(execution, self._done):
                     self._finished(executor)
                     self._hand_over(execution)

@@ -157,7 +157,7 @@ class Replies:
         self.outstanding = 0  # those that are not answered yet
         self.open: set[InferenceRequest] = set()  # those that were executed, and are to be answered unasked
         self._name = signature.name
-        self._signature = signature
+        self.signature = signature
         self._stats = stats
         self._timeout_message = timeout_message
         self._requeue = requeue
@@ -167,14 +167,10 @@ class Replies:
         self.is_unloading = False
         self._gave_up = False  # on any batch
         self._posts = ResponseQueue(loop, self._respond)
+        self.post: Post = self._posts.put  # takes what the model answers unasked; on any thread
 
     def __repr__(self) -> str:
         return f"<Replies of {self._name}: {self.outstanding} outstanding, {len(self.open)} open>"
-
-    @property
-    def post(self) -> Post:
-        """Takes what the model answers unasked; on any thread."""
-        return self._posts.put
 
     def complete(self, execution: Execution) -> None:
         """Count, then answer every request in the batch."""
@@ -187,7 +183,7 @@ class Replies:
         early = self._unasked or self._gave_up
         if not execution.uniform or (early and any(request.answered for request in batch)):
             answered = [pair for pair in answered if not pair[0].answered]
-            again = self._signature.rescheduled(batch)
+            again = self.signature.rescheduled(batch)
             for request in again:
                 self._reschedule(request, timings)
             self._leave_open([request for request, result in answered if result is None and request not in again])
@@ -291,9 +287,9 @@ class Replies:
 
     def _made(self, opened: DecoupledRequest, response: ModelResponse) -> InferenceResponse | MmeError:
         try:
-            made = self._signature.response(opened.request, response)
+            made = self.signature.response(opened.request, response)
         except Exception as error:  # noqa: BLE001 - as in `execute_batch`; others wait for what was posted behind it
-            return failure(self._signature.name, error)
+            return failure(self.signature.name, error)
         made.timings = Timings(opened.began_ns, 0, _now() - opened.began_ns, 0, calls=opened.calls)
         return made
 
