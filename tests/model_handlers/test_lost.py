@@ -134,7 +134,7 @@ def test_an_onnx_model_asks_after_each_failure(driver):
     """The process is lost with the GPU that its session is on, and not with another's."""
 
     class Session:
-        def run(self, *_):
+        def run(self, *_, **__):
             raise RuntimeError("CUDA failure 700: an illegal memory access was encountered")
 
         def get_inputs(self):
