@@ -26,7 +26,7 @@ from container.settings import Mode, PingMode, Settings
 from model_handlers.worker.limits import Deadlines
 from serve.threads import ThreadPool
 from tests.onnx_types import ONNX_TYPES
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 # -- models ----------------------------------------------------------------------------------------------------------
 
@@ -191,6 +191,7 @@ class Running:
     def loads_held_up(self):
         """While it lasts, no load and no unload begins: threads for loads wait, all those for unloads are busy."""
         over, loads = threading.Event(), self.engine.pools.loads
+        eventually(lambda: not loads._count, "threads of earlier loads to end")
         pools = [pool for pool in vars(self.engine).values() if isinstance(pool, ThreadPool) and pool.most < 1000]
         busy = [pool.submit(over.wait, PATIENCE) for pool in pools for _ in range(pool.most)]
         begin = loads._initializer
