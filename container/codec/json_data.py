@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 
 _MAX_DEPTH = 64  # numpy's limit of dimensions
 _PIECE = 1 << 15  # elements that are read or written at a time, in a millisecond or three
-# What elements must be, by the kind of numpy dtype that carries them. To Python, true is a number; to the protocol not.
-_ELEMENTS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float, type(None)}, "O": {str}}
+# What elements must be, or lists of them, by the kind of numpy dtype that carries them. To Python, true is a number; to
+# the protocol not.
+_ELEMENTS: dict[str, set[type]] = {
+    "b": {bool, list},
+    "i": {int, list},
+    "u": {int, list},
+    "f": {int, float, type(None), list},
+    "O": {str, list},
+}
 # What Triton's parser calls what they should be, and how it reads to people.
 _WORDS = {
     "b": ("boolean", "true and false"),
@@ -97,7 +104,7 @@ def _refuse_halves(data_type: DataType, name: str) -> None:
 def _elements(data: list[Any], types: set[type], data_type: DataType, what: str) -> Array:
     if not types <= _ELEMENTS[data_type.dtype.kind]:
         raise _not_elements(data_type, what)
-    if len(data) > _PIECE and type(data[0]) is not list:
+    if len(data) > _PIECE and list not in types:
         return _flat(data, data_type, what)
     return _array(data, data_type, what)
 
@@ -111,8 +118,6 @@ def _flat(data: list[Any], data_type: DataType, what: str) -> Array:
     array = np.empty(len(data), data_type.dtype)
     for start in range(0, len(data), _PIECE):
         piece = data[start : start + _PIECE]
-        if list in set(map(type, piece)):  # a piece of lists alone would be even
-            raise _uneven(what)
         array[start : start + _PIECE] = _array(piece, data_type, what)
         if len(data) > LARGE // 2:  # else the event loop may read it, for each element takes two bytes of JSON
             turn()
@@ -136,14 +141,13 @@ def _read(numbers: Numbers, data_type: DataType, what: str) -> Array:
 
 
 def _element_types(data: list[Any], what: str, depth: int = 1) -> set[type]:
-    """The types of all elements, however deep they lie."""
+    """The types of all elements, however deep they lie, and of the lists that they lie in."""
     types = set(map(type, data))
     if list in types:
         if depth == _MAX_DEPTH:
             raise invalid_argument(
                 f"{what}: JSON nesting depth exceeds maximum allowed limit ({_MAX_DEPTH}); send it flat"
             )
-        types.remove(list)
         for item in data:
             if type(item) is list:
                 types |= _element_types(item, what, depth + 1)
