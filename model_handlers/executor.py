@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 _log = logging.getLogger("mme.model")
 _now = time.perf_counter_ns
-_POLL_SECONDS = 0.005
+POLL_SECONDS = 0.005  # between two looks at what ends without a word
 _HOLD_NS = 5_000_000  # after a thread of ours was given work, or brought it back
 _READY_SECONDS = 5.0  # for a model to say whether it is ready, as in Triton
 
@@ -351,6 +351,6 @@ class RetiredHandlers:
         """Close them when those executions have ended. On a thread that may wait."""
         for executor, turn in self._turns:
             while turn % 2 and executor.turn == turn:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
         for handler in self._handlers:
             handler.close()

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.executor import Executor, Executors, InputMeter
+from model_handlers.executor import POLL_SECONDS, Executor, Executors, InputMeter
 from model_handlers.worker.limits import EXECUTION_TIMEOUT, Deadlines
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.executor import Done, ExecutorLoop, Submission
 
-_POLL_SECONDS = 0.005
 _QUICK_NS = 2_000_000  # an execution behind which another batch may wait
 _FAR_TOO_LONG = 10  # times the limit of an execution on the loop: it was no accident
 _AT_MOST = 3  # times what is known that one execution counts
@@ -136,7 +135,7 @@ class ThreadExecutor(Executor):
 
     def stop(self) -> None:
         while self._works:  # it may have yet to be begun
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     # -- on a thread -----------------------------------------------------------------------------------------------
 

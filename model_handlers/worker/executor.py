@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import LoadedModel
 from model_handlers.errors import ChildDiedError, MmeError
-from model_handlers.executor import Executor, Executors
+from model_handlers.executor import POLL_SECONDS, Executor, Executors
 from model_handlers.in_process import ThreadExecutor
 from model_handlers.tensor import size_of
 from model_handlers.worker.instance import EXECUTING, NONSENSE, InstanceProcess, Lives
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _now = time.perf_counter_ns
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
-_POLL_SECONDS = 0.005
 _EVER = float("inf")
 
 
@@ -302,7 +301,7 @@ class RequestsExecutor(Executor):
     def stop(self) -> None:
         # Its requests may all be over by now: what a model says unasked, a last response too, overtakes the answers.
         while self._done is not None and not self._home.loop.is_closed():
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def end(self) -> None:
         """Give back what the loop keeps; nothing will be submitted any more."""
