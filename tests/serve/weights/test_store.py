@@ -319,7 +319,7 @@ _WRITES = """
 import os, signal, sys
 from pathlib import Path
 from model_handlers.mapped import Span
-from serve.weights import draft, store
+from serve.weights import store
 step, calls = int(sys.argv[3]), 0
 def counted(function):
     def call(*args, **kwargs):
@@ -329,7 +329,7 @@ def counted(function):
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*args, **kwargs)
     return call
-for name in ("link", "write", "fsync", "open", "pread"):
+for name in ("link", "write", "fsync", "open", "preadv"):
     setattr(os, name, counted(getattr(os, name)))
 Path.rename = counted(Path.rename)
 weights, path = store.WeightStore(Path(sys.argv[1])), Path(sys.argv[2])
