@@ -219,8 +219,12 @@ class WeightStore:
         return f"<WeightStore {self.directory}>"
 
     def open(self, *, make: bool = True) -> bool:
-        """Take the directory over, once; what a crashed run left half written goes. Whether it can be used."""
+        """Take the directory over, once, and again where it was removed; what a crashed run left half written goes.
+
+        Returns whether it can be used.
+        """
         with self._lock:
+            self._is_open = self._is_open and self._refs.is_dir()
             if not self._is_open and (make or self.directory.exists()):
                 try:
                     for folder in (self.directory.parent, self.directory, self._files, self._forms, self._refs):
@@ -356,7 +360,8 @@ class WeightStore:
         for path in list(self._files.iterdir()):
             if path.name not in needed and not _is_newer(path, new):
                 path.unlink(missing_ok=True)
-        self._whole = {name: whole for name, whole in self._whole.items() if name in needed}
+        for name in self._whole.keys() - needed:
+            self._whole.pop(name, None)
         self._count()
 
     def shrink(self) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -373,6 +374,39 @@ def test_a_process_that_is_killed_at_any_step_leaves_nothing_wrong(store, model)
         after.sweep(EVERYTHING)
         assert [names(after, part) for part in ("refs", "forms", "files")] == [[], [], []]
         assert staging(after) == []
+
+
+def test_a_sweep_does_not_mind_loads_beside_it(store, model, monkeypatch):
+    """A form that is found or written while a sweep goes on is no error of either."""
+    form = written(store, path := model())
+
+    class LoadsMeanwhile(str):
+        """The name of a blob; comparing it takes so long that another form is written."""
+
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            written(store, model("other", os.urandom(100)), os.urandom(9))
+            return str.__eq__(self, other)
+
+    monkeypatch.setattr("serve.weights.store._blobs", lambda _: [LoadsMeanwhile(name) for name in form.blobs])
+    store.sweep()
+
+    assert store.form(store.reference(path).key, "here") == form
+
+
+def test_a_directory_that_is_removed_by_hand_is_made_again(store, model):
+    """What was in it is known no more; the next model that is loaded is written as if it were the first."""
+    form = written(store, path := model())
+    shutil.rmtree(store.directory)
+
+    assert store.reference(path) is None
+    store.sweep()
+    assert not store.directory.exists()
+    assert written(store, path) == form
+    assert store.reference(path).key == form.key
+    assert store.taken == len(BIG) + len(b"graph")
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
