@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, known
 from serve.engine import Engine
 from serve.threads import STARTER
 
@@ -154,18 +153,18 @@ class Runner:
         try:
             self._check_open()
             engine = self.engine
-            known = engine.registry.canonical(name)
-            if not engine.submit(known, version, request, at_once=at_once):
+            name = engine.registry.canonical(name)
+            if not engine.submit(name, version, request, at_once=at_once):
                 # which the loop keeps until it begins, and `_tasks` from then on
-                self.loop.create_task(self._begin_cold(known, version, request))
+                self.loop.create_task(self._begin_cold(name, version, request))
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
-            _fail(request, error)
+            request.resolve(known(error))
 
     async def _begin_cold(self, name: str, version: int | None, request: InferenceRequest) -> None:
         try:
             await self._unless_closed(lambda: self.engine.submit_cold(name, version, request))
         except Exception as error:  # noqa: BLE001 - as above
-            _fail(request, error)
+            request.resolve(known(error))
 
     async def shut(self) -> None:
         """Refuse further calls, let those under way end, and close the engine, once however often it is called."""
@@ -237,10 +236,3 @@ def own(error: MmeError) -> MmeError:
 
 def _closed() -> MmeError:
     return MmeError(Kind.UNAVAILABLE, "the server is closed")
-
-
-def _fail(request: InferenceRequest, error: Exception) -> None:
-    if not isinstance(error, MmeError):
-        logging.getLogger("mme.runner").error("a request failed", exc_info=error)
-        error = MmeError(Kind.INTERNAL, f"{type(error).__name__}: {error}")
-    request.resolve(error)

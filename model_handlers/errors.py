@@ -1,14 +1,17 @@
 """The root of the one error tree, and what frameworks raise as errors of ours. PURE.
 
 Every error that leaves a layer is an `MmeError` with a `Kind`. A kind says what went wrong in terms of models and
-memory; it is never an HTTP status: `container/inference/status.py` has that table. Nothing matches on message text but
+memory; it is never an HTTP status: `container/inference/errors.py` has that table. Nothing matches on message text but
 `Framework`, where frameworks say in words alone that memory does not suffice.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import Enum
+
+_log = logging.getLogger("mme.errors")
 
 
 class Kind(Enum):
@@ -70,6 +73,14 @@ class MmeError(Exception):
         """
         self.__context__ = self.__cause__ = None
         return self.with_traceback(None)
+
+
+def known(problem: Exception, what: str = "this request") -> MmeError:
+    """The error as one of ours, without its frames; anything else is a bug, and its traceback belongs into the log."""
+    if isinstance(problem, MmeError):
+        return problem.bare()  # what keeps it does not keep the request
+    _log.error("the server failed on %s", what, exc_info=problem)
+    return MmeError(Kind.INTERNAL, f"the server failed on {what}: {type(problem).__name__}: {problem}")
 
 
 class ElsewhereError(MmeError):

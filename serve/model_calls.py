@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, known
 from model_handlers.requests import FLAGS_TOLD, ModelResponse
 from model_handlers.system.threads import NEVER
 from model_handlers.tensor import BF16
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from serve.load_api import WaitGraph
     from serve.request import LoadReport, Timings
 
-_log = logging.getLogger("mme.outside")
+_CALL = "a call between models"
 
 
 class ModelCalls:
@@ -140,7 +139,7 @@ class ModelCalls:
             try:
                 answer = await work()
             except Exception as error:  # noqa: BLE001 - as above
-                done(_known(error))
+                done(known(error, _CALL))
             else:
                 done(answer is not False)
 
@@ -230,11 +229,4 @@ def _refusal(error: Exception, call: ModelCall) -> MmeError:
             "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls "
             "for decoupled models.'",
         )
-    return _known(error)
-
-
-def _known(error: Exception) -> MmeError:
-    if isinstance(error, MmeError):
-        return error
-    _log.error("a model's call failed", exc_info=error)
-    return MmeError(Kind.INTERNAL, f"the server failed on a call between models: {type(error).__name__}: {error}")
+    return known(error, _CALL)

@@ -23,9 +23,9 @@ from container.codec.bodies import ENCODINGS, compress, inflate, inflate_quickly
 from container.http1.rules import text_of
 from container.http2 import frames
 from container.http2.frames import LARGEST, MOST_FIELDS
-from container.inference.errors import STATUSES, Status, known
+from container.inference.errors import STATUSES, Status
 from container.inference.limits import Inflating, by_thread, out_of_request_memory
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping

@@ -20,9 +20,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from container.codec import NeedsThread
-from container.inference.errors import known
 from container.inference.limits import by_thread
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, known
 from serve.request import InferenceResponse
 
 if TYPE_CHECKING:

@@ -101,14 +101,6 @@ RUNTIME_STATUSES: dict[str, int] = {
 _OURS = frozenset({Kind.INTERNAL, Kind.EXECUTION_FAILED, Kind.OUT_OF_MEMORY, Kind.TIMED_OUT})
 
 
-def known(problem: Exception) -> MmeError:
-    """The error as one of ours; anything else is a bug, and its traceback belongs into the log."""
-    if isinstance(problem, MmeError):
-        return problem.bare()  # what keeps it does not keep the request
-    _log.error("answering a request failed", exc_info=problem)
-    return MmeError(Kind.INTERNAL, f"the server failed on this request: {type(problem).__name__}: {problem}")
-
-
 def log_failure(problem: MmeError, exchange: HttpRequest) -> None:
     """Log our failures as errors; a client's, and what the log has, as details."""
     level = logging.ERROR if problem.kind in _OURS and not problem.logged else logging.DEBUG

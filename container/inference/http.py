@@ -41,13 +41,13 @@ from container.codec.request import (
 from container.control.routes import Flavor, HotTarget, InferenceType, parse_target, path_version
 from container.inference import errors
 from container.inference.call import LAST, PART, Body, Call, Reply
-from container.inference.errors import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_VARIANT, known, log_failure, name_of
+from container.inference.errors import CUSTOM_ATTRIBUTES, TARGET_MODEL, TARGET_VARIANT, log_failure, name_of
 from container.inference.limits import Inflating, out_of_request_memory
 from container.inference.limits import by_thread as on_thread
 from container.observe.tracing import follow
 from container.steps.access import Restrictions, forwarding
 from container.steps.sessions import SESSION_ID, SessionCalls
-from model_handlers.errors import Kind, MmeError, invalid_argument
+from model_handlers.errors import Kind, MmeError, invalid_argument, known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence

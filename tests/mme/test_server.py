@@ -263,7 +263,7 @@ def test_what_goes_wrong_inside_is_logged_with_its_traceback(repository, caplog)
         server.model(3).infer({"x": X})
 
     assert caught.value.kind is mme.Kind.INTERNAL
-    assert [record.exc_info[0] for record in caplog.records if record.name == "mme.runner"] == [AttributeError]
+    assert [record.exc_info[0] for record in caplog.records if record.name == "mme.errors"] == [AttributeError]
 
 
 def test_archives_of_a_store_leave_when_memory_fills(repository, tmp_path):
