@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,18 +62,18 @@ class Stream:
     def __init__(self, put: Callable[[tuple[Result, bool]], object]) -> None:
         self.is_read = False
         self._put = put
-        self._unread = 0
-        self._lock = threading.Lock()
+        self._sent = self._taken = 0  # bytes, which the loop and the caller count, each for itself
         self._ended = False
 
     def read(self, put: tuple[Result, bool]) -> Result:
         """What the caller reads of what was put."""
         result, self.is_read = put
-        self._count(result, -1)
+        self._taken += _size_of(result)
         return result
 
     def respond(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        if self._count(response, 1) <= _MOST_UNREAD:
+        self._sent += _size_of(response)
+        if self._sent - self._taken <= _MOST_UNREAD:
             self._put((response, False))
         else:
             unread = f"{_MOST_UNREAD >> 20} MiB of responses are unread: read them as fast as the model sends them"
@@ -87,15 +86,11 @@ class Stream:
         self._ended = True
         if isinstance(result, MmeError) and not request.answered:
             request.cancel()
-        self._count(result, 1)
         self._put((result, True))
 
-    def _count(self, result: Result, sign: int) -> int:
-        """The bytes that are unread, with a response more or one less."""
-        size = 0 if result is None or isinstance(result, MmeError) else sum([size_of(out[2]) for out in result.outputs])
-        with self._lock:
-            self._unread += sign * size
-            return self._unread
+
+def _size_of(result: Result) -> int:
+    return 0 if result is None or isinstance(result, MmeError) else sum([size_of(out[2]) for out in result.outputs])
 
 
 def _not_one(many: str) -> MmeError:
@@ -131,11 +126,7 @@ def request_of(
 
 
 def tensors_of(inputs: Mapping[str, Any], outputs: tuple[str, ...]) -> tuple[Layout, list[Array]]:
-    """Return the layout of a request, and its arrays.
-
-    Raises:
-        MmeError: INVALID_ARGUMENT for an input that is no tensor.
-    """
+    """Return the layout of a request, and its arrays. MmeError: INVALID_ARGUMENT: an input is no tensor."""
     rows, arrays = [], []
     for name, value in inputs.items():
         array = value if type(value) is np.ndarray else _array(name, value)
@@ -158,9 +149,7 @@ def _array(name: str, value: Any) -> Array:
 
 
 def _converted(name: str, array: Array) -> tuple[DataType, Array]:
-    if array.dtype.kind in "US":
-        array = array.astype(object)
-    if array.dtype.kind == "O":
+    if array.dtype.kind in "OSU":
         flat = [each.encode() if isinstance(each, str) else each for each in array.ravel().tolist()]
         if wrong := next((type(each).__name__ for each in flat if not isinstance(each, bytes)), ""):
             raise invalid_argument(f"input '{name}' has an element of type {wrong}: expected str or bytes")

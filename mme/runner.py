@@ -7,7 +7,6 @@ import contextlib
 import re
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
@@ -46,8 +45,6 @@ class Runner:
         self._closed = False
         self._end: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._inbox: deque[tuple[str, int | None, InferenceRequest, bool]] = deque()  # of other threads, and
-        self._is_told = False  # whether the loop is told of it
         self._last_asker = 0  # the thread, or on the loop the task, that asked last, and
         self._last_until = 0  # when the task's time is over
         if loop is None:
@@ -60,10 +57,8 @@ class Runner:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            asyncio.set_event_loop(loop)
-            loop.run_forever()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.get_loop().run_forever()
         finally:
             self._over.set()
 
@@ -127,10 +122,7 @@ class Runner:
         with self._gate:
             self._check_open()
             at_once, self._last_asker = waits and asker == self._last_asker, asker
-            self._inbox.append((name, version, request, at_once))
-            if not self._is_told:
-                self._is_told = True
-                self.loop.call_soon_threadsafe(self._begin_all)
+            self.loop.call_soon_threadsafe(self._begin, name, version, request, at_once)
 
     def cancel(self, request: InferenceRequest) -> None:
         """Cancel a request, from any thread, and in the middle of anything: streams that nothing reads end that way."""
@@ -143,11 +135,6 @@ class Runner:
             return True
         self._last_asker, self._last_until = asker, now + _ONE_TASK_NS
         return False
-
-    def _begin_all(self) -> None:
-        self._is_told = False
-        while self._inbox:
-            self._begin(*self._inbox.popleft())
 
     def _begin(self, name: str, version: int | None, request: InferenceRequest, at_once: bool) -> None:  # noqa: FBT001 - each request's way
         try:
@@ -206,7 +193,7 @@ class Runner:
         return not (self._closed or self.loop.is_closed())
 
     def _check_open(self) -> None:
-        if self._closed or self.loop.is_closed():
+        if not self.is_open:
             raise _closed()
 
     def _is_here(self) -> bool:

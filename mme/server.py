@@ -6,10 +6,8 @@ import asyncio
 import atexit
 import functools
 import json
-import os
 import shutil
 import tempfile
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -25,6 +23,7 @@ from serve.options import DEVICE_SHARE, HOST_SHARE, EngineOptions, bytes_of, mem
 from serve.threads import STARTER, on_daemon
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from serve.engine import Engine
@@ -99,7 +98,7 @@ class Server:
         self._folder = str(cache_directory)
         self._load_models = (load_models,) if isinstance(load_models, str) else tuple(load_models)
         self._runner: Runner | None = None
-        self._forget_folder: weakref.finalize[Any, Server] | None = None
+        self._temporary = ""  # the folder where none is named
 
     def __repr__(self) -> str:
         return f"<mme.Server of {self._options['store'] or self._options['repository']}>"
@@ -112,7 +111,6 @@ class Server:
         except BaseException:
             self.close()
             raise
-        atexit.register(self.close)
         return self
 
     __enter__ = start
@@ -138,8 +136,8 @@ class Server:
             self._runner.stop()
             end_shared()
             atexit.unregister(self.close)
-            if self._forget_folder is not None:
-                self._forget_folder()
+            if self._temporary:
+                shutil.rmtree(self._temporary, ignore_errors=True)
 
     async def close_async(self) -> None:
         if self._runner is not None and self._runner.loop is asyncio.get_running_loop():
@@ -153,11 +151,10 @@ class Server:
         return Runner(loop)
 
     async def _begin(self) -> None:
-        runner = self._running
-        folder = self._folder or tempfile.mkdtemp(prefix="mme-")
-        if not self._folder:
-            self._forget_folder = weakref.finalize(self, _remove, folder, os.getpid())
-        runner.open(EngineOptions(cache_directory=Path(folder), **self._options))
+        atexit.register(self.close)
+        self._temporary = "" if self._folder else tempfile.mkdtemp(prefix="mme-")
+        folder = Path(self._folder or self._temporary)
+        self._running.open(EngineOptions(cache_directory=folder, **self._options))
         for name in self._load_models:
             await self._load(name)
 
@@ -188,7 +185,11 @@ class Server:
         Raises:
             mme.Error: there is no such model, or it can't be loaded, and why.
         """
-        await self._engine.reload(self._known(name), _override(config, files))
+        override = None
+        if config is not None or files:
+            named = {f"file:{path}": content for path, content in (files or {}).items()}
+            override = Override("" if config is None else json.dumps(dict(config)), named)
+        await self._engine.reload(self._known(name), override)
 
     async def _unload(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model, once its requests are answered; the models of an ensemble's steps, too, with `dependents`."""
@@ -223,12 +224,6 @@ class Server:
         return self._engine.registry.canonical(name)
 
 
-def _remove(folder: str, owner: int) -> None:
-    """Remove the temporary folder, unless this process was forked from its owner."""
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _budget(host: float | str | None, each_gpu: float | str | None) -> Footprint:
     gpus = {gpu.index: _size("gpu_memory_budget", each_gpu, gpu.total, DEVICE_SHARE) for gpu in devices.gpus()}
     return Footprint(_size("memory_budget", host, memory.host_memory(), HOST_SHARE), by_device(gpus))
@@ -239,11 +234,3 @@ def _size(argument: str, said: float | str | None, whole: int, share: float) -> 
         return bytes_of(memory_budget(said) if isinstance(said, str) else said, whole, share)
     except ValueError as error:  # which says what a budget is, or what this one leaves
         raise invalid_argument(f"{argument}={said!r}: {error}") from None
-
-
-def _override(config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> Override | None:
-    if config is None and files is None:
-        return None
-    if config is None:
-        raise invalid_argument("a load with files needs a configuration as well")
-    return Override(json.dumps(dict(config)), {f"file:{path}": content for path, content in (files or {}).items()})

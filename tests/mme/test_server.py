@@ -236,7 +236,7 @@ def test_models_are_loaded_with_another_configuration_and_unloaded(repository):
         server.unload("doubles")
         assert not server.is_ready("doubles")
         assert server.model("doubles").infer({"x": X})["y"].tolist() == (2 * X).tolist()
-        with pytest.raises(mme.Error, match="needs a configuration"):
+        with pytest.raises(mme.Error, match="'config' must be specified"):
             server.load("doubles", files={"1/model.onnx": b""})
 
 
