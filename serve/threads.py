@@ -77,7 +77,9 @@ class ThreadPool(Executor):
         self._idle_seconds = idle_seconds
         self._patience = patience
         self._started = 0
-        self._idle: list[SimpleQueue[Callable[[], object]]] = []  # what idle threads listen to; the last is the warmest
+        # What idle threads listen to; the last is the warmest. Appended to under the lock, while no work waits; work
+        # that comes takes one without it.
+        self._idle: list[SimpleQueue[Callable[[], object]]] = []
         self._waiting: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
@@ -93,11 +95,9 @@ class ThreadPool(Executor):
     def run(self, work: Callable[[], object]) -> None:
         """Have a thread do something that tells its result itself."""
         try:
-            idle = self._idle.pop()
+            self._idle.pop().put(work)
         except IndexError:
             self._queue(work)
-        else:
-            idle.put(work)
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         task = _Task(functools.partial(fn, *args, **kwargs))
@@ -113,11 +113,12 @@ class ThreadPool(Executor):
         with self._lock:
             self._closed = True
             waiting = list(self._waiting)
+            with suppress(IndexError):
+                while True:
+                    self._idle.pop().put(_nothing)  # its thread wakes, and ends
         for work in waiting if cancel_futures else ():
             if isinstance(work, _Task):
                 work.future.cancel()
-        while self._wakes_one():
-            pass
         with self._ended:
             while wait and self._count:
                 self._ended.wait()
@@ -126,20 +127,13 @@ class ThreadPool(Executor):
         with self._lock:
             if self._closed:
                 raise RuntimeError("no work is taken on after the shutdown")
-            grows = self._count < self.most
-            if grows:
+            with suppress(IndexError):  # one has become idle meanwhile
+                self._idle.pop().put(work)
+                return
+            if self._count < self.most:
                 STARTER.start(self, time.monotonic() + self._patience)
                 self._count += 1
             self._waiting.append(work)
-        self._wakes_one()  # one may have become idle before it saw the work
-
-    def _wakes_one(self) -> bool:
-        try:
-            idle = self._idle.pop()
-        except IndexError:
-            return False
-        idle.put(_nothing)
-        return True
 
     # -- on the thread that starts them ----------------------------------------------------------------------------
 
@@ -181,34 +175,26 @@ class ThreadPool(Executor):
             work = self._next(inbox)
 
     def _next(self, inbox: SimpleQueue[Callable[[], object]]) -> Callable[[], object] | None:
-        while True:
-            if self._waiting:
-                with suppress(IndexError):  # another thread was quicker
-                    return self._waiting.popleft()
-            self._idle.append(inbox)
-            # Adding work looks for idle threads afterwards, and here it is the other way round: one of both sees it.
-            if (self._waiting or self._closed) and self._withdraws(inbox):
-                if self._closed and self._leaves():
-                    return None
-                continue
-            try:
-                return inbox.get(timeout=None if self._count <= self._least else self._idle_seconds)
-            except Empty:
-                if not self._withdraws(inbox):
-                    return inbox.get()  # which is on its way
-            if self._leaves():
-                return None
-
-    def _withdraws(self, inbox: SimpleQueue[Callable[[], object]]) -> bool:
-        try:
-            self._idle.remove(inbox)
-        except ValueError:
-            return False
-        return True
-
-    def _leaves(self) -> bool:
         with self._lock:
-            if self._waiting or (self._count <= self._least and not self._closed):
+            if self._waiting:
+                return self._waiting.popleft()
+            if self._closed:
+                self._lessen()
+                return None
+            self._idle.append(inbox)
+            seconds = self._idle_seconds if self._count > self._least else None
+        try:
+            return inbox.get(timeout=seconds)
+        except Empty:
+            return None if self._leaves(inbox) else inbox.get()  # it is the one that is kept, or was just given work
+
+    def _leaves(self, inbox: SimpleQueue[Callable[[], object]]) -> bool:
+        with self._lock:
+            if self._count <= self._least:
+                return False
+            try:
+                self._idle.remove(inbox)
+            except ValueError:
                 return False
             self._lessen()
             return True
