@@ -6,6 +6,7 @@ is judged by `outputs`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -54,17 +55,16 @@ class PythonHost:
         self._one_at_a_time = threading.Lock()
         self._loop: LoopThread | None = None
         self._loop_lock = threading.Lock()  # both `execute` and `is_ready` may be the first to need it
-        with Running(self._context):
+        with Running(self._context), contextlib.ExitStack() as failed:
+            failed.callback(METRICS.release, self._context)
             pb_utils.install()
             self._module = ModelModule(config.name, file, _library())
-            try:
-                self.config = complete(config, self._module.author_class)
-                self._context.outside = outside
-                self.author = self._initialized(file, device)
-            except BaseException:
-                self._context.outside = None
-                self._module.unload()
-                raise
+            failed.callback(self._module.unload)
+            self.config = complete(config, self._module.author_class)
+            failed.callback(setattr, self._context, "outside", None)
+            self._context.outside = outside
+            self.author = self._initialized(file, device)
+            failed.pop_all()
             self._context.initialized = True
         self.tells_ready = callable(getattr(self.author, "is_ready", None))
         self._batches = self.config.max_batch_size > 0

@@ -13,6 +13,7 @@ import numpy as np
 
 import model_handlers
 from model_handlers.base import Device
+from model_handlers.metrics import METRICS
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelResponse
 
@@ -465,6 +466,34 @@ def test_finalize_is_called_once_and_may_fail(models, kit, caplog):
     assert calls == [1]
     assert "failed in finalize" in caplog.text
     assert "SystemExit: 3" in caplog.text
+
+
+def test_gauges_of_a_model_end_with_it_and_with_a_load_that_fails(models, kit):
+    """They tell where something stands that is no more; what was counted was counted."""
+    source = f"""{kit.HEAD}
+Family = pb_utils.MetricFamily
+
+class TritonPythonModel:
+    def initialize(self, args):
+        Family("t_open", "", Family.GAUGE).Metric({{"model": args["model_name"]}}).set(3)
+        Family("t_tried", "").Metric().increment(1)
+        if args["model_name"] == "fails":
+            raise ValueError("no")
+
+    def execute(self, requests):
+        return []
+"""
+
+    def shown(name):
+        return [(each.labels, each.value) for family, rows in METRICS.read() if family.name == name for each in rows]
+
+    handler = models.load(source)
+    models.refused(source, name="fails")
+    models.refused(f"{kit.HEAD}pb_utils.MetricFamily('t_open', '', 1).Metric().set(4)\nraise ValueError", name="raises")
+    assert shown("t_open") == [({"model": "m"}, 3)]
+    models.close(handler)
+    assert shown("t_open") == []
+    assert shown("t_tried") == [({}, 2)]
 
 
 def test_a_model_needs_neither_initialize_nor_finalize(models, kit):
