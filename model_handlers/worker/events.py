@@ -382,6 +382,7 @@ def _response_in(reply: Message, shared: Array, model: str) -> ModelResponse | M
 
 
 _REPORT_PAUSE = 0.2  # seconds
+_TOLD_TOGETHER = 64  # metrics in a frame, a quarter of a megabyte each at most: see `MAX_MESSAGE`
 
 
 class MetricSender:
@@ -390,20 +391,17 @@ class MetricSender:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._due: SimpleQueue[None] = SimpleQueue()
-        self._is_due = self._runs = False
+        self._runs = False
         self.tell()
         METRICS.when_dirty(self._soon)
 
     def tell(self) -> None:
         changes = METRICS.changes()
-        if changes:
-            self._events.send({"metrics": changes})
+        for start in range(0, len(changes), _TOLD_TOGETHER):
+            self._events.send({"metrics": changes[start : start + _TOLD_TOGETHER]})
 
     def _soon(self) -> None:
-        """There are changes. In the middle of anything, a collection of garbage even."""
-        if self._is_due:
-            return
-        self._is_due = True
+        """There are changes, where there were none. In the middle of anything, a collection of garbage even."""
         self._due.put(None)
         if not self._runs:
             self._runs = True
@@ -413,5 +411,4 @@ class MetricSender:
         while True:
             self._due.get()
             time.sleep(_REPORT_PAUSE)
-            self._is_due = False
             self.tell()

@@ -1,13 +1,16 @@
 """Numbers that models count: one metric a name and its labels, whoever counts, from wherever."""
 
 import gc
+import json
 import threading
 
 import pytest
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.metrics import MetricKind, ModelMetrics
+from model_handlers.worker import events
 from model_handlers.worker.channel import MetricReceiver
+from model_handlers.worker.wire import encode_message
 from tests.calls import calls_of
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
@@ -261,6 +264,28 @@ def test_what_is_told_again_counts_once():
         process.counted.take(told)
 
     assert standing(server) == {("hits",): 2, ("level",): 3, ("sizes",): ([2, 1, 0], 7)}
+
+
+def test_metrics_of_any_length_cross_in_frames_that_may_cross(monkeypatch):
+    """As many as a process may have, each as long as it may be, are more than one message holds."""
+    process, server = ModelMetrics(), ModelMetrics()
+    monkeypatch.setattr(events, "METRICS", process)
+    labels = {f"{number:02}".rjust(1000, "l"): "\x01" * 1000 for number in range(31)}
+    for number in range(100):
+        histogram(process, "h" * 990, tuple(range(200)), **labels, n=str(number)).observe(7)
+    counted, frames = MetricReceiver(server, "m"), []
+
+    class Channel:
+        def send(self, message):
+            frames.append(encode_message(message))
+            counted.take(json.loads(frames[-1][4:])["metrics"])
+
+    sender = events.MetricSender(Channel())
+    assert len(frames) == 2
+    histogram(process, "h" * 990, tuple(range(200)), **labels, n="0").observe(1)
+    sender.tell()
+
+    assert sorted(sum(counts) for counts, _ in standing(server).values()) == [1] * 99 + [2]
 
 
 def test_what_a_process_counted_outlives_it_and_its_gauges_do_not():
