@@ -118,52 +118,50 @@ class ModelMetric:
         self.buckets = tuple(buckets)  # a histogram's upper bounds, ascending; () for others
         # observations up to each bound and over the one before it; the last is of those over all
         self.counts = [0] * (len(self.buckets) + 1)
-        self.value = 0.0  # where a counter or gauge stands; the sum of a histogram's observations
-        self.owners: set[object] = set()  # a gauge's, which goes with the last of them
-        self._number = 0  # what the other side calls it, 0 while it does not know it
+        self._value = 0.0  # of a counter; where a gauge was set last; the sum of a histogram's observations
         self._sets = 0  # how often a gauge was set
-        self._shares: dict[object, float] = {}  # owner → by how much it raised a gauge since that was last set
+        self.shares: dict[object, float] = {}  # a gauge's owners, and by how much each raised it since it was set
+        self._number = 0  # what the other side calls it, 0 while it does not know it
 
-    def add(self, value: float, owner: object = None) -> None:
-        """Raise a counter or a gauge; a gauge for as long as the owner is there, if one is named."""
+    @property
+    def value(self) -> float:
+        """Where a counter or gauge stands; the sum of a histogram's observations."""
         with self._metrics.lock:
-            self.value += value
-            if owner is not None and self.family.kind is MetricKind.GAUGE:
-                self._shares[owner] = self._shares.get(owner, 0.0) + value
+            return self._value + sum(self.shares.values())
+
+    def add(self, value: float, owner: object = None, counts: Sequence[int] = ()) -> None:
+        """Raise it: a gauge for as long as the owner is there, if it has that one, a histogram by `counts`, too."""
+        with self._metrics.lock:
+            if owner in self.shares:
+                self.shares[owner] += value
+            else:
+                self._value += value
+            if counts:
+                self.counts = [mine + theirs for mine, theirs in zip(self.counts, counts, strict=True)]
             self._metrics.changed(self)
 
     def set(self, value: float) -> None:
         with self._metrics.lock:
-            self.value = value
+            self._value = value
             self._sets += 1
-            self._shares.clear()
+            self.shares = dict.fromkeys(self.shares, 0.0)
             self._metrics.changed(self)
-
-    def release(self, owner: object) -> None:
-        with self._metrics.lock:
-            self.owners.discard(owner)
-            self.value -= self._shares.pop(owner, 0.0)
 
     def observe(self, value: float) -> None:
         with self._metrics.lock:
             self.counts[bisect_left(self.buckets, value)] += 1
-            self.value += value
+            self._value += value
             self._metrics.changed(self)
-
-    def merge(self, counts: Sequence[int], total: float) -> None:
-        with self._metrics.lock:
-            self.counts = [mine + theirs for mine, theirs in zip(self.counts, counts, strict=True)]
-            self.value += total
 
     def standing(self, number: int) -> Standing:
         """Where it stands, to be told; `number` is what it is called from the first time on, when it is described."""
-        value = self.value if math.isfinite(self.value) else str(self.value)
-        family = self.family
+        family, value = self.family, self.value
         more = list(self.counts) if family.kind is MetricKind.HISTOGRAM else self._sets
+        told: Standing = [self._number or number, value if math.isfinite(value) else str(value), more]
         if self._number:
-            return [self._number, value, more]
+            return told
         self._number = number
-        return [number, value, more, [family.name, family.description, family.kind.value, self.labels, self.buckets]]
+        return [*told, [family.name, family.description, family.kind.value, self.labels, self.buckets]]
 
 
 @dataclass(slots=True)
@@ -242,7 +240,7 @@ class ModelMetrics:
                 self._count += 1
             if owner is not None and family.kind is MetricKind.GAUGE:
                 self._gauges.setdefault(owner, set()).add(metric)
-                metric.owners.add(owner)
+                metric.shares.setdefault(owner, 0.0)
         if metric.buckets != tuple(buckets):
             raise invalid_argument(f"metric '{family.name}' has buckets {list(metric.buckets)} already")
         return metric
@@ -256,10 +254,9 @@ class ModelMetrics:
     def release(self, owner: object) -> None:
         """An owner of gauges has ended: those go that have no other."""
         with self.lock:
-            gone = self._gauges.pop(owner, ())
-            for metric in gone:
-                metric.release(owner)
-                if not metric.owners:
+            for metric in self._gauges.pop(owner, ()):
+                del metric.shares[owner]
+                if not metric.shares:
                     del metric.family.metrics[_key(metric.labels)]
                     self._dirty.pop(metric, None)  # changes are not asked for where metrics of others come together
                     self._count -= 1

@@ -533,17 +533,17 @@ class _ToldMetric:
     def take(self, value: float, more: Any) -> None:
         metric, kind = self._metric, self._metric.family.kind
         grown = value - self._value if math.isfinite(value) else value
-        if kind is MetricKind.HISTOGRAM:
+        if kind is MetricKind.COUNTER and not 0 <= grown < math.inf:
+            raise ValueError(f"a counter that comes to {str(value)[:50]}")
+        if kind is MetricKind.GAUGE and more != self._sets:
+            metric.set(value)
+            self._sets = more
+        elif kind is MetricKind.HISTOGRAM:
             counted = [now - before for now, before in zip(more, self._counts, strict=True)]
             if any(type(count) is not int or count < 0 for count in counted):
                 raise ValueError(f"a histogram that counted {str(more)[:200]}")
-            metric.merge(counted, grown)
+            metric.add(grown, self._owner, counted)
             self._counts = more
-        elif kind is MetricKind.GAUGE and more != self._sets:
-            metric.set(value)
-            self._sets = more
-        elif kind is MetricKind.COUNTER and not 0 <= grown < math.inf:
-            raise ValueError(f"a counter that comes to {str(value)[:50]}")
         else:
             metric.add(grown, self._owner)
         self._value = value

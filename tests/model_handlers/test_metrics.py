@@ -315,6 +315,22 @@ def test_what_a_process_counted_outlives_it_and_its_gauges_do_not():
     assert standing(server) == {("both",): 5, ("hits",): 3}
 
 
+def test_what_no_number_can_undo_goes_with_the_process_that_said_it():
+    """Infinity that is raised cannot be taken off again."""
+    server = ModelMetrics()
+    first, second = Process(server), Process(server)
+    gauge(first.metrics).set(2)
+    gauge(first.metrics).add(0.1)
+    first.tell()
+    for value in (1e30, float("inf")):
+        gauge(second.metrics).add(value)
+        second.tell()
+    assert standing(server) == {("level",): float("inf")}
+    second.counted.close()
+
+    assert standing(server) == {("level",): 2.1}
+
+
 def test_gauges_that_are_gone_are_kept_nowhere():
     """However often a process comes and goes."""
     server = ModelMetrics()
