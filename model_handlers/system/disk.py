@@ -72,7 +72,16 @@ def state_of(status: os.stat_result) -> FileIdentity:
 
 
 def directory_size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Bytes of the files below a directory, but for what others remove meanwhile."""
+    return sum(_size(os.path.join(base, file)) for base, _, files in os.walk(path) for file in files)  # noqa: PTH118
+
+
+def _size(file: str) -> int:
+    try:
+        status = os.stat(file)  # noqa: PTH116 - a link counts as what it leads to
+    except OSError:  # it was removed, or is a link that leads nowhere
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def etag_of(status: os.stat_result) -> str:

@@ -42,7 +42,7 @@ from isal import isal_zlib
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import SourceFile, Span, Trial
-from model_handlers.system.disk import fsync_directory, identity_of, own_directory, text_digest
+from model_handlers.system.disk import directory_size, fsync_directory, identity_of, own_directory, text_digest
 from serve.sources.archive import remove_staging, staging_directory
 from serve.sources.disk_budget import crc_of
 
@@ -230,7 +230,7 @@ class WeightStore:
                     for folder in (self.directory.parent, self.directory, self._files, self._forms, self._refs):
                         own_directory(folder)
                     remove_staging(self.directory)
-                    self._count()
+                    self.taken = directory_size(self._files)
                     self._is_open = True
                 except (OSError, MmeError) as error:
                     self.complain(f"{error}")
@@ -362,15 +362,11 @@ class WeightStore:
                 path.unlink(missing_ok=True)
         for name in self._whole.keys() - needed:
             self._whole.pop(name, None)
-        self._count()
+        self.taken = directory_size(self._files)
 
     def shrink(self) -> None:
         """Remove what nothing leads to, now that the disk is short of room: see `DiskBudget`."""
         self.sweep(_HURRIED_SECONDS)
-
-    def _count(self) -> None:
-        with os.scandir(self._files) as files:
-            self.taken = sum(_size(file) for file in files)
 
     def _add_graph(self, draft: Draft, graph: bytes, name: str) -> Path:
         made, path = draft.folder / name, self._files / name
@@ -427,13 +423,6 @@ def _is_newer(path: Path, than: float) -> bool:
         return path.stat().st_mtime > than
     except FileNotFoundError:
         return True
-
-
-def _size(file: os.DirEntry[str]) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:  # it was swept
-        return 0
 
 
 def _sync(path: Path) -> None:
