@@ -54,10 +54,10 @@ from model_handlers.system.disk import (
     Digests,
     directory_size,
     disk_errors,
-    fsync_directory,
     locked,
     locked_now,
     own_directory,
+    sync,
     sync_disk_of,
     text_digest,
 )
@@ -243,7 +243,7 @@ def _make(environment: Environment, wanted: Wanted, patience: Patience) -> None:
             unpack_environment(environment, wanted, patience)
         sync_disk_of(environment.prefix)
         _beside(environment, _COMPLETE).touch()
-        fsync_directory(environment.prefix.parent)
+        sync(environment.prefix.parent)
     except BaseException:
         shutil.rmtree(environment.prefix, ignore_errors=True)
         raise

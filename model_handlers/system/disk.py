@@ -1,20 +1,20 @@
-"""What is asked of disks wherever files are written: folders of our own, lasting names, file locks, digests.
+"""What is asked of disks wherever files are written: folders of our own, lasting names, locks, staging, digests.
 
 Runs on load threads. A lock is the kernel's: it dies with its holder, and keeps apart threads as well as processes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memor
 from model_handlers.system.threads import CancelToken, advised
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import BinaryIO
 
 
@@ -40,9 +40,9 @@ def own_directory(directory: Path) -> None:
         raise invalid_argument(f"{directory} belongs to another user: set MME_CACHE_DIR to a directory of your own")
 
 
-def fsync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a crash, as fsync of a file does for its bytes."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Make the bytes of a file, or the names in a directory, survive a crash."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -147,7 +147,7 @@ def take(path: Path, flags: int = os.O_RDONLY) -> int | None:
     return None
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(path: Path, token: CancelToken) -> Iterator[None]:
     """Hold the lock of the file `path`, which is there as long as the lock is held or waited for."""
 
@@ -160,7 +160,7 @@ def locked(path: Path, token: CancelToken) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked_now(path: Path) -> Iterator[bool]:
     fd = take(path, _CREATED)
     if fd is None:
@@ -170,13 +170,80 @@ def locked_now(path: Path) -> Iterator[bool]:
         yield True
 
 
-@contextlib.contextmanager
+@contextmanager
 def _held(path: Path, fd: int) -> Iterator[None]:
     try:
         yield
     finally:
         path.unlink()  # while it is held: what waits for this file finds it gone, and opens the next
         os.close(fd)
+
+
+_STAGING_PREFIX = ".staging-"
+_LEFT: set[Path] = set()  # what could not be removed: that takes descriptors, of which there may be none
+_EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+def remove_staging(directory: Path) -> None:
+    """Remove what runs that ended in the middle left; what a live process unpacks stays."""
+    for path in directory.glob(f"{_STAGING_PREFIX}*"):
+        with suppress(OSError):  # another process removes it too
+            fd = take(path, os.O_DIRECTORY)
+            if fd is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(fd)
+
+
+@contextmanager
+def staging_directory(parent: Path) -> Iterator[Path]:
+    """A new directory that is gone afterwards, unless it was renamed."""
+    for left in list(_LEFT):
+        _remove(left)
+    staging, fd = _staging(parent)
+    try:
+        yield staging
+    finally:
+        _remove(staging)
+        os.close(fd)
+
+
+def _remove(staging: Path) -> None:
+    """Remove it, or leave that to the next staging: removing takes descriptors."""
+    shutil.rmtree(staging, ignore_errors=True)
+    (_LEFT.add if staging.exists() else _LEFT.discard)(staging)
+
+
+def publish(staging: Path, directories: Iterable[Path], destination: Path) -> None:
+    """Make a staging directory the destination.
+
+    A rename is atomic for processes, not for power: without fsync of the files and of every directory, the name may
+    survive a crash while the bytes do not. `directories` are all that were made, the deepest first.
+    """
+    for directory in directories:
+        sync(directory)
+    staging.chmod(0o755)
+    try:
+        staging.rename(destination)
+    except OSError as error:
+        if error.errno not in _EXISTS:
+            raise
+        raise MmeError(Kind.ALREADY_EXISTS, f"{destination} exists already: discard it first") from error
+    sync(destination.parent)
+
+
+def _staging(parent: Path) -> tuple[Path, int]:
+    """A new directory and the lock on it. Before it is locked, another run that begins may take it for a left one."""
+    while True:
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=parent))
+        try:
+            fd = take(staging, os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            staging.rmdir()
+            raise
+        if fd is not None:
+            return staging, fd
 
 
 DIGITS = 32  # of a digest, where it names a folder

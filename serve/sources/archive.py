@@ -7,27 +7,22 @@ its destination, under a lock that dies with the process, and is renamed. Runs o
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import stat
 import tarfile
-import tempfile
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isal import isal_zlib
 
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.system import disk
-from model_handlers.system.disk import disk_errors, fsync_directory, replacing, sync_disk_of
+from model_handlers.errors import invalid_argument, invalid_model
+from model_handlers.system.disk import disk_errors, publish, replacing, staging_directory, sync_disk_of
 from model_handlers.system.threads import NEVER
 from model_handlers.system.untar import GZIP_WINDOW, InflatedStream, Unpacking, parts_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
     from typing import BinaryIO
 
     from model_handlers.system.threads import CancelToken
@@ -46,9 +41,6 @@ _REFUSED_TYPES = {
 }
 _COPY_SIZE = 1 << 20
 _SYNCED_ALONE = 256  # files and directories, before all are made to last together
-_STAGING_PREFIX = ".staging-"
-_LEFT: set[Path] = set()  # what could not be removed: that takes descriptors, of which there may be none
-_EXISTS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,65 +229,3 @@ def _tar_blocks(path: Path, name: str, progress: Callable[[int], None]) -> Itera
             yield block
             progress(len(block))
     yield bytes(-member.size % tarfile.BLOCKSIZE)
-
-
-def remove_staging(directory: Path) -> None:
-    """Remove what runs that ended in the middle left; what a live process unpacks stays."""
-    for path in directory.glob(f"{_STAGING_PREFIX}*"):
-        with suppress(OSError):  # another process removes it too
-            fd = disk.take(path, os.O_DIRECTORY)
-            if fd is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(fd)
-
-
-@contextmanager
-def staging_directory(parent: Path) -> Iterator[Path]:
-    """A new directory that is gone afterwards, unless it was renamed."""
-    for left in list(_LEFT):
-        _remove(left)
-    staging, fd = _staging(parent)
-    try:
-        yield staging
-    finally:
-        _remove(staging)
-        os.close(fd)
-
-
-def _remove(staging: Path) -> None:
-    """Remove it, or leave that to the next staging: removing takes descriptors."""
-    shutil.rmtree(staging, ignore_errors=True)
-    (_LEFT.add if staging.exists() else _LEFT.discard)(staging)
-
-
-def publish(staging: Path, directories: Iterable[Path], destination: Path) -> None:
-    """Make a staging directory the destination.
-
-    A rename is atomic for processes, not for power: without fsync of the files and of every directory, the name may
-    survive a crash while the bytes do not. `directories` are all that were made, the deepest first.
-    """
-    for directory in directories:
-        fsync_directory(directory)
-    staging.chmod(0o755)
-    try:
-        staging.rename(destination)
-    except OSError as error:
-        if error.errno not in _EXISTS:
-            raise
-        raise MmeError(Kind.ALREADY_EXISTS, f"{destination} exists already: discard it first") from error
-    fsync_directory(destination.parent)
-
-
-def _staging(parent: Path) -> tuple[Path, int]:
-    """A new directory and the lock on it. Before it is locked, another run that begins may take it for a left one."""
-    while True:
-        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=parent))
-        try:
-            fd = disk.take(staging, os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            staging.rmdir()
-            raise
-        if fd is not None:
-            return staging, fd

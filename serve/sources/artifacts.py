@@ -19,9 +19,16 @@ from typing import TYPE_CHECKING
 from cachetools import LRUCache, TTLCache
 
 from model_handlers.errors import DamagedError, Kind, MmeError
-from model_handlers.system.disk import directory_size, disk_errors, is_disk_full, own_directory, text_digest
+from model_handlers.system.disk import (
+    directory_size,
+    disk_errors,
+    is_disk_full,
+    own_directory,
+    remove_staging,
+    text_digest,
+)
 from model_handlers.system.threads import NEVER
-from serve.sources.archive import extract, remove_staging, staging_directory
+from serve.sources.archive import extract
 from serve.sources.disk_budget import DiskBudget
 from serve.sources.store import ARCHIVE_SUFFIX, ReplacedError, UnreachableError, validate_name, wrong_name
 from serve.threads import watched
@@ -193,8 +200,8 @@ class Artifacts:
         if not damage:
             return hold
         hold.release()
-        with staging_directory(self.directory) as staging, disk_errors(f"{path} cannot be removed"):
-            if self.room.remove(path, staging):
+        with disk_errors(f"{path} cannot be removed"):
+            if self.room.remove(path):
                 _log.warning("what is on disk is not used, and downloaded again: %s", damage, extra=_of(name))
                 return None
         if not is_known:  # an older version wrote it, and uses it
@@ -208,19 +215,19 @@ class Artifacts:
     def discard(self, name: str) -> None:
         """Remove the unpacked copies of an archive that are not held."""
         problem = f"what was unpacked of '{name}' cannot be removed"
-        with self._locked(name, NEVER), disk_errors(problem), staging_directory(self.directory) as staging:
+        with self._locked(name, NEVER), disk_errors(problem):
             self._fetched.pop(name, None)
             for path in self.copies(name):
-                self.room.remove(path, staging)
+                self.room.remove(path)
 
     def quarantine(self, name: str, error: MmeError) -> None:
         """What was fetched last under that name can't be loaded, for that reason: remove it, and remember why."""
         problem = f"what was unpacked of '{name}' cannot be removed"
-        with self._locked(name, NEVER), disk_errors(problem), staging_directory(self.directory) as staging:
+        with self._locked(name, NEVER), disk_errors(problem):
             path = self._fetched.pop(name, None)
             if path is not None:
                 self._remember_broken(path, error)
-                self.room.remove(path, staging)
+                self.room.remove(path)
 
     def used(self, name: str, seconds: float) -> None:
         for path in self.copies(name)[-1:]:

@@ -21,16 +21,22 @@ import threading
 import time
 import weakref
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from isal import isal_zlib
 
 from model_handlers.errors import out_of_memory
-from model_handlers.system.disk import directory_size, disk_errors, own_directory, replacing, state_of
+from model_handlers.system.disk import (
+    directory_size,
+    disk_errors,
+    own_directory,
+    replacing,
+    staging_directory,
+    state_of,
+)
 from model_handlers.system.threads import NEVER
-from serve.sources.archive import staging_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -407,13 +413,13 @@ class DiskBudget:
             freed += [] if evicted is None else [evicted]
         return bool(freed)
 
-    def remove(self, path: Path, staging: Path) -> bool:
-        """Move a directory that is not used into staging; a crash in between leaves staging, never half a model."""
-        with self._guard:
+    def remove(self, path: Path) -> bool:
+        """Remove a directory that is not used, out of staging: a crash in between leaves that, never half a model."""
+        with ExitStack() as staging, self._guard:  # staging is emptied when others may have the guard
             if self._users[path.name] or not self._locks.exclude(_byte(path)):
                 return False
             try:
-                path.rename(staging / path.name)
+                path.rename(staging.enter_context(staging_directory(self._directory)) / path.name)
                 self._left(path.name)
                 self.sums.forget(path.name)
             except FileNotFoundError:
@@ -425,10 +431,10 @@ class DiskBudget:
 
     def _evict_one(self, beneficiary: str) -> int | None:
         tried = set[str]()  # not removed: other servers use them
-        with staging_directory(self._directory) as staging, disk_errors(f"{self._directory} cannot be cleared"):
+        with disk_errors(f"{self._directory} cannot be cleared"):
             while (name := self._used_longest_ago(tried)) is not None:
                 size = self._sizes.get(name, 0)
-                if self.remove(self._directory / name, staging):
+                if self.remove(self._directory / name):
                     self.evictions += 1
                     _log.info(
                         "removed %s from disk for '%s', least recently used, %.1f MB",

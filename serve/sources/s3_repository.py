@@ -22,9 +22,8 @@ from isal import isal_zlib
 
 from model_handlers.config.bounds import MAX_CONFIG_SIZE
 from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
-from model_handlers.system.disk import disk_errors, new_file
+from model_handlers.system.disk import disk_errors, new_file, publish, staging_directory
 from model_handlers.system.threads import NEVER
-from serve.sources.archive import publish, staging_directory
 from serve.sources.artifacts import Artifacts, key_of
 from serve.sources.layout import CONFIG_NAME, CONFIGS
 from serve.sources.s3_rules import has_choice, served

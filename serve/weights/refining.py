@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from model_handlers.config.convert import config_fields, config_from
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.disk import remove_staging
 from model_handlers.system.threads import advised, lower_priority_for_good
-from serve.sources.archive import remove_staging
 from serve.weights.store import Form, WeightStore
 
 if TYPE_CHECKING:

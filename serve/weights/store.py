@@ -42,8 +42,15 @@ from isal import isal_zlib
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.mapped import SourceFile, Span, Trial
-from model_handlers.system.disk import directory_size, fsync_directory, identity_of, own_directory, text_digest
-from serve.sources.archive import remove_staging, staging_directory
+from model_handlers.system.disk import (
+    directory_size,
+    identity_of,
+    own_directory,
+    remove_staging,
+    staging_directory,
+    sync,
+    text_digest,
+)
 from serve.sources.disk_budget import crc_of
 
 if TYPE_CHECKING:
@@ -320,8 +327,8 @@ class WeightStore:
             OSError: also where the form is gone.
         """
         for name in (form.path.name, *form.blobs):
-            _sync(self._files / name)
-        fsync_directory(self._files)
+            sync(self._files / name)
+        sync(self._files)
         checksum = crc_of(form.path)
         fields = {
             "checksum": checksum,
@@ -382,9 +389,9 @@ class WeightStore:
         with staging_directory(self.directory) as staging:
             made = staging / path.name
             made.write_text(json.dumps(fields))
-            _sync(made)
+            sync(made)
             made.rename(path)
-        fsync_directory(path.parent)
+        sync(path.parent)
 
     def _ref(self, model_file: Path) -> Path:
         return self._refs / text_digest(str(model_file), 32)
@@ -423,14 +430,6 @@ def _is_newer(path: Path, than: float) -> bool:
         return path.stat().st_mtime > than
     except FileNotFoundError:
         return True
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @functools.cache

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -284,28 +283,6 @@ def test_who_waits_for_somebody_elses_may_give_up_too(folder, archive, patience)
         with pytest.raises(MmeError, match=r"was not there within 0\.1 s"):
             environments.provide(Prebuilt(archive), Patience("other", 0.1, NEVER))
         assert environment.prefix.exists()
-
-
-def test_the_lock_is_held_by_one_at_a_time(tmp_path):
-    """Among threads, though its file comes and goes; in the end there is none."""
-    inside, most = [], []
-
-    def enter():
-        for _ in range(20):
-            with locked(tmp_path / "lock", NEVER):
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
-
-    threads = [threading.Thread(target=enter) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert max(most) == 1
-    assert len(most) == 80
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_archive_is_refused(folder, tmp_path, patience):

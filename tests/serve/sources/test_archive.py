@@ -1,11 +1,9 @@
 """An archive becomes a directory, or nothing at all; a directory becomes an archive."""
 
 import errno
-import fcntl
 import gzip
 import io
 import os
-import resource
 import string
 import subprocess
 import sys
@@ -18,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
+from model_handlers.system.disk import remove_staging
 from model_handlers.system.threads import CancelToken
-from serve.sources.archive import ExtractLimits, extract, pack, remove_staging, staging_directory
+from serve.sources.archive import ExtractLimits, extract, pack
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -562,59 +561,6 @@ def test_extracts_at_once(tmp_path, targz_bytes):
 
     assert sorted(path.name for path in tmp_path.iterdir()) == list("012345")
     assert all(len(list(path.iterdir())) == 20 for path in tmp_path.iterdir())
-
-
-def test_staging_of_the_dead_is_removed(tmp_path):
-    """What a killed process left is removed; what a live one unpacks is not, nor anything else."""
-    left, live, other = tmp_path / ".staging-left", tmp_path / ".staging-live", tmp_path / "model"
-    for path in (left, live, other):
-        path.mkdir()
-        (path / "weights").touch()
-    fd = os.open(live, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    remove_staging(tmp_path)
-    remaining = sorted(path.name for path in tmp_path.iterdir())
-    os.close(fd)
-    remove_staging(tmp_path)
-
-    assert remaining == [".staging-live", "model"]
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("opened", [False, True], ids=["before it is opened", "before it is locked"])
-def test_staging_that_another_run_took_for_the_deads_is_made_anew(tmp_path, monkeypatch, opened):
-    """A run that begins in the very moment in which a directory is made costs nobody his archive."""
-    module, name = (fcntl, "flock") if opened else (os, "open")
-    goes_on = getattr(module, name)
-
-    def late(*arguments):
-        monkeypatch.undo()
-        remove_staging(tmp_path)
-        return goes_on(*arguments)
-
-    monkeypatch.setattr(module, name, late)
-    with staging_directory(tmp_path) as folder:
-        assert folder.is_dir()
-        remove_staging(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == [folder.name]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_staging_that_could_not_be_removed_is_removed_by_the_next(tmp_path):
-    """That takes descriptors: while there are none nothing new is left, and what is left goes as soon as there are some."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with staging_directory(tmp_path) as left:
-        (left / "model").write_bytes(b"x")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        with pytest.raises(OSError, match="Too many open files"), staging_directory(tmp_path):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert list(tmp_path.iterdir()) == [left]
-
-    with staging_directory(tmp_path) as staging:
-        assert list(tmp_path.iterdir()) == [staging]
 
 
 def test_killed_in_the_middle(tmp_path, targz_bytes):

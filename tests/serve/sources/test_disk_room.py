@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.system.disk import directory_size
 from model_handlers.system.threads import NEVER
 from serve.sources.archive import pack
 from serve.sources.artifacts import Artifacts
@@ -317,18 +316,6 @@ def test_a_directory_that_vanished_is_downloaded_again(tier):
 
     assert disk.fetch("a")
     disk.audit()
-
-
-def test_what_leaves_while_it_is_counted_counts_nothing(tmp_path, monkeypatch):
-    """Another server may evict what this one finds at its start; links count as what they lead to, if anything."""
-    walk = os.walk
-    (tmp_path / "stays").write_bytes(bytes(5))
-    (tmp_path / "leaves").write_bytes(bytes(10))
-    for name, target in {"link": "stays", "nowhere": "gone", "loop": "loop", "folder": "."}.items():
-        (tmp_path / name).symlink_to(target)
-    monkeypatch.setattr(os, "walk", lambda path: ((tmp_path / "leaves").unlink() or each for each in walk(path)))
-
-    assert directory_size(tmp_path) == 10
 
 
 # -- a disk that is full -----------------------------------------------------------------------------------------------
