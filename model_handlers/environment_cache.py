@@ -31,6 +31,7 @@ import site
 import sys
 import tarfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +56,6 @@ from model_handlers.system.disk import (
     directory_size,
     disk_errors,
     locked,
-    locked_now,
     own_directory,
     sync,
     sync_disk_of,
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mme.cache")
 _COMPLETE, _LOCK = ".complete", ".lock"
+_NAME = re.compile(r"(packed|installed)-\w+")
 _CONTINUED = re.compile(r"\\\n")  # a line that goes on
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _INCLUDES = re.compile(r"-[rc](?P<short>.*)|--(?:requirem|con)[a-z]*(?:=(?P<long>.*))?")  # pip takes abbreviations
@@ -206,16 +207,18 @@ class Environments:
         return Environment(self._directory / f"packed-{self._digests.of(wanted.path, patience)[:DIGITS]}")
 
     def _take_over(self) -> None:
+        """Make the folder, also where it was removed; once, remove what runs that ended in the middle left in it."""
+        own_directory(self._directory.parent)
+        own_directory(self._directory)
         with self._guard:
             if self.taken_over:
                 return
-            own_directory(self._directory.parent)
-            own_directory(self._directory)
-            names = {path.name.removesuffix(_COMPLETE).removesuffix(_LOCK) for path in self._directory.iterdir()}
+            names = {match[0] for path in self._directory.iterdir() if (match := _NAME.match(path.name))}
             for environment in (Environment(self._directory / name) for name in names):
-                with locked_now(_beside(environment, _LOCK)) as held:
+                with locked(_beside(environment, _LOCK)) as held:
                     if held and not _is_complete(environment):
-                        _clear(environment)
+                        with suppress(OSError):  # a load that wants its place tells
+                            _clear(environment)
             self.taken_over = True
 
 

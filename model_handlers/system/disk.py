@@ -128,9 +128,6 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(cause, OSError) and cause.errno in _DISK_FULL
 
 
-_CREATED = os.O_RDWR | os.O_CREAT
-
-
 def take(path: Path, flags: int = os.O_RDONLY) -> int | None:
     """A descriptor that holds the lock of what lies at `path` until it is closed; None where another holds it."""
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
@@ -148,35 +145,24 @@ def take(path: Path, flags: int = os.O_RDONLY) -> int | None:
 
 
 @contextmanager
-def locked(path: Path, token: CancelToken) -> Iterator[None]:
-    """Hold the lock of the file `path`, which is there as long as the lock is held or waited for."""
+def locked(path: Path, token: CancelToken | None = None) -> Iterator[bool]:
+    """Hold the lock of the file `path`, which is there as long as the lock is held or waited for.
+
+    Without a token a lock that another holds is not waited for. Yields whether it is held.
+    """
 
     def taken(seconds: float) -> int | None:
-        if (fd := take(path, _CREATED)) is None:
+        if (fd := take(path, os.O_RDWR | os.O_CREAT)) is None:
             time.sleep(seconds)
         return fd
 
-    with _held(path, token.wait(taken)):
-        yield
-
-
-@contextmanager
-def locked_now(path: Path) -> Iterator[bool]:
-    fd = take(path, _CREATED)
-    if fd is None:
-        yield False
-        return
-    with _held(path, fd):
-        yield True
-
-
-@contextmanager
-def _held(path: Path, fd: int) -> Iterator[None]:
+    fd = taken(0) if token is None else token.wait(taken)
     try:
-        yield
+        yield fd is not None
     finally:
-        path.unlink()  # while it is held: what waits for this file finds it gone, and opens the next
-        os.close(fd)
+        if fd is not None:
+            path.unlink(missing_ok=True)  # while it is held: what waits for it finds it gone, and opens the next
+            os.close(fd)
 
 
 _STAGING_PREFIX = ".staging-"

@@ -1,6 +1,7 @@
 """Packed environments made into folders: once, whole or not at all, whoever asks and whatever dies meanwhile."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,6 +249,42 @@ def test_what_a_kill_left_goes_with_the_next_run(folder, archive, source, tmp_pa
         environment = Environments(folder).provide(Prebuilt(with_script(source, tmp_path, "pass")), patience)
         name = environment.prefix.name
         assert names(folder) == sorted([name, f"{name}.complete", "installed-1", "installed-1.lock"])
+
+
+def test_what_is_not_an_environment_stays(folder, archive, patience):
+    """A file that another program left, or the folder of a file system's own, is no reason to make no environment."""
+    (folder / "lost+found").mkdir(parents=True)
+    (folder / ".nfs0001").touch()
+    environment = Environments(folder).provide(Prebuilt(archive), patience)
+    name = environment.prefix.name
+
+    assert names(folder) == sorted([".nfs0001", "lost+found", name, f"{name}.complete"])
+
+
+def test_what_is_left_and_can_not_be_removed_keeps_no_other_away(folder, archive, patience):
+    """A load that wants that very place is told."""
+    folder.mkdir(parents=True)
+    (folder / "installed-1").touch()
+    environments = Environments(folder)
+    place = environments.place(Prebuilt(archive), patience).prefix
+    place.touch()
+    with pytest.raises(MmeError, match="Not a directory") as raised:
+        environments.provide(Prebuilt(archive), patience)
+    assert raised.value.kind is Kind.INTERNAL
+    place.unlink()
+
+    assert environments.provide(Prebuilt(archive), patience).prefix == place
+
+
+def test_a_folder_that_was_removed_by_hand_is_made_again(folder, archive, patience):
+    """So is what was in it, as loads want it."""
+    environments = Environments(folder)
+    environment = environments.provide(Prebuilt(archive), patience)
+    shutil.rmtree(folder)
+
+    assert environments.find(Prebuilt(archive), patience) is None
+    assert environments.provide(Prebuilt(archive), patience) == environment
+    assert folder.stat().st_mode & 0o077 == 0
 
 
 HANGS = """
