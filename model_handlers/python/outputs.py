@@ -195,8 +195,11 @@ def _cast(array: Array, returned: DataType, expected: DataType) -> Array | None:
     # Numbers as another type of their kind has them, FP64 as FP32; None where they would be others.
     if not {returned, expected}.isdisjoint((BF16, BYTES)) or not np.can_cast(array.dtype, expected.dtype, "same_kind"):
         return None
-    cast = array.astype(expected.dtype)
-    return cast if expected.dtype.kind == "f" or np.array_equal(cast, array) else None
+    with np.errstate(over="ignore"):
+        cast = array.astype(expected.dtype)
+    if expected.dtype.kind == "f":  # rounded, but never to an infinity
+        return cast if np.array_equal(np.isinf(cast), np.isinf(array)) else None
+    return cast if np.array_equal(cast, array) else None
 
 
 def _own_error(error: TritonError) -> MmeError:

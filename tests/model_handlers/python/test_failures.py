@@ -309,6 +309,10 @@ WRONG = {
         'pb_utils.InferenceResponse([pb_utils.Tensor("SUM", np.array([["a", "b"]]))])',
         "model 'm' returned output 'SUM' as BYTES, expected FP32",
     ),
+    "a number beyond the type": (
+        'pb_utils.InferenceResponse([pb_utils.Tensor("SUM", np.array([[1e39, np.inf]]))])',
+        "model 'm' returned output 'SUM' as FP64, expected FP32",
+    ),
     "nothing": (
         "None",
         (
@@ -338,6 +342,7 @@ TAKEN = {
     "other rows": ('pb_utils.Tensor("SUM", np.ones((3, 2), np.float32))', {"SUM": [[1, 1]] * 3}),
     "no rows at all": ('pb_utils.Tensor("SUM", np.array(5, np.float32))', {"SUM": 5}),
     "FP64": ('pb_utils.Tensor("SUM", np.array([[0.5, 1]]))', {"SUM": [[0.5, 1]]}),
+    "an infinity": ('pb_utils.Tensor("SUM", np.array([[np.inf, 1]]))', {"SUM": [[float("inf"), 1]]}),
     "integers": ('pb_utils.Tensor("SUM", np.array([[2, 1]]))', {"SUM": [[2, 1]]}),
     "pixels": ('pb_utils.Tensor("SUM", np.array([[2, 255]], np.uint8))', {"SUM": [[2, 255]]}),
     "every other element of an array": (
