@@ -73,7 +73,8 @@ class OverrunWatch:
         self._late = late
         # by the instance's number; single operations need no lock
         self._under_way: dict[int, tuple[Submission, float]] = {}
-        self._told: list[Submission] = []  # late, and still under way
+        # by number and beginning, those that were late at the last look; not they themselves, which hold tensors
+        self._told: set[tuple[int, float]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -96,13 +97,13 @@ class OverrunWatch:
         self._timer = None
         now = time.monotonic()
         next_look = now + self._seconds
-        told, self._told = self._told, []
-        for submission, began in list(self._under_way.values()):
+        told, self._told = self._told, set()
+        for instance, (submission, began) in list(self._under_way.items()):
             if began + self._seconds > now:
                 next_look = min(next_look, began + self._seconds)
                 continue
-            self._told.append(submission)
-            if submission not in told:
+            self._told.add((instance, began))
+            if (instance, began) not in told:
                 self._late(submission)
         if self._under_way:
             self._timer = self._loop.call_later(next_look - now, self._look)

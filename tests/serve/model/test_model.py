@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 
 from model_handlers.config.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from model_handlers.errors import Kind, MmeError
-from model_handlers.executor import Executors
-from model_handlers.in_process import InlinePolicy
+from model_handlers.executor import Executors, Submission
+from model_handlers.in_process import InlinePolicy, OverrunWatch
 from model_handlers.worker.executor import PipelinedExecutor
 from model_handlers.worker.limits import EXECUTION_TIMEOUT
 from serve.model.model import Model
 from serve.statistics import ModelStats
 from tests.serve.inside import idle, known_layouts
+from tests.waiting import until
 
 FOR_EVER_US = 3_600_000_000
 ALWAYS_NS = 10**12  # every execution is quick enough for the loop
@@ -89,6 +91,19 @@ async def test_an_execution_in_this_process_that_takes_too_long_is_answered_and_
         assert handler.batches == [[0, 1, 2], [7]]
         assert [len(call.answers) for call in late] == [1, 1, 1]
         assert counts(model) == (1, {"BACKEND": 3}, 2)
+
+
+async def test_a_batch_that_was_late_leaves_memory_when_it_ends():
+    """It holds tensors: nothing that watched it keeps it until it looks again."""
+    late, batch = [], Submission()
+    seen = weakref.ref(batch)
+    watch = OverrunWatch(0.1, asyncio.get_running_loop(), lambda _: late.append(1))
+    watch.watch(0, batch)
+    await until(lambda: late)
+    watch.begun(0, None)
+    del batch
+    assert seen() is None
+    watch.close()
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
