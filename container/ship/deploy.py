@@ -180,7 +180,7 @@ def run_update(arguments: argparse.Namespace) -> int:
         return 0
     account.wait_in_service(aws, spec.name, f"{spec.name}-{stamp}")
     if not arguments.keep_old:
-        _delete(aws, account.models_and_configs(aws, spec.name, keep=f"{spec.name}-{stamp}"))
+        _delete(aws, [*account.models_and_configs(aws, spec.name, keep=f"{spec.name}-{stamp}")])  # all, or nothing
     print(f"endpoint {spec.name} serves the new configuration")
     return 0
 

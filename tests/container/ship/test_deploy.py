@@ -424,6 +424,24 @@ def test_an_update_that_fails_leaves_the_endpoint_alone(account, deploy, mme, an
     assert model == config == endpoint.endpoint_config_name
 
 
+def test_an_update_takes_nothing_down_before_all_of_it_is_listed(account, deploy, mme, answered):
+    """Where AWS lists configurations and refuses to list models, both stay, for the next update."""
+    deploy("bert")
+    (endpoint,) = account.backend("sagemaker").endpoints.values()
+
+    def update(body):
+        endpoint.endpoint_config_name = json.loads(body)["EndpointConfigName"]
+        return 200, {"EndpointArn": "arn"}
+
+    answered("sagemaker.UpdateEndpoint", update)
+    answered("sagemaker.ListModels", refusal("AccessDeniedException"))
+    said = mme("update", "bert", "--instances", "2")
+
+    assert said.code == 2
+    assert "deleted" not in said.out
+    assert [len(each) for each in made(account)[:2]] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
