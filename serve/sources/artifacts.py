@@ -12,9 +12,10 @@ import functools
 import logging
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from cachetools import LRUCache, TTLCache
 
@@ -117,12 +118,6 @@ class Artifact:
         return self.path.name.rpartition("-")[2]
 
 
-class _NameLock:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users = 0
-
-
 class Artifacts:
     """The unpacked archives of one store in one directory; `room` is what they take of the disk."""
 
@@ -142,7 +137,7 @@ class Artifacts:
         self.directory = directory
         self._limits = limits
         self._guard = threading.Lock()  # of the dictionary, held for no longer than a look-up
-        self._locks: dict[str, _NameLock] = {}
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()  # by name, while one is used
         self._fetched: dict[str, Path] = {}  # by name, what the last fetch found; guarded by that name's lock
         self._broken: TTLCache[str, tuple[Kind, str]] = TTLCache(_BROKEN, _BROKEN_SECONDS, clock)  # by directory name
         self._outages = Outages(clock)
@@ -231,8 +226,9 @@ class Artifacts:
 
     def used(self, name: str, seconds: float) -> None:
         for path in self.copies(name)[-1:]:
-            if path.stat().st_mtime < seconds:
-                self.room.touch(path, seconds)
+            with suppress(FileNotFoundError):  # it leaves for another
+                if path.stat().st_mtime < seconds:
+                    self.room.touch(path, seconds)
 
     def _find(self, name: str, token: CancelToken) -> tuple[StoredObject | None, Path]:
         """What the store has, and its directory; only what was used last, when the store can't be reached."""
@@ -341,19 +337,12 @@ class Artifacts:
     @contextmanager
     def _locked(self, name: str, token: CancelToken) -> Iterator[None]:
         with self._guard:
-            entry = self._locks.setdefault(name, _NameLock())
-            entry.users += 1
+            lock = self._locks.setdefault(name, threading.Lock())
+        token.wait(lambda seconds: lock.acquire(timeout=seconds) or None)
         try:
-            token.wait(lambda seconds: entry.lock.acquire(timeout=seconds) or None)
-            try:
-                yield
-            finally:
-                entry.lock.release()
+            yield
         finally:
-            with self._guard:
-                entry.users -= 1
-                if not entry.users:
-                    del self._locks[name]
+            lock.release()
 
 
 def key_of(place: str, name: str) -> str:

@@ -337,6 +337,21 @@ def test_only_one_asks_whether_the_store_is_back(store, tmp_path, targz_bytes):
     assert store.stats[2:] == ["b.tar.gz", "a.tar.gz"]
 
 
+def test_a_use_that_is_noted_late_is_no_error(store, tmp_path, monkeypatch):
+    """A start notes when models were used last; meanwhile another server may remove what it found of one."""
+    artifacts = Artifacts(store, tmp_path / "disk")
+    fetched = artifacts.fetch("a.tar.gz")
+    fetched.hold.release()
+    os.utime(fetched.path, (10, 10))
+    artifacts.used("a.tar.gz", 9.0)
+    assert fetched.path.stat().st_mtime == 10
+    artifacts.used("a.tar.gz", 20.0)
+    assert fetched.path.stat().st_mtime == 20
+    monkeypatch.setattr(artifacts, "copies", lambda _: [tmp_path / "disk" / "left"])
+
+    artifacts.used("a.tar.gz", 30.0)
+
+
 def test_limits_are_passed_on(store, tmp_path):
     """What an archive may unpack to is the operator's to say."""
     artifacts = Artifacts(store, tmp_path / "disk", ExtractLimits(max_bytes=4999))
