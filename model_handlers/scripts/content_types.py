@@ -27,9 +27,11 @@ from model_handlers.errors import Kind, MmeError, invalid_argument, out_of_memor
 from model_handlers.python.author_code import is_memory, printable, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    Reader = Callable[[bytes | str], Any]
 
 
 ANY = "*/*"
@@ -174,15 +176,22 @@ def media_type(content_type: object) -> str:
 
 
 def decode(body: bytes | str, content_type: object) -> Any:
-    """What is in a body: an array; the dictionary itself of a JSON object; a sparse matrix.
+    """What is in a body: an array; the dictionary itself of a JSON object; a sparse matrix. Raises as `read`."""
+    return read(body, content_type, _READERS)
 
-    Raises UnsupportedFormatError where no such type is read, MalformedBodyError where it can't be read as that.
+
+def read(body: bytes | str, content_type: object, readers: Mapping[str, Reader]) -> Any:
+    """What the reader of the body's media type makes of it.
+
+    Raises UnsupportedFormatError where there is none, MalformedBodyError where the body can't be read as that.
     """
-    reader = _READERS.get(media_type(content_type))
+    reader = readers.get(media_type(content_type))
     if reader is None:
-        raise UnsupportedFormatError(content_type)
+        raise UnsupportedFormatError(content_type, tuple(readers))
     try:
         return reader(body)
+    except MalformedBodyError:
+        raise
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise MalformedBodyError(f"the body is not {content_type}: {error}") from error
 
@@ -391,7 +400,7 @@ def _to_npy(prediction: Any) -> memoryview:
     return stream.getbuffer()
 
 
-_READERS: dict[str, Callable[[bytes | str], Any]] = {
+_READERS: dict[str, Reader] = {
     JSON: _from_json,
     CSV: table_of,
     JSON_LINES: _from_json_lines,

@@ -39,6 +39,7 @@ from model_handlers.scripts.content_types import (
     not_acceptable,
     place,
     preferred,
+    read,
     written,
 )
 from model_handlers.scripts.default_script import (
@@ -54,6 +55,7 @@ from model_handlers.scripts.xgboost import Selection
 
 if TYPE_CHECKING:
     from model_handlers.base import Device
+    from model_handlers.scripts.content_types import Reader
     from model_handlers.scripts.host import Context
     from model_handlers.tensor import Array
 
@@ -104,12 +106,8 @@ def is_media(content_type: object) -> bool:
 def decoded(body: bytes | str, content_type: object = JSON) -> Any:
     """What a pipeline is asked with: of JSON or its lines, of CSV with a header, an image, a sound, or as any other."""
     kind = media_type(content_type)
-    if kind == JSON:
-        return _document(body)
-    if kind == JSON_LINES:
-        return _lines(body)
-    if kind == CSV:
-        return {"inputs": _rows(body)}
+    if kind in _READERS:
+        return read(body, kind, _READERS)
     if kind.startswith("audio/"):
         return {"inputs": bytes(body) if not isinstance(body, str) else body.encode()}
     if kind.startswith("image/"):
@@ -131,34 +129,24 @@ def is_rows(prediction: Any) -> bool:
     return isinstance(prediction, list) and bool(prediction) and all(isinstance(row, dict) for row in prediction)
 
 
-def _document(body: bytes | str) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedBodyError(f"the body is not {JSON}: {error}") from error
-
-
 def _lines(body: bytes | str) -> Any:
     # Lines of inputs, or of objects of them, are one question: a pipeline takes one set of parameters.
-    try:
-        lines = json_lines(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedBodyError(f"the body is not {JSON_LINES}: {error}") from error
+    lines = json_lines(body)
     objects = [line if isinstance(line, dict) and "inputs" in line else {"inputs": line} for line in lines]
     if any(each.get("parameters") != objects[0].get("parameters") for each in objects):
         raise MalformedBodyError("the lines of the body have to have the same parameters")
     return {**objects[0], "inputs": [each["inputs"] for each in objects]}
 
 
-def _rows(body: bytes | str) -> list[Any]:
-    try:
-        names, *cells = cells_of(body)
-    except ValueError as error:
-        raise MalformedBodyError(f"the body is not {CSV}: {error}") from error
+def _rows(body: bytes | str) -> dict[str, list[Any]]:
+    names, *cells = cells_of(body)
     if not cells or not any(name in _HEADERS for name in names):
         raise MalformedBodyError(f"the body is not {CSV} with a header of {', '.join(_HEADERS)}")
     rows = [dict(zip(names, row, strict=True)) for row in cells]
-    return [row["inputs"] for row in rows] if "inputs" in names else rows
+    return {"inputs": [row["inputs"] for row in rows] if "inputs" in names else rows}
+
+
+_READERS: dict[str, Reader] = {JSON: json.loads, JSON_LINES: _lines, CSV: _rows}
 
 
 def _image(body: bytes | str) -> Any:

@@ -32,12 +32,10 @@ from model_handlers.scripts.content_types import (
     CSV,
     JSON,
     JSON_LINES,
-    MalformedBodyError,
-    UnsupportedFormatError,
     cells_of,
     json_lines,
-    media_type,
     preferred,
+    read,
     text_of,
     to_json,
     value_of,
@@ -52,6 +50,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from model_handlers.base import Device, Handler
+    from model_handlers.scripts.content_types import Reader
     from model_handlers.scripts.host import Context
 
 
@@ -196,7 +195,6 @@ def _text(value: Any, *, binary: bool) -> Any:
 
 NAME, VERSION, METHOD = "tfs-model-name", "tfs-model-version", "tfs-method"
 PREDICT = "predict"
-_READS = (JSON, CSV, JSON_LINES, "application/jsons")
 _ATTRIBUTE = re.compile(r"(tfs-[a-z-]+)=([^,]+)")
 _FORMS = ("instances", "inputs", "examples")  # one of which each request to TensorFlow Serving has
 _quickly: Callable[[Any], bytes] | None = None
@@ -310,15 +308,8 @@ def request(body: bytes | str, content_type: object) -> dict[str, Any]:
     JSON that is none of TensorFlow Serving's becomes one instance, or several where it is a list of lists; lines of
     JSON and rows of CSV become instances.
     """
-    kind = media_type(content_type)
-    if kind not in _READS:
-        raise UnsupportedFormatError(content_type, _READS)
-    try:
-        if kind == CSV:
-            return {"instances": Cells(cells_of(body))}
-        return _document(json.loads(text_of(body))) if kind == JSON else _of_lines(json_lines(body))
-    except (ValueError, RecursionError) as error:
-        raise MalformedBodyError(f"the body is not {content_type}: {error}") from error
+    document: dict[str, Any] = read(body, content_type, _READERS)
+    return document
 
 
 def answer(document: Mapping[str, Any], accept: str, *, literal: bool = False) -> tuple[bytes, str]:
@@ -332,18 +323,28 @@ def written(document: Mapping[str, Any], *, literal: bool = False) -> bytes:
     return to_json(document, literal=literal).encode()
 
 
-def _document(document: Any) -> dict[str, Any]:
+def _document(body: bytes | str) -> dict[str, Any]:
+    document = json.loads(text_of(body))
     if isinstance(document, dict) and any(form in document for form in _FORMS):
         return document
     several = isinstance(document, list) and document and isinstance(document[0], list)
     return {"instances": document if several else [document]}
 
 
-def _of_lines(lines: list[Any]) -> dict[str, Any]:
+def _of_lines(body: bytes | str) -> dict[str, Any]:
+    lines = json_lines(body)
     alone = lines[0]
     if len(lines) == 1 and isinstance(alone, dict) and any(form in alone for form in _FORMS):
         return alone
     return {"instances": lines}
+
+
+_READERS: dict[str, Reader] = {
+    JSON: _document,
+    CSV: lambda body: {"instances": Cells(cells_of(body))},
+    JSON_LINES: _of_lines,
+    "application/jsons": _of_lines,
+}
 
 
 HANDLERS = ("handler", "input_handler", "output_handler")
