@@ -327,7 +327,7 @@ class Engine:
 
     def wholes_of(self, name: str) -> list[str]:
         """The ensembles in memory that consist of a model, themselves or by others of them."""
-        return self._load_api.dependents.all_wholes_of(name)
+        return self.registry.dependents.all_wholes_of(name)
 
     def end_sequence(self, name: str, correlation_id: int | str) -> None:
         """End a sequence of a model, whether that is in memory or not."""

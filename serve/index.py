@@ -52,7 +52,7 @@ class ModelIndex:
         counted, versions = self.registry.stats, self.registry.versions
         rows: list[dict[str, Any]] = []
         for entry in self.entries.values():
-            rows += _rows_of(entry, versions.get(entry.name, ()))
+            rows += _rows_of(entry, versions.get(entry.name, ()), lacks_parts=self.registry.lacks_parts(entry))
         for name in offered:
             if name not in self.entries:
                 row: dict[str, Any] = {"name": name, **_unavailable(self.origins.refused.get(name, ""))}
@@ -75,20 +75,21 @@ class ModelIndex:
 
     def _counted(self) -> Iterator[tuple[str, int, ModelStats]]:
         """Of registered models and of those that they consist of; what was unloaded is told by metrics."""
-        held = {id(model.stats) for _, model in self.resident_models()}
-        away = {entry.name for entry in self.entries.values() if entry.registered and entry.resident is None}
+        served = [entry for entry in self.entries.values() if not self.registry.lacks_parts(entry)]
+        held = {id(model.stats) for entry in served if entry.resident for model in entry.resident.models()}
+        away = {entry.name for entry in served if entry.registered and entry.resident is None}
         for (name, version), stats in sorted(dict(self.stats).items()):  # loads add to it, on their threads
             if id(stats) in held or name.partition(":")[0] in away:
                 yield name, version, stats
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that were evicted."""
-        return sorted((entry.name, entry.source.url) for entry in self.entries.values() if entry.registered)
+        return sorted((entry.name, entry.source.url) for entry in self.entries.values() if self.registry.serves(entry))
 
     def url(self, name: str) -> str:
         """Where a registered model came from. Raises UNKNOWN_MODEL."""
         entry = self.entries.get(name)
-        if entry is None or not entry.registered:
+        if entry is None or not self.registry.serves(entry):
             raise unknown(name)
         url: str = entry.source.url
         return url
@@ -121,7 +122,7 @@ class ModelIndex:
     def is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether a request would be answered: in memory, or evicted and back with the next request."""
         entry = self.entries.get(name)
-        if entry is None or not entry.registered or entry.state is State.RETURNING:
+        if entry is None or not self.registry.serves(entry) or entry.state is State.RETURNING:
             return False
         return version is None or entry.resident is None or version in entry.resident.versions
 
@@ -142,7 +143,7 @@ class ModelIndex:
     def is_overridden(self, name: str) -> bool:
         """Whether it is registered as a client loaded it, with another configuration or with other files."""
         entry = self.entries.get(name)
-        return entry is not None and entry.registered and isinstance(entry.source, Overridden)
+        return entry is not None and self.registry.serves(entry) and isinstance(entry.source, Overridden)
 
     def is_resident(self, name: str) -> bool:
         """Whether the model is in memory to take requests: one that leaves takes none any more."""
@@ -154,9 +155,9 @@ def _unavailable(reason: str) -> dict[str, str]:
     return {"state": _UNAVAILABLE, "reason": reason} if reason else {}
 
 
-def _rows_of(entry: Entry, before: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _rows_of(entry: Entry, before: Sequence[int], *, lacks_parts: bool) -> Iterator[dict[str, Any]]:
     cached = _cached(entry)
-    if entry.state.serves and entry.resident is not None:
+    if entry.state.serves and entry.resident is not None and not lacks_parts:
         for version, model in sorted(entry.resident.versions.items()):
             state = _unavailable(DOWN) if model.is_down() else {"state": entry.state.shown}
             row = {"name": entry.name, "version": str(version), **state}
@@ -164,12 +165,25 @@ def _rows_of(entry: Entry, before: Sequence[int]) -> Iterator[dict[str, Any]]:
         if entry.failure is not None and (failed := entry.failure.version) not in (None, *entry.resident.versions):
             yield {"name": entry.name, "version": str(failed), **_unavailable(entry.failure.message), "cache": cached}
     else:
-        reason = {"reason": entry.reason} if entry.reason else {}
+        now, why = shown_as(entry, lacks_parts=lacks_parts)
+        what = {"state": now, **({"reason": why} if why else {}), "cache": cached}
         failed = entry.failure.version if entry.failure is not None else None
         for number in before if failed is None else [failed]:
-            yield {"name": entry.name, "version": str(number), "state": entry.state.shown, **reason, "cache": cached}
+            yield {"name": entry.name, "version": str(number), **what}
         if failed is None and not before:
-            yield {"name": entry.name, "state": entry.state.shown, **reason, "cache": cached}
+            yield {"name": entry.name, **what}
+
+
+def shown_as(entry: Entry, *, lacks_parts: bool) -> tuple[str, str]:
+    """A model's state in Triton's words, and why it serves nothing, "" where that is not known.
+
+    An ensemble that lacks a step is shown as one that left.
+    """
+    if not lacks_parts or entry.residency is None:
+        return entry.state.shown, entry.reason
+    if entry.load is not None:
+        return State.LOADING.shown, ""
+    return _UNAVAILABLE, entry.failure.message if entry.failure is not None else "unloaded"
 
 
 def _cached(entry: Entry) -> dict[str, Any]:

@@ -16,10 +16,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_handlers.errors import ElsewhereError, Kind, MmeError
-from serve.cache.entry import JointLease
+from serve.cache.entry import JointLease, State
 from serve.model.ensemble_plan import blaming
 from serve.options import Control
-from serve.registry import Dependents
 from serve.request import LoadReport
 from serve.sources.catalog import unknown
 from serve.sources.source import Archived, InRepository, Overridden, S3Model, origin, source_of
@@ -59,8 +58,6 @@ class LoadApi:
 
     def __post_init__(self) -> None:
         self.steps = StepLoads(self.cache, self.registry, self.waits, self._acquire, self._reload_step)
-        self.dependents = Dependents(self.cache)
-        self.cache.events.listen(self.dependents.hear)
         self._reloads: dict[str, _Reload] = {}  # of ensembles that are loaded by name
         self._by_name: set[str] = set()  # where clients have a say: loaded by name, not with an ensemble
         self._tasks: set[asyncio.Task[None]] = set()  # what goes on though no client waits for it
@@ -100,7 +97,7 @@ class LoadApi:
             async with self._deadline(name, "its load goes on, try again later"):
                 lease, report = await self.cache.acquire(entry)
         except MmeError as error:
-            if error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
+            if _is_unknown(entry, error):
                 self.registry.forget(entry)
             elif _is_useless(error):
                 await self._discard(entry, error)
@@ -142,18 +139,16 @@ class LoadApi:
             MmeError: ALREADY_EXISTS when it is loaded or being loaded; else why it can't be loaded.
         """
         self._refuse_loaded(name, alias)
-        entry = self.registry.add(name, source_of(url) if url else self.origins.find(name))
+        source = source_of(url) if url else self.origins.find(name)
         self.registry.call(name, alias)
-        reload = _Reload()
-        reload.names.add(name)
-        with self._reloading(name, reload):
-            await self._load_or_give_up(entry, self.cache.load(entry))
-        await self._follow(reload)
+        await self._load_by_name(name, source)
 
     def _refuse_loaded(self, *names: str) -> None:
         for name in names:
             known = self.cache.entries.get(self.registry.aliases.get(name, name))
-            if known is not None and not known.unloaded and (known.state.serves or known.load is not None):
+            if known is None or known.unloaded:
+                continue
+            if known.load is not None or (known.state.serves and self.registry.serves(known)):
                 raise MmeError(
                     Kind.ALREADY_EXISTS, f"model '{known.name}' is already loaded; unload it first to load it anew"
                 )
@@ -167,38 +162,61 @@ class LoadApi:
             MmeError: UNKNOWN_MODEL, or why it can't be loaded. Then it is not registered any more, unless it was in
                 memory and had not to leave for the new one: that one goes on serving.
         """
+        await self._load_by_name(name, await self._source(name, override))
+
+    async def _load_by_name(self, name: str, source: Source) -> None:
+        """Load a model, and then reload ensembles that consist of it, and load those that waited for it."""
         reload = _Reload()
-        await self._load_anew(name, await self._source(name, override), reload)
-        await self._follow(reload)
+        await self._load_anew(name, source, reload)
+        for part in reload.loaded:  # which grows
+            for whole in self.registry.dependents.wholes_of(part):
+                if whole not in reload.names and self._is_due(whole):
+                    with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
+                        await self._load_anew(whole, self._source_of_whole(whole), reload)
+
+    def _is_due(self, whole: str) -> bool:
+        """Whether an ensemble serves or did not load, and the models that it consists of are there."""
+        entries = self.cache.entries
+        parts = [entries.get(part) for part in self.registry.dependents.parts(whole)]
+        goes_on = entries[whole].state.serves or entries[whole].state is State.FAILED
+        return goes_on and all(part is not None and part.registered for part in parts)
+
+    def _source_of_whole(self, name: str) -> Source:
+        source = self.cache.entries[name].source
+        return source if isinstance(source, Overridden) else self.registry.source(name)
 
     async def _load_anew(self, name: str, source: Source, reload: _Reload) -> None:
-        """Load one model, and its steps if it is an ensemble."""
+        """Load one model, and its steps if it is an ensemble.
+
+        One that does not load in time for its client is unloaded, but for one that serves.
+        """
         reload.names.add(name)
-        parts = self.registry.resume(name)
         self.registry.enable(name)
         entry = self.cache.entries.get(name) or self.registry.add(name, source)
-        served = entry.resident is not None
+        goes_on, was_evicted = entry.state.serves, entry.registered and not entry.state.serves
+        then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
         try:
             with self._reloading(name, reload):
-                report = await self._load_or_give_up(entry, self.cache.reload(entry, source))
-        except MmeError:
-            if parts is not None and name not in self.registry.suspended:  # it may have been for want of them
-                self.registry.suspend(name, parts)
-            raise
-        reload.loaded.append(name)
-        if served and report.load:
-            reload.changed.append(name)
-
-    async def _follow(self, reload: _Reload) -> None:
-        """Reload ensembles with a step that changed, and load those that waited for a step that is there now."""
-        while reload.changed or reload.loaded:
-            if reload.changed:
-                for whole in self.dependents.wholes_of(reload.changed.pop(0)):
-                    if whole not in reload.names:
-                        with contextlib.suppress(MmeError):  # it goes on as it was, and the log says why
-                            await self._reload_whole(whole, reload)
+                async with self._deadline(name, then):
+                    report = await self.cache.reload(entry, source)
+        except MmeError as error:
+            entry = self.cache.entries.get(name, entry)
+            if goes_on and entry.resident is not None:
+                self.registry.dependents.note(name, (*entry.steps, *self._awaited(entry, error)))
+            elif entry.load is not None:
+                self._begin(self._unload(entry))
             else:
-                await self._resume_wholes(reload.loaded.pop(0), reload)
+                await self._unregister_failed(entry, error)
+            raise
+        finally:
+            await self.registry.write(self.cache.entries.get(name, entry))
+        if report.load and not was_evicted:
+            reload.loaded.append(name)
+
+    def _awaited(self, entry: Entry, error: MmeError) -> tuple[str, ...]:
+        """The steps that an ensemble did not load for, if it is loaded again with the last of them."""
+        is_sent = isinstance(entry.source, Overridden)
+        return error.parts if self.options.control.limits and not is_sent else ()
 
     @contextlib.contextmanager
     def _reloading(self, name: str, reload: _Reload) -> Iterator[None]:
@@ -208,25 +226,6 @@ class LoadApi:
         finally:
             if first:
                 self._reloads.pop(name, None)
-
-    async def _resume_wholes(self, part: str, reload: _Reload) -> None:
-        """Load again what was suspended for a part, if all its parts are there now."""
-        for whole in self.registry.waiting_for(part):
-            parts = self.registry.suspended.get(whole, ())  # it may have come back with another one of these
-            if part in parts and all(self._is_registered(each) for each in parts):
-                with contextlib.suppress(MmeError):  # the log says why
-                    await self._load_anew(whole, self.registry.source(whole), reload)
-
-    def _is_registered(self, name: str) -> bool:
-        entry = self.cache.entries.get(name)
-        return entry is not None and entry.registered
-
-    async def _reload_whole(self, name: str, reload: _Reload) -> None:
-        """Reload what consists of a model that was: as it was loaded, and if it was not unloaded since."""
-        entry = self.cache.entries.get(name)
-        if entry is not None and entry.registered:
-            overridden = isinstance(entry.source, Overridden)
-            await self._load_anew(name, entry.source if overridden else self.registry.source(name), reload)
 
     async def _source(self, name: str, override: Override | None) -> Source:
         if override is None:
@@ -241,27 +240,6 @@ class LoadApi:
             self.loads, self.origins.overrides.source, name, base, override
         )
         return made
-
-    async def _load_or_give_up(self, entry: Entry, loading: Coroutine[Any, Any, LoadReport]) -> LoadReport:
-        """Load a model for its client alone: if it does not load in time, it is unloaded. One that serves goes on."""
-        goes_on = entry.state.serves
-        then = "the one that serves goes on" if goes_on else "it is unloaded again; try later"
-        try:
-            async with self._deadline(entry.name, then):
-                return await loading
-        except MmeError as error:
-            entry = self.cache.entries.get(entry.name, entry)
-            if error.parts and self.options.control.limits and not isinstance(entry.source, Overridden):
-                self.registry.suspend(entry.name, frozenset(error.parts))
-            if goes_on and entry.resident is not None:
-                raise
-            if entry.load is not None:
-                self._begin(self._unload(entry))
-            else:
-                await self._unregister_failed(entry, error)
-            raise
-        finally:
-            await self.registry.write(self.cache.entries.get(entry.name, entry))
 
     @contextlib.asynccontextmanager
     async def _deadline(self, name: str, then: str) -> AsyncIterator[None]:
@@ -286,35 +264,32 @@ class LoadApi:
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unregister a model; return when its memory was given back.
 
-        With its dependents those go too that it consists of, unless others in memory do, or they were loaded by name.
+        With its dependents those go too that it consists of, unless others that serve do, or they were loaded by name.
 
         Raises:
             MmeError: UNKNOWN_MODEL; UNAVAILABLE when it still executes or loads after a long time. Then its memory
                 comes back when that ends.
         """
-        if self.registry.resume(name):
-            self._by_name.discard(name)
         entry = self.cache.entries.get(name)
         if entry is None or entry.unloaded:
             raise unknown(name)
-        parts = self.dependents.parts_of(name) if dependents else ()
-        wholes = self._suspend_wholes(name)
+        lacked_parts = self.registry.lacks_parts(entry)
+        parts = self.registry.dependents.parts(name) if dependents else ()
         await self._unload_in_time(entry)
-        for whole in wholes:
-            stays_down = whole in self.registry.suspended  # it was neither loaded nor unloaded meanwhile
-            if stays_down and whole in self.cache.entries:
-                await self._unload_in_time(self.cache.entries[whole])
+        if lacked_parts:  # it was unloaded to clients
+            raise unknown(name)
         for part in parts:
-            stays = part in self._by_name or self.dependents.wholes_of(part)  # one may have come meanwhile
-            if self._is_registered(part) and not stays:
+            if self._is_registered(part) and not (part in self._by_name or self._is_part(part)):
                 await self.unload(part, dependents=True)  # which may be an ensemble itself
 
-    def _suspend_wholes(self, part: str) -> list[str]:
-        """The models that leave with a part; where requests bring in what they ask for, none do."""
-        wholes = self.dependents.all_wholes_of(part) if self.options.control.limits else []
-        for whole in wholes:
-            self.registry.suspend(whole, self.dependents.parts(whole))
-        return wholes
+    def _is_registered(self, name: str) -> bool:
+        entry = self.cache.entries.get(name)
+        return entry is not None and entry.registered
+
+    def _is_part(self, name: str) -> bool:
+        """Whether an ensemble that serves consists of a model."""
+        wholes = self.registry.dependents.wholes_of(name)
+        return any(self.registry.serves(self.cache.entries[whole]) for whole in wholes)
 
     async def _unload_in_time(self, entry: Entry) -> None:
         seconds = self.options.unload_patience
@@ -347,9 +322,9 @@ class LoadApi:
     async def _unregister_failed(self, entry: Entry, error: MmeError) -> None:
         """Unregister; but the index goes on saying why of what store or repository has."""
         entry.give_up()
+        self.registry.disable(entry.name, self._awaited(entry, error))
         entry.source = origin(entry.source)
-        self.registry.disable(entry.name)
-        if entry.source.posted or error.kind is Kind.UNKNOWN_MODEL or _may_be_unknown(entry, error):
+        if entry.source.posted or _is_unknown(entry, error):
             await self._remove(entry)
         elif _is_useless(error):
             await self._discard(entry, error)
@@ -363,8 +338,7 @@ class LoadApi:
         entry.source = origin(entry.source)
         if entry.unloaded:
             self.registry.disable(entry.name)
-            if entry.name not in self.registry.suspended:  # else it comes back as what it was
-                self._by_name.discard(entry.name)
+            self._by_name.discard(entry.name)
         in_repository = isinstance(entry.source, InRepository | S3Model)
         if not in_repository or not self.origins.offers(entry.name):
             self.registry.forget(entry)
@@ -401,9 +375,13 @@ def _is_useless(error: MmeError) -> bool:
     return error.kind in _USELESS and not isinstance(error, ElsewhereError)
 
 
-def _may_be_unknown(entry: Entry, error: MmeError) -> bool:
-    """Whether a name was never seen to be that of a model: clients may name any, while the store can't be asked."""
-    return isinstance(error, UntoldError) and not entry.registered and not entry.stats.loads
+def _is_unknown(entry: Entry, error: MmeError) -> bool:
+    """Whether a name means no model, or was never seen to: clients may name any, while the store can't be asked."""
+    if error.parts:  # it is a step that is unknown
+        return False
+    if isinstance(error, UntoldError):
+        return not entry.registered and not entry.stats.loads
+    return error.kind is Kind.UNKNOWN_MODEL
 
 
 class _Reload:
@@ -411,8 +389,7 @@ class _Reload:
 
     def __init__(self) -> None:
         self.names: set[str] = set()  # what is reloaded already, or about to be
-        self.loaded: list[str] = []  # what came, which others may wait for
-        self.changed: list[str] = []  # what served before, and is another one now
+        self.loaded: list[str] = []  # what came or changed
 
 
 class WaitGraph:

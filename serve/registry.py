@@ -12,14 +12,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from model_handlers.errors import MmeError, invalid_argument
-from serve.cache.entry import Entry, Event
+from serve.cache.entry import Entry, Event, State
 from serve.sources.catalog import ModelCatalog, unavailable, unknown
 from serve.sources.source import Archived, Overridden, S3Model, Source, origin, source_of
 from serve.state_file import Row, clock
 from serve.statistics import EventType, TargetStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from serve.cache.model_cache import ModelCache
     from serve.state_file import Journal
@@ -53,14 +53,13 @@ class Registry:
         self._journal = journal
         self._served: set[str] | None = set() if limited else None
         self._noted_use = 0.0
+        self.dependents = Dependents(cache)
+        cache.events.listen(self.dependents.hear)
         self._leave_out(left_out)
         self._restore()
         self._called: dict[str, list[str]] = {}  # models that have other names, and those
         for alias, name in self._journal.aliases.items():
             self._called.setdefault(name, []).append(alias)
-        self._awaited: dict[str, dict[str, None]] = {}  # of each part those that wait for it
-        for name, parts in self._journal.dormant.items():
-            self._await(name, parts)
         self._watch_use()
 
     def _leave_out(self, names: frozenset[str]) -> None:
@@ -139,13 +138,13 @@ class Registry:
             MmeError: UNKNOWN_MODEL; UNKNOWN_VERSION for one that was loaded, or was to be, and may not be named now,
                 UNAVAILABLE if they name a version that it had then; and as `ModelCatalog.find`.
         """
-        if self._served is not None and name not in self._served:
-            if (known := self._cache.entries.get(name)) is not None:
-                failed = () if known.failure is None else (known.failure.version,)
+        entry = self._cache.entries.get(name)
+        if self._served is not None and (name not in self._served or (entry is not None and self.lacks_parts(entry))):
+            if entry is not None:
+                failed = () if entry.failure is None else (entry.failure.version,)
                 raise unavailable(name, version, [*self.versions.get(name, ()), *failed])
             self._origins.find(name)  # which may know better why it means no model
             raise unknown(name)
-        entry = self._cache.entries.get(name)
         if entry is not None and not (entry.unloaded and entry.source.posted):
             return entry
         return self.add(name, self._origins.find(name))
@@ -172,10 +171,28 @@ class Registry:
         if self._served is not None:
             self._served.add(name)
 
-    def disable(self, name: str) -> None:
-        """It was unloaded, or did not load: where only what is loaded by name is served, requests may not name it."""
+    def disable(self, name: str, awaited: tuple[str, ...] = ()) -> None:
+        """It was unloaded, or did not load: where only what is loaded by name is served, requests may not name it.
+
+        An ensemble that did not load for its steps is loaded again with one of those `awaited`.
+        """
+        self.dependents.note(name, awaited)
         if self._served is not None:
             self._served.discard(name)
+
+    def lacks_parts(self, entry: Entry) -> bool:
+        """Whether it is registered, and a model that it consists of is not, where no request brings that in."""
+        if self._served is None or not entry.registered:
+            return False
+        return not all(self._is_there(part) for part in self.dependents.all_parts_of(entry.name))
+
+    def _is_there(self, name: str) -> bool:
+        entry = self._cache.entries.get(name)
+        return entry is not None and (entry.registered or entry.state is State.UNLOADING)
+
+    def serves(self, entry: Entry) -> bool:
+        """Whether its next request is answered: it is registered, and an ensemble's models are, too."""
+        return entry.registered and not self.lacks_parts(entry)
 
     def forget(self, entry: Entry) -> None:
         """Names without a model must not pile up, however many are asked for."""
@@ -184,6 +201,7 @@ class Registry:
         if entry.name in self._cache.entries:
             return
         entry.give_up()
+        self.dependents.note(entry.name, ())
         self.note(entry)
         self.body_takers.discard(entry.name)
         if not entry.stats.loads:
@@ -193,51 +211,21 @@ class Registry:
                 del self._journal.aliases[alias]
                 self._journal.changed("aliases", alias)
 
-    # -- models that wait for their parts ------------------------------------------------------------------------
-
-    @property
-    def suspended(self) -> Mapping[str, frozenset[str]]:
-        """Models that left because a part was unloaded, or did not load for their parts → all their parts."""
-        return self._journal.dormant
-
-    def suspend(self, name: str, parts: frozenset[str]) -> None:
-        """It comes back when all of these are there."""
-        self.resume(name)
-        self._journal.dormant[name] = parts
-        self._await(name, parts)
-        self._journal.changed("dormant", name)
-
-    def resume(self, name: str) -> frozenset[str] | None:
-        """It waits no more for its parts, which are returned, if it did."""
-        parts = self._journal.dormant.pop(name, None)
-        if parts is not None:
-            self._journal.changed("dormant", name)
-            for part in parts:
-                del self._awaited[part][name]
-                if not self._awaited[part]:
-                    del self._awaited[part]
-        return parts
-
-    def waiting_for(self, part: str) -> list[str]:
-        return list(self._awaited.get(part, ()))
-
-    def _await(self, name: str, parts: Iterable[str]) -> None:
-        for part in parts:
-            self._awaited.setdefault(part, {})[name] = None
-
     # -- the journal ---------------------------------------------------------------------------------------------
 
     @property
     def unloaded(self) -> frozenset[str]:
-        """Names that were unloaded by name, though store or repository have them."""
-        return frozenset(self._journal.unloaded)
+        """Names that were unloaded by name, though store or repository have them, and ensembles of such models."""
+        lacking = (name for name, entry in self._cache.entries.items() if self.lacks_parts(entry))
+        return frozenset((*self._journal.unloaded, *lacking))
 
     def note(self, entry: Entry) -> None:
         """It may have been registered, or not be any more."""
         journal, name = self._journal, entry.name
         if entry.registered:
             url = entry.source.url if entry.source.posted else ""
-            row = Row(name, url, name in self.body_takers, 0.0, *_override_of(entry.source))
+            steps = self.dependents.parts(name)
+            row = Row(name, url, name in self.body_takers, 0.0, *_override_of(entry.source), steps)
             if journal.rows.get(name) == row:
                 return
             journal.rows[name] = row
@@ -282,6 +270,7 @@ class Registry:
         entry = self.add(row.name, self._source_in(row))
         entry.tell(Event.RESTORE)
         entry.reason = _REPLACED
+        self.dependents.note(row.name, row.steps)
         entry.last_used = row.used - clock() if row.used else 0.0
         if row.body:
             self.body_takers.add(row.name)
@@ -312,16 +301,16 @@ class Dependents:
 
     def __init__(self, cache: ModelCache) -> None:
         self._cache = cache
-        self._parts: dict[str, tuple[str, ...]] = {}  # of each ensemble in memory
+        self._parts: dict[str, tuple[str, ...]] = {}  # of each ensemble that is registered, or waits for one of these
         self._wholes: dict[str, dict[str, None]] = {}  # of each of their models the ensembles
 
     def __repr__(self) -> str:
         return f"<Dependents of {len(self._parts)} ensembles>"
 
     def hear(self, event: CacheEvent) -> None:
-        entry = self._cache.entries.get(event.name)
         if event.type is EventType.LOADED:
-            self._note(event.name, () if entry is None else entry.steps)
+            entry = self._cache.entries.get(event.name)
+            self.note(event.name, () if entry is None else entry.steps)
             if event.name in self._wholes:
                 self._keep(event.name)
         elif event.type is EventType.UNLOADED:
@@ -329,20 +318,20 @@ class Dependents:
                 resident = self._cache.entries[whole].resident
                 if resident is not None:
                     resident.unwire()
-            if entry is None or entry.resident is None:  # else it was replaced
-                self._note(event.name, ())
 
-    def _note(self, whole: str, parts: tuple[str, ...]) -> None:
+    def note(self, whole: str, parts: Iterable[str]) -> None:
+        """It consists of these models from now on, or waits for them."""
         before = self._parts.pop(whole, ())
-        for part in set(before):
+        for part in before:
             del self._wholes[part][whole]
             if not self._wholes[part]:
                 del self._wholes[part]
-        if parts:
-            self._parts[whole] = parts
-        for part in parts:
+        now = tuple(dict.fromkeys(parts))
+        if now:
+            self._parts[whole] = now
+        for part in now:
             self._wholes.setdefault(part, {})[whole] = None
-        for part in {*before, *parts}:
+        for part in {*before, *now}:
             self._keep(part)
 
     def _keep(self, name: str) -> None:
@@ -357,20 +346,26 @@ class Dependents:
                 self._keep(part)
 
     def wholes_of(self, name: str) -> list[str]:
-        """The ensembles in memory that consist of the model of that name."""
+        """The ensembles that consist of the model of that name, or wait for it."""
         return list(self._wholes.get(name, ()))
 
     def all_wholes_of(self, name: str) -> list[str]:
         """Those, and the ones that consist of them."""
-        found = self.wholes_of(name)
-        for each in found:  # which grows
-            found += [whole for whole in self.wholes_of(each) if whole not in found]
-        return found
+        return _closure(name, self.wholes_of)
 
-    def parts(self, name: str) -> frozenset[str]:
-        """The models that an ensemble in memory consists of."""
-        return frozenset(self._parts.get(name, ()))
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The models that an ensemble consists of, or did when it was in memory last."""
+        entry = self._cache.entries.get(name)
+        steps = entry.steps if entry is not None else ()
+        return tuple(dict.fromkeys(steps)) or self._parts.get(name, ())
 
-    def parts_of(self, name: str) -> list[str]:
-        """Those that no other ensemble in memory consists of."""
-        return [part for part in dict.fromkeys(self._parts.get(name, ())) if self.wholes_of(part) == [name]]
+    def all_parts_of(self, name: str) -> list[str]:
+        """Those, and the ones that they consist of."""
+        return _closure(name, self.parts)
+
+
+def _closure(name: str, following: Callable[[str], Iterable[str]]) -> list[str]:
+    found = list(following(name))
+    for each in found:  # which grows
+        found += [other for other in following(each) if other not in found]
+    return found

@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -253,6 +253,7 @@ class Row:
     used: float = 0.0  # when it was used last, in seconds since 1970
     config: str = ""  # the configuration that a client loaded it with, as JSON; "" for its own
     folder: str = ""  # the name of the folder with the files that it was loaded with; "" for its own
+    steps: tuple[str, ...] = ()  # names of the served models that it consists of
 
     def told(self, used: float) -> dict[str, Any]:
         """What the journal says of it. Not `asdict`, which takes ten times as long: there are thousands of rows."""
@@ -263,14 +264,15 @@ class Row:
             "used": used,
             "config": self.config,
             "folder": self.folder,
+            "steps": self.steps,
         }
 
     def checked(self) -> Row:
         """It; TypeError if its values are not of their types."""
-        texts = (self.name, self.url, self.config, self.folder)
+        texts = (self.name, self.url, self.config, self.folder, *self.steps)
         if not all(isinstance(text, str) for text in texts) or not isinstance(self.used, int | float):
             raise TypeError(f"a row that is none: {self}")
-        return self
+        return replace(self, steps=tuple(self.steps))
 
 
 class Journal:
@@ -281,8 +283,6 @@ class Journal:
         self.rows: dict[str, Row] = {}  # name → what is registered
         self.aliases: dict[str, str] = {}  # other name → name
         self.unloaded: set[str] = set()  # names that were unloaded by name, which a start-up list must not bring back
-        # models that left because a part was unloaded, or did not load for their parts → all their parts
-        self.dormant: dict[str, frozenset[str]] = {}
         self._changed: deque[tuple[str, str]] = deque()  # filled on the loop, emptied on the thread that writes
         self._entries = entries
         self._file: LazyFile | None = None
@@ -319,7 +319,7 @@ class Journal:
     def snapshot(self) -> dict[str, Any]:
         """See `Source`. A list of what a dictionary has is made at one stroke."""
         there: dict[str, Iterable[str]]
-        there = {"models": self.rows, "aliases": self.aliases, "unloaded": self.unloaded, "dormant": self.dormant}
+        there = {"models": self.rows, "aliases": self.aliases, "unloaded": self.unloaded}
         sections = {name: {key: self._value(name, key) for key in list(keys)} for name, keys in there.items()}
         return {name: {key: row for key, row in rows.items() if row is not None} for name, rows in sections.items()}
 
@@ -331,8 +331,6 @@ class Journal:
         if section == "models":
             row = self.rows.get(key)
             return None if row is None else row.told(self._used(row))
-        if section == "dormant":
-            return sorted(parts) if (parts := self.dormant.get(key)) is not None else None
         return self.aliases.get(key) if section == "aliases" else key in self.unloaded or None
 
     def _used(self, row: Row) -> float:
@@ -345,10 +343,9 @@ class Journal:
             self.rows = {row.name: row for row in rows}
             self.aliases = dict(document.get("aliases", ()))
             self.unloaded = set(document.get("unloaded", ()))
-            self.dormant = {name: frozenset(parts) for name, parts in dict(document.get("dormant", ())).items()}
         except (TypeError, ValueError, AttributeError) as error:
             _log.warning("the journal of the worker before this one is ignored: %s", error)
-            self.rows, self.aliases, self.unloaded, self.dormant = {}, {}, set(), {}
+            self.rows, self.aliases, self.unloaded = {}, {}, set()
 
 
 def clock() -> float:

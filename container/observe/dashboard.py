@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from container.settings import Mode
-from serve.index import DOWN
+from serve.index import DOWN, shown_as
 from serve.model.batch_proof import Batching
 from serve.statistics import EventType
 from serve.threads import Slices
@@ -254,7 +254,7 @@ class Documents:
                 "loading": len(loads),
                 "failed": sum(_has_failed(entry) for entry in entries),
             },
-            "models": [{**_row(entry, now), "failed": failed[entry.name]} for entry in shown],
+            "models": [{**_row(entry, now), **self._lacking(entry), "failed": failed[entry.name]} for entry in shown],
             "rest": _rest(matching, shown),
             "loading": [
                 {"name": load.name, "seconds": now - load.began, "waiting": len(load.waiters)}
@@ -263,6 +263,13 @@ class Documents:
             "events": [_told(happening) for happening in self._watcher.happenings],
             "history": self._watcher.history.columns(),
         }
+
+    def _lacking(self, entry: Entry) -> dict[str, str]:
+        """What is shown otherwise of an ensemble that lacks a step."""
+        if not self._engine.registry.lacks_parts(entry):
+            return {}
+        state, reason = shown_as(entry, lacks_parts=True)
+        return {"state": state, "reason": reason[:_LONGEST_REASON]}
 
     def _failed_requests(self) -> Counter[str]:
         """Requests of each model that failed, those among them whose model could not be loaded."""

@@ -125,15 +125,10 @@ class ModelCache:
         finally:
             del waiter  # whose error knows this frame
 
-    async def load(self, entry: Entry) -> LoadReport:
-        """Bring a model into memory without leasing it. The load goes on though its caller be cancelled."""
-        if entry.state is State.READY:
-            return LoadReport()
-        return await asyncio.shield(self._start_load(entry, entry.source).task)
-
     async def reload(self, entry: Entry, source: Any, *, force: bool = False) -> LoadReport:
-        """Load a model from a source, also if it is in memory; it serves until it is replaced. See `load`.
+        """Load a model from a source, also if it is in memory, and do not lease it; it serves until it is replaced.
 
+        The load goes on if its caller is cancelled.
         A load from that source that is under way will do; one from another is waited for. One in memory that was loaded
         from the same content stays, but for `force`; so does one whose successor can't be loaded, if there was room for
         both.

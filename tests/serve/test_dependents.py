@@ -16,6 +16,7 @@ from serve.registry import Dependents
 from serve.state_file import life_of
 from serve.statistics import CacheEvent, EventType
 from tests.serve.engines import answered, ask, engine_of
+from tests.serve.inside import evict
 from tests.serve.integrity import check_integrity
 from tests.waiting import until
 
@@ -53,7 +54,7 @@ class Models:
 
     def unload(self, dependents, name):
         """It left."""
-        self._entries[name].resident, self._entries[name].steps = None, ()
+        self._entries[name].resident, self._entries[name].steps, self._entries[name].pinned = None, (), False
         dependents.hear(CacheEvent(EventType.UNLOADED, name))
 
 
@@ -82,20 +83,22 @@ def test_what_a_model_is_made_of_and_what_of_it(dependents):
         [],
     ]
     assert dependents.all_wholes_of("model") == ["whole", "other", "outer"]
-    assert dependents.parts("whole") == {"pre", "model"}
-    assert (dependents.parts_of("whole"), dependents.parts_of("other"), dependents.parts_of("pre")) == (["pre"], [], [])
+    assert [dependents.parts(name) for name in ("whole", "other", "pre")] == [("pre", "model"), ("model",), ()]
+    assert dependents.all_parts_of("outer") == ["whole", "post", "pre", "model"]
     assert repr(dependents) == "<Dependents of 3 ensembles>"
 
 
 def test_what_has_left_or_changed_is_known(dependents, models):
-    """Another model's ensembles are wired again, and hold nothing of it."""
+    """Another model's ensembles are wired again, and hold nothing of it. One that left for others keeps its models."""
     models.load(dependents, "other", "m1")
     assert dependents.wholes_of("model") == ["whole"]
     models.load(dependents, "model")
     models.unload(dependents, "model")
     assert models.unwired == ["whole", "outer"]
     models.unload(dependents, "whole")
-    assert (dependents.wholes_of("pre"), dependents.parts("whole")) == ([], frozenset())
+    assert (dependents.wholes_of("pre"), dependents.parts("whole")) == (["whole"], ("pre", "model"))
+    dependents.note("whole", ())
+    assert (dependents.wholes_of("pre"), dependents.parts("whole")) == ([], ())
 
 
 def test_a_pinned_ensemble_keeps_what_it_consists_of(dependents, models):
@@ -107,6 +110,7 @@ def test_a_pinned_ensemble_keeps_what_it_consists_of(dependents, models):
     models.load(dependents, "pre")
     assert models["pre"].pinned
     models.unload(dependents, "outer")
+    dependents.note("outer", ())
     assert not any(models[name].pinned for name in ("whole", "post", "pre", "model"))
 
 
@@ -481,4 +485,96 @@ async def test_the_next_worker_knows_who_waits_for_its_parts(toys, tmp_path, lay
     async with on_request(tmp_path, life) as engine:
         assert not engine.index.is_ready("e")
         await engine.reload("a")
+        assert await answered(engine, toys, "e") == 4
+
+
+async def test_an_ensemble_without_a_step_is_shown_as_unloaded_until_that_is_back(toys, tmp_path, lay_out):
+    """It stays in memory meanwhile, so that it serves at once, as it was; another name that is made of it, too."""
+    lay_out(e=ENSEMBLE, f=ENSEMBLE.replace('"b"', '"e"'))
+
+    def shown(*names):
+        rows = {row["name"]: (row["version"], row["state"], row.get("reason", "")) for row in engine.index.rows()}
+        return {rows[name] for name in names}
+
+    async with on_request(tmp_path) as engine:
+        await engine.reload("f")
+        assert await answered(engine, toys, "f") == 8
+        loaded = []
+        engine.cache.events.listen(lambda event: loaded.append(event.name) if event.type is EventType.LOADED else None)
+        await engine.unload("b")
+        assert shown("b", "e", "f") == {("1", "UNAVAILABLE", "unloaded")}
+        assert [row["name"] for row in engine.index.statistics()] == ["a"]
+        assert not engine.submit("f", None, toys.Call(1).request)
+        for version, kind in ((None, Kind.UNKNOWN_VERSION), (1, Kind.UNAVAILABLE)):
+            with pytest.raises(MmeError) as caught:
+                await engine.submit_cold("f", version, toys.Call(1).request)
+            assert (caught.value.kind, "'f'" in caught.value.message) == (kind, True)
+        with pytest.raises(MmeError):
+            engine.index.url("e")
+        await engine.reload("b")
+        assert loaded == ["b"]
+        assert shown("a", "b", "e", "f") == {("1", "READY", "")}
+        assert await answered(engine, toys, "f") == 8
+
+
+async def test_an_ensemble_without_a_step_can_be_loaded_with_it(toys, tmp_path, lay_out):
+    """By either load by name: the step is loaded again, since the ensemble consists of it."""
+    lay_out(e=ENSEMBLE)
+    async with on_request(tmp_path) as engine:
+        await engine.load("e")
+        for load in (engine.load, engine.reload):
+            await engine.unload("a")
+            await load("e")
+            assert await answered(engine, toys, "e") == 4
+        with pytest.raises(MmeError, match="already loaded"):
+            await engine.load("e")
+
+
+async def test_a_step_that_is_posted_brings_its_ensemble_back(toys, tmp_path, lay_out):
+    """Whichever way it is loaded: also one whose ensemble did not load so far."""
+    lay_out(e=ENSEMBLE)
+    (tmp_path / "r" / "b").rename(tmp_path / "b")
+    async with on_request(tmp_path) as engine:
+        await engine.load("a")
+        with pytest.raises(MmeError):
+            await engine.load("e")
+        (tmp_path / "b").rename(tmp_path / "r" / "b")
+        await engine.load("b")
+        assert await answered(engine, toys, "e") == 4
+
+
+async def test_a_step_that_can_not_come_back_takes_its_ensemble_along(tmp_path, lay_out):
+    """It was evicted, and did not load by name."""
+    lay_out(e=ENSEMBLE)
+    async with on_request(tmp_path) as engine:
+        await engine.reload("e")
+        await evict(engine.cache, "b")
+        assert engine.index.is_ready("e")
+        (tmp_path / "r" / "b" / "1" / "model.onnx").write_bytes(b"no model")
+        with pytest.raises(MmeError):
+            await engine.reload("b")
+        assert not engine.index.is_ready("e")
+
+
+@pytest.mark.parametrize("gone", ["unloaded before", "unloaded", "left out"])
+async def test_the_next_worker_knows_what_an_ensemble_consists_of(toys, tmp_path, lay_out, gone):
+    """It serves none that lacks a step, does not load one at its start, and has it back with the step."""
+    lay_out(e=ENSEMBLE)
+    life = life_of(os.getppid())
+    async with on_request(tmp_path, life) as before:
+        await before.reload("e")
+        if gone == "unloaded before":
+            await before.unload("b")
+    left_out = frozenset({"b"} if gone == "left out" else ())
+    folders = {"repository": tmp_path / "r", "control": Control.EXPLICIT, "life": life, "left_out": left_out}
+    async with engine_of(tmp_path, **folders) as engine:
+        if gone == "unloaded":
+            assert engine.index.is_ready("e")
+            await engine.unload("b")
+        assert not engine.index.is_ready("e")
+        assert engine.registry.unloaded == {"b", "e"}
+        with pytest.raises(MmeError) as caught:
+            await engine.submit_cold("e", None, toys.Call(1).request)
+        assert caught.value.kind is Kind.UNKNOWN_VERSION
+        await engine.reload("b")
         assert await answered(engine, toys, "e") == 4

@@ -94,13 +94,15 @@ async def opened(tmp_path):
 
 
 async def test_the_next_worker_knows_what_this_one_knew(opened, tmp_path):
-    """Rows, other names, what was unloaded by hand, who waits for its parts, and when each model was used last."""
+    """Rows, other names, what was unloaded by hand, and when each model was used last."""
     entries = {"a": Used(0.0), "b": Used(5.0)}
     journal = opened(entries=entries)
-    journal.rows = {"a": Row("a", "/models/a", body=True, used=7.0, config="{}", folder="f"), "b": Row("b")}
+    journal.rows = {
+        "a": Row("a", "/models/a", body=True, used=7.0, config="{}", folder="f", steps=("b", "c")),
+        "b": Row("b"),
+    }
     journal.aliases["other"] = "a"
     journal.unloaded.add("c")
-    journal.dormant["e"] = frozenset({"b", "c"})
     journal.changed("models", "a")
     await journal.flush()
 
@@ -108,7 +110,6 @@ async def test_the_next_worker_knows_what_this_one_knew(opened, tmp_path):
     assert again.rows["a"] == journal.rows["a"]
     assert again.rows["b"].used > 1e9
     assert (list(again.rows), again.aliases, again.unloaded) == (["a", "b"], {"other": "a"}, {"c"})
-    assert again.dormant == {"e": {"b", "c"}}
     assert repr(again) == "<Journal of 2 models, 1 aliases>"
     assert [path.name for path in tmp_path.iterdir()] == [f"journal-{OWN}.json"]
 
@@ -140,14 +141,15 @@ async def test_a_server_started_anew_knows_nothing(opened, tmp_path):
         {"models": {"a": {"name": 5}}},
         {"models": {"a": {"name": "a", "used": "today"}}},
         {"models": {"a": {"name": "a", "url": None}}},
-        {"models": {"a": {"name": "a"}}, "dormant": {"e": 7}},
+        {"models": {"a": {"name": "a", "steps": 7}}},
+        {"models": {"a": {"name": "a", "steps": [7]}}},
     ],
 )
 async def test_a_journal_that_makes_no_sense_is_ignored(opened, tmp_path, document, caplog):
     """With a warning; the worker starts without it."""
     (tmp_path / f"journal-{OWN}.json").write_text(json.dumps({"form": "mme journal 2", **document}))
     journal = opened()
-    assert (journal.rows, journal.aliases, journal.unloaded, journal.dormant) == ({}, {}, set(), {})
+    assert (journal.rows, journal.aliases, journal.unloaded) == ({}, {}, set())
     assert "is ignored" in caplog.text
     journal.rows["b"] = Row("b")
     journal.changed("models", "b")

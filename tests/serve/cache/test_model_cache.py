@@ -285,11 +285,11 @@ class World:
         return task
 
     async def task(self, name, what, source=None):
-        """Do it; a reload comes from the source that there is, or from another. What the load cost, if it is one."""
+        """Do it; a load comes from the source that there is, a reload may come from another. What the load cost."""
         entry = self.entry(name)
         if what == "acquire":
             return (await self.cache.acquire(entry))[1]
-        if what == "reload":
+        if what in {"load", "reload"}:
             return await self.cache.reload(entry, source or entry.source)
         return await getattr(self.cache, what)(entry)
 
@@ -702,7 +702,7 @@ async def test_an_eviction_looks_at_those_in_front(policy):
             world.cache.ready.lease(name).release()
         looks = books_of(world.cache).order.looks
         for name in "xyz":
-            task = asyncio.create_task(world.cache.load(world.entry(name)))
+            task = asyncio.create_task(world.cache.reload(entry := world.entry(name), entry.source))
             while not task.done():
                 await asyncio.sleep(0)
                 while world.desk.pending:
