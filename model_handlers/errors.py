@@ -90,6 +90,13 @@ class ElsewhereError(MmeError):
         super().__init__(Kind.INVALID_MODEL, message)
 
 
+class RefusedError(MmeError):
+    """What the model needs is not offered, whatever is installed. Kind UNSUPPORTED."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Kind.UNSUPPORTED, message)
+
+
 class DamagedError(MmeError):
     """Bytes are not those that were packed or sent, by their checksum: they may come right the next time."""
 

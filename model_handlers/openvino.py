@@ -19,7 +19,15 @@ import numpy as np
 from model_handlers.base import Device, Handler, Runtime, Traits
 from model_handlers.config.autocomplete import SignatureTensor, complete
 from model_handlers.config.model_config import ModelConfig, choice, integer, switch, warn_of_unknown
-from model_handlers.errors import OPENVINO, MmeError, invalid_argument, invalid_model, unavailable, unsupported
+from model_handlers.errors import (
+    OPENVINO,
+    MmeError,
+    RefusedError,
+    invalid_argument,
+    invalid_model,
+    unavailable,
+    unsupported,
+)
 from model_handlers.system.importing import import_without
 from model_handlers.system.threads import default_threads, prove_room
 from model_handlers.tensor import BY_NAME, BYTES, Array, DataType
@@ -142,7 +150,7 @@ def properties(config: ModelConfig, threads: int) -> dict[str, object]:
     """What the model is compiled with, to compute on `threads` threads unless the configuration says more."""
     warn_of_unknown(config, _PARAMETERS, "OpenVINO's models", "mme.openvino", _HARMLESS)
     if config.parameters.get("CPU_EXTENSION_PATH"):
-        raise unsupported(
+        raise RefusedError(
             f"model '{config.name}': parameter 'CPU_EXTENSION_PATH' is not honoured: libraries of custom operations "
             "are not loaded"
         )
@@ -255,7 +263,7 @@ def name_of(port: Any, config: ModelConfig) -> str:
 def _graph_tensor(port: Any, config: ModelConfig, batch: int) -> SignatureTensor:
     name, type_name = name_of(port, config), port.element_type.get_type_name()
     if type_name not in _TYPES:
-        raise unsupported(
+        raise RefusedError(
             f"model '{config.name}': tensor '{name}' has OpenVINO's type {type_name}, which can't be sent over the "
             "protocol; convert the model with inputs and outputs of another type"
         )

@@ -24,7 +24,7 @@ import numpy as np
 from model_handlers.base import Device, Handler, Placement, Runtime, Traits
 from model_handlers.config.autocomplete import SignatureTensor, complete, given_to
 from model_handlers.config.model_config import ModelConfig, all_outputs, integer, warn_of_unknown, warn_once
-from model_handlers.errors import TENSORFLOW, Kind, MmeError, invalid_model, unavailable, unsupported
+from model_handlers.errors import TENSORFLOW, Kind, MmeError, RefusedError, invalid_model, unavailable, unsupported
 from model_handlers.openvino import OpenvinoHandler, core
 from model_handlers.system.importing import file_of, import_without, is_installed, variable
 from model_handlers.system.threads import processors
@@ -111,7 +111,7 @@ def check(config: ModelConfig) -> None:
         sentence = f"gpu_execution_accelerator {names} changes nothing: TensorFlow computes by itself here"
         warn_once("mme.tensorflow", sentence, config.name)
     if _INIT in config.parameters:
-        raise unsupported(
+        raise RefusedError(
             f"model '{config.name}': parameter '{_INIT}' is not honoured: freeze the graph, so that nothing is to be "
             "initialised, or export it as a SavedModel"
         )
@@ -324,7 +324,7 @@ def _tensor(
 ) -> SignatureTensor:
     # The shape of one whose rank is unknown is what the configuration says.
     if type_name not in _TYPES:
-        raise unsupported(
+        raise RefusedError(
             f"model '{config.name}': tensor '{name}' has TensorFlow's type {type_name}, which can't be sent over the "
             "protocol; export the model with another type"
         )

@@ -27,7 +27,7 @@ from model_handlers.config.autocomplete import whole_shapes
 from model_handlers.config.model_config import DynamicBatching, EnsembleStep, Guess, ModelConfig
 from model_handlers.config.pbtxt import config_text
 from model_handlers.config.validate import PLATFORM
-from model_handlers.errors import Kind, MmeError, invalid_argument, invalid_model
+from model_handlers.errors import Kind, MmeError, RefusedError, invalid_argument, invalid_model
 from model_handlers.registry import detect_backend, find_backend, handler_for
 from serve.sources.layout import BY_SCRIPTS
 from serve.sources.repository import open_model, open_target, parts_beside
@@ -373,7 +373,7 @@ def _checked(model: ModelDirectory, *, quiet: bool = False) -> ModelConfig:
         try:
             config = handler.autocomplete(model.config, model.model_file(version))
         except MmeError as error:
-            if error.kind is not Kind.UNSUPPORTED:
+            if error.kind is not Kind.UNSUPPORTED or isinstance(error, RefusedError):
                 raise
             if not quiet:
                 _note(f"{model.config.default_model_filename} is not checked: {error.message}")

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_handlers.config.model_config import Accelerator, ModelConfig, integer, warn_of_unknown
-from model_handlers.errors import ONNX_RUNTIME, Kind, MmeError, invalid_model, out_of_memory, unavailable, unsupported
+from model_handlers.errors import (
+    ONNX_RUNTIME,
+    Kind,
+    MmeError,
+    RefusedError,
+    invalid_model,
+    out_of_memory,
+    unavailable,
+    unsupported,
+)
 from model_handlers.system.threads import Threads, processors, prove_room, take_threads
 from model_handlers.tensor import BY_NAME
 from model_handlers.tensorrt.engine import tensorrt
@@ -411,7 +420,7 @@ def firsts(session: Any) -> dict[str, str]:
 def _graph_tensor(node: Any, model: str) -> SignatureTensor:
     type_name = _TYPES.get(node.type)
     if type_name is None:
-        raise unsupported(
+        raise RefusedError(
             f"model '{model}': tensor '{node.name}' has ONNX type {node.type}, which can't be sent over the protocol; "
             "export the model with plain tensors (with skl2onnx: zipmap=False)"
         )

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
-from model_handlers.errors import MmeError, invalid_argument, invalid_model, unsupported
+from model_handlers.errors import MmeError, RefusedError, invalid_argument, invalid_model
 from model_handlers.python.author_code import ImportedFile, free_name
 from model_handlers.pytorch.runtime import data_type, never_unpickling, pytorch, translated
 from model_handlers.system.disk import identity_of
@@ -330,7 +330,7 @@ def _argument(argument: Any, model: str) -> Slot:
         kind, required, given = kind.getElementType(), False, required
     scalar = _kind(kind) if _kind(kind) in _SCALARS else ""
     if (required or given) and not scalar and _kind(kind) not in {"Tensor", "List[str]"}:
-        raise unsupported(
+        raise RefusedError(
             f"model '{model}': forward's argument '{argument.name}' is {argument.type.annotation_str}, and what can be "
             "sent is Tensor, int, float, bool, Optional of these, List[str], or one Dict[str, Tensor]"
         )
@@ -464,6 +464,6 @@ def _facts(slots: Sequence[Slot], values: Sequence[Any], model: str) -> list[Sig
         kind = data_type(value.dtype) if value is not None and hasattr(value, "dtype") else None
         if kind is None:
             found = getattr(value, "dtype", type(value).__name__)
-            raise unsupported(f"model '{model}': '{slot.name}' is {found}, which can't be sent over the protocol")
+            raise RefusedError(f"model '{model}': '{slot.name}' is {found}, which can't be sent over the protocol")
         facts.append((slot.name, kind, tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)))
     return facts

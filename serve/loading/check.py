@@ -35,7 +35,7 @@ from model_handlers.config.pbtxt import (
 )
 from model_handlers.config.validate import PLATFORM, broken_rules, check_named, normalise
 from model_handlers.environment import Prebuilt
-from model_handlers.errors import Kind, MmeError
+from model_handlers.errors import Kind, MmeError, RefusedError
 from model_handlers.registry import find_backend, handler_for
 from model_handlers.tensor import BY_NUMBER
 from model_handlers.worker.start import verify_file
@@ -336,7 +336,8 @@ def _hold_against_files(found: Examined, config: ModelConfig) -> None:
             for sentence in warnings:
                 found.note("", sentence)
         except MmeError as error:
-            if error.kind is Kind.UNSUPPORTED:  # without the framework, or without running the model's code
+            # without the framework, or without running the model's code
+            if error.kind is Kind.UNSUPPORTED and not isinstance(error, RefusedError):
                 found.note("", f"not checked: {error.message}", file=shown)
             else:
                 found.problem("", error.message, file=shown)

@@ -61,6 +61,14 @@ def plus(number: float, megabytes: int = 0) -> bytes:
     return _model(nodes, {"X": (TensorProto.FLOAT, ["N", 4])}, {"Y": (TensorProto.FLOAT, ["N", 4])}, constants)
 
 
+def sequence() -> bytes:
+    """X [N, 4] → Y, a sequence of tensors, which no protocol carries; classifiers of skl2onnx have one by default."""
+    y = helper.make_tensor_sequence_value_info("Y", TensorProto.FLOAT, None)
+    x = helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 4])
+    graph = helper.make_graph([helper.make_node("SequenceConstruct", ["X"], ["Y"])], "graph", [x], [y])
+    return helper.make_model(graph, opset_imports=_OPSET, ir_version=9).SerializeToString()
+
+
 def every_type() -> bytes:
     """One input `IN_<type>` and one output `OUT_<type>` [N, 2] of each type, handed through."""
     nodes = [helper.make_node("Identity", [f"IN_{name}"], [f"OUT_{name}"]) for name in ONNX_TYPES]

@@ -121,6 +121,17 @@ def test_a_bare_file_gets_a_configuration_in_writing(mme, plus, tmp_path):
     assert 'name: "plus"' not in text
 
 
+def test_what_no_server_takes_is_not_packed(mme, tmp_path):
+    """A type that the protocol can't carry: every load of the archive would be refused."""
+    (tmp_path / "m.onnx").write_bytes(models.sequence())
+
+    told = mme("pack", tmp_path / "m.onnx", "-o", tmp_path / "a.tar.gz")
+
+    assert told.code == 1
+    assert "tensor 'Y' has ONNX type seq(tensor(float)), which can't be sent over the protocol" in told.err
+    assert not (tmp_path / "a.tar.gz").exists()
+
+
 @pytest.mark.parametrize(
     ("write", "first", "written"),
     [(dense, None, (0, ())), (dense, "N", (4, (4,))), (cumulative_sum, "time", (0, (-1, 4)))],

@@ -8,6 +8,7 @@ from model_handlers import tensorflow
 from serve.loading.check import examine, examine_ensembles
 from serve.loading.prepare import PARAMETERS
 from serve.sources.scripts import DEFAULT_SCRIPTS, Scripts
+from tests.contract import models
 
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8
@@ -198,6 +199,17 @@ def test_a_script_and_a_python_model_are_not_run(tmp_path):
     python = looked_at(tmp_path / "p")
     assert python.problems == []
     assert "not checked" in python.notes[-1].sentence
+
+
+def test_what_no_server_takes_is_a_problem(tmp_path):
+    """A type that the protocol can't carry is no want of a framework: the model would be refused wherever it is loaded."""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(models.sequence())
+
+    model = looked_at(tmp_path / "m")
+
+    assert said(model) == [("1/model.onnx", "")]
+    assert "tensor 'Y' has ONNX type seq(tensor(float)), which can't be sent over the protocol" in sentences(model)
 
 
 def test_an_environment_that_a_model_brings_has_to_be_there(tmp_path):
