@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from model_handlers.errors import invalid_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Standing = list[Any]
 
@@ -152,6 +152,10 @@ class ModelMetric:
             self.counts[bisect_left(self.buckets, value)] += 1
             self._value += value
             self._metrics.changed(self)
+
+    def read(self) -> MetricReading:
+        with self._metrics.lock:
+            return MetricReading(self.labels, self.value, self.buckets, tuple(self.counts))
 
     def standing(self, number: int) -> Standing:
         """Where it stands, to be told; `number` is what it is called from the first time on, when it is described."""
@@ -292,21 +296,15 @@ class ModelMetrics:
 
     # -- what there is -------------------------------------------------------------------------------------------
 
-    def read(self) -> list[tuple[ModelMetricFamily, list[MetricReading]]]:
+    def read(self) -> Iterator[tuple[ModelMetricFamily, Iterator[MetricReading]]]:
+        """Return families by name, and metrics by labels, each as it stands when the iterator comes to it."""
         with self.lock:
-            return [
-                (family, [_reading(metric) for _, metric in sorted(family.metrics.items())])
-                for _, family in sorted(self._families.items())
-                if family.metrics
-            ]
+            found = [(family, list(family.metrics.items())) for _, family in sorted(self._families.items())]
+        return ((family, (metric.read() for _, metric in sorted(metrics))) for family, metrics in found if metrics)
 
 
 def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(labels.items()))
-
-
-def _reading(metric: ModelMetric) -> MetricReading:
-    return MetricReading(metric.labels, metric.value, metric.buckets, tuple(metric.counts))
 
 
 METRICS = ModelMetrics()  # one a process

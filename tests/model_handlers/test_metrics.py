@@ -169,6 +169,19 @@ def test_threads_count_together():
     assert sum(told[("sizes",)][0]) == 20_000
 
 
+def test_metrics_are_read_one_by_one():
+    """Thousands of them are written by an event loop, which does other things in between; models count meanwhile."""
+    metrics = ModelMetrics()
+    first, second = (counter(metrics, n=n) for n in "ab")
+    ((_, readings),) = metrics.read()
+    assert next(readings).value == 0
+    first.add(1)
+    second.add(2)
+    counter(metrics, n="c")
+
+    assert [reading.value for reading in readings] == [2]
+
+
 def test_code_that_counts_when_it_is_collected_waits_for_nothing():
     """A collection may come in the middle of counting."""
     metrics = ModelMetrics()
