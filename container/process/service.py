@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import glob
 import logging
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("mme.service")
+# OpenTelemetry's switch for its whole SDK. The library heeds it where it makes spans; here it only sends ours.
+_OTEL_DISABLED = "OTEL_SDK_DISABLED"
 _TRACES_SECONDS = 0.5  # gunicorn kills us a second after models had their time to end
 
 
@@ -218,6 +221,9 @@ def _tracer(settings: Settings, life: str) -> Tracing | None:
         first = replace(first, frequency=settings.trace_log_frequency)
         return FileTracer(str(settings.trace_file), first, began(life))
     if not settings.trace_url:
+        return None
+    if os.environ.get(_OTEL_DISABLED, "").strip().lower() == "true":
+        _log.warning("MME_TRACE_URL is without effect: %s is true", _OTEL_DISABLED)
         return None
     from container.observe.otel import Tracer  # noqa: PLC0415 - optional, and 200 ms
 

@@ -134,6 +134,15 @@ def test_a_driver_that_does_not_answer_is_told_at_the_start(broken, start, tmp_p
     assert [message for message in messages if "GPU" in message] == (told if broken else [])
 
 
+@pytest.mark.parametrize(("switch", "sends"), [("true", False), (" TRUE", False), ("false", True), ("", True)])
+def test_the_switch_of_opentelemetry_turns_traces_off(switch, sends, start, tmp_path, monkeypatch, caplog):
+    """As its specification says: `true` in any case, and no other word. The log tells where a URL is set."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", switch)
+    running = start(mode=Mode.REPOSITORY, model_repository=tmp_path, trace_url="http://127.0.0.1:9/v1/traces")
+    assert (running.service.tracer is not None) is sends
+    assert ("OTEL_SDK_DISABLED is true" in caplog.text) is not sends
+
+
 @pytest.mark.parametrize("named", ["", "one"])
 def test_the_single_model_is_the_default_one(named, start, tmp_path, put, json_inputs):
     """Found when there is only one, or by its name."""
