@@ -292,6 +292,7 @@ class DiskBudget:
         self._locks.share(_IN_USE)
         self._look()
         free = shutil.disk_usage(directory).free
+        self._is_share = budget is None  # of what was free
         self.budget = int((free + self.used) * _DEFAULT_SHARE) if budget is None else budget
 
     def __repr__(self) -> str:
@@ -392,6 +393,12 @@ class DiskBudget:
         return self.derived.taken < before
 
     def _too_large(self, name: str) -> MmeError:
+        if self._is_share:
+            return out_of_memory(
+                f"'{name}' takes more than the whole disk budget of {_shown(self.budget)}, {_DEFAULT_SHARE:.0%} of "
+                f"what was free on the disk of {self._directory}: free some of it and restart, or give the directory "
+                "a larger one"
+            )
         return out_of_memory(
             f"'{name}' takes more than the whole disk budget of {_shown(self.budget)}: raise "
             "MME_DISK_BUDGET, or give the cache directory a larger disk"

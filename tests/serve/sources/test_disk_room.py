@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -205,6 +206,16 @@ def test_an_archive_larger_than_the_budget_is_refused(tier):
     assert caught.value.kind is Kind.OUT_OF_MEMORY
     assert disk.asked == []
     disk.audit()
+
+
+def test_a_disk_that_is_nearly_full_at_the_start_is_named(store, tmp_path, monkeypatch):
+    """Where no budget was set there is none to be raised: it is the disk that has no room."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(MmeError, match=r"0\.0 MB, 80% of what was free on the disk of .*/disk: free some") as caught:
+        Tier(store, tmp_path, None).fetch("a")
+
+    assert caught.value.kind is Kind.OUT_OF_MEMORY
+    assert "MME_DISK_BUDGET" not in caught.value.message
 
 
 def test_an_archive_that_is_larger_packed_costs_nobody_his_place(tier, tmp_path):
