@@ -72,12 +72,10 @@ gpu-report: ## what mme does on a GPU, in parts that go on where they stopped: m
 	@for python in .venv-gpu/bin/python $(BIN)/python python3; do command -v $$python >/dev/null && break; done; \
 	    $$python -m benchmarks.gpu_report --out "$(OUT)" $(if $(PART),--part $(PART)) $(ARGS)
 
-# Of a Python 3.12, as machines with GPUs have it: make wheels PYTHON312=/path/to/python3.12
-PYTHON312 ?= python3.12
-wheels: ## collect in WHEELS=DIR what that needs where there is PyTorch and no network, in folders of 48 MiB at most
+# For a Python 3.12, as machines with GPUs have it, whichever collects them.
+wheels: install ## collect in WHEELS=DIR what that needs where there is PyTorch and no network, in folders of 48 MiB at most
 	@test -n "$(WHEELS)" || { echo "name a new folder for them: make wheels WHEELS=DIR" >&2; exit 1; }
-	@$(PYTHON312) -c '' || { echo "a Python 3.12 is needed: make wheels PYTHON312=/path/to/python3.12" >&2; exit 1; }
-	$(PYTHON312) -m benchmarks.gpu_wheels collect "$(WHEELS)" $(ARGS)
+	$(BIN)/python -m benchmarks.gpu_wheels collect "$(WHEELS)" $(ARGS)
 
 lint: install ## style, types, and who may import whom
 	$(BIN)/ruff check .

@@ -1,11 +1,12 @@
 """What a machine with a GPU, Python 3.12 and PyTorch needs beside them: collected here, installed there offline.
 
-    python3.12 -m benchmarks.gpu_wheels collect DIR [--mebibytes 48] [--plain]
+    python3 -m benchmarks.gpu_wheels collect DIR [--mebibytes 48] [--plain]
     python3 -m benchmarks.gpu_wheels install DIR ENVIRONMENT
 
-`collect` downloads the wheels of constraints.txt for the Python that runs it, builds mme's own, compiled unless
+`collect` downloads the wheels of constraints.txt for that Python, whichever runs it, builds mme's own, compiled unless
 `--plain`, and lays them out in DIR/1, DIR/2, …: folders of no more than so many MiB, larger wheels in pieces. PyTorch
-and CUDA's libraries are left out. `install` puts the pieces together, checks every wheel by its sum, and makes an
+and CUDA's libraries are left out. What compiling needs of Python are headers, which come in TensorFlow's wheel.
+`install` puts the pieces together, checks every wheel by its sum, and makes an
 environment that sees the packages of the Python that runs it. Needs the standard library and pip alone.
 """
 
@@ -21,12 +22,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[1]
 _MANIFEST = "wheels.json"
 _PIECE = ".piece-"
 _MIB = 1 << 20
 _COMPILER = ("mypy", "types-cachetools", "types-protobuf", "types-psutil")  # as for the images
+_PYTHON = "3.12"  # of the machine
+_TAG = "cp312"
+_GLIBC = (5, 12, 17, 24, 27, 28, 31, 34, 35)  # 2.x, of what wheels may need
+_PLATFORMS = ["linux_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in _GLIBC)]
 # What the report and the tests that need a GPU import. Without its extras ONNX Runtime brings no library of CUDA's:
 # PyTorch's are loaded.
 _WANTED = (
@@ -41,26 +47,61 @@ def collect(folder: Path, most: int, *, compiled: bool) -> None:
         wheels, tools = Path(scratch, "wheels"), Path(scratch, "tools")
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
         constraints = ["-c", str(ROOT / "constraints.txt")]
-        beside = [*pip, "install", "--quiet", "--target", str(tools)]
+        target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", _PYTHON]
+        target += [word for abi in (_TAG, "abi3", "none") for word in ("--abi", abi)]
+        target += [word for platform in _PLATFORMS for word in ("--platform", platform)]
+        beside = [*pip, "install", "--quiet", "--upgrade", "--target", str(tools)]
         subprocess.run([*beside, *constraints, "setuptools", "wheel", *(_COMPILER if compiled else ())], check=True)
-        own = _built(pip, wheels, tools, compiled=False)  # the others are what it asks for
-        download = [*pip, "download", "--quiet", "--only-binary=:all:", *constraints, "--dest", str(wheels)]
-        subprocess.run([*download, str(own), *_WANTED], check=True)
-        if compiled:  # which reads the types of what is installed
-            own.unlink()
-            others = [str(wheel) for wheel in wheels.glob("*.whl")]
-            subprocess.run([*beside, "--upgrade", "--no-index", "--no-deps", "--no-compile", *others], check=True)
-            _built(pip, wheels, tools, compiled=True)
+        own = _plain_wheel(pip, wheels, tools)
+        subprocess.run(
+            [*pip, "download", "--quiet", *target, *constraints, "--dest", str(wheels), str(own), *_WANTED], check=True
+        )
+        if compiled:
+            others = [str(wheel) for wheel in wheels.glob("*.whl") if wheel != own]  # whose types are read
+            subprocess.run([*beside, "--no-index", "--no-deps", "--no-compile", *target, *others], check=True)
+            plain = ["--only-binary=:all:", "--implementation", "py", "--abi", "none", "--platform", "any"]
+            subprocess.run([*beside, "--no-deps", *plain, *constraints, _COMPILER[0]], check=True)
+            headers = _headers([*pip, "download", "--quiet", "--no-deps", *target, *constraints], Path(scratch))
+            _compile_into(own, tools, headers, Path(scratch))
         divide(sorted(wheels.glob("*.whl")), folder, most)
 
 
-def _built(pip: list[str], wheels: Path, tools: Path, *, compiled: bool) -> Path:
+def _plain_wheel(pip: list[str], wheels: Path, tools: Path) -> Path:
     """The wheel of this checkout, made by the tools in a folder."""
     build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]
-    environ = {**os.environ, "PYTHONPATH": str(tools), "MME_COMPILE": str(int(compiled))}
-    subprocess.run(build, check=True, env=environ, cwd=ROOT)
+    subprocess.run(build, check=True, env={**os.environ, "PYTHONPATH": str(tools), "MME_COMPILE": "0"}, cwd=ROOT)
     (own,) = wheels.glob("mme-*.whl")
     return own
+
+
+def _headers(download: list[str], scratch: Path) -> Path:
+    """The folder of the machine's `Python.h`, out of a wheel that brings it."""
+    subprocess.run([*download, "--dest", str(scratch), "tensorflow-cpu"], check=True)
+    (wheel,) = scratch.glob("tensorflow_cpu-*.whl")
+    with ZipFile(wheel) as archive:
+        archive.extractall(scratch, [name for name in archive.namelist() if f"/include/python{_PYTHON}/" in name])
+    (found,) = scratch.rglob(f"python{_PYTHON}/Python.h")
+    return found.parent
+
+
+def _compile_into(own: Path, tools: Path, headers: Path, scratch: Path) -> None:
+    """Put the compiled modules for the machine's Python into the plain wheel, which is another then."""
+    environ = {**os.environ, "PYTHONPATH": f"{tools}{os.pathsep}{ROOT}"}
+    sources = scratch / "sources"
+    unpacked = scratch / "unpacked"
+    subprocess.run(
+        [sys.executable, "-m", "wheel", "unpack", "--dest", str(unpacked), str(own)], check=True, env=environ
+    )
+    (tree,) = unpacked.iterdir()
+    shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(".*", "build", "*.so", "tests"))
+    cross = [sys.executable, "-m", "benchmarks.cross_compile", _PYTHON, str(headers), str(tree)]
+    subprocess.run(cross, check=True, env=environ, cwd=sources)
+    own.unlink()
+    subprocess.run(
+        [sys.executable, "-m", "wheel", "pack", "--dest-dir", str(own.parent), str(tree)], check=True, env=environ
+    )
+    tags = ["--remove", "--python-tag", _TAG, "--abi-tag", _TAG, "--platform-tag", "linux_x86_64"]
+    subprocess.run([sys.executable, "-m", "wheel", "tags", *tags, str(own)], check=True, env=environ)
 
 
 def divide(wheels: list[Path], folder: Path, most: int) -> None:
