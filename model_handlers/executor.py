@@ -139,11 +139,11 @@ class Submission:
         raise NotImplementedError
 
     def begin(self, worker: Any) -> None:
-        """Have a `TensorWorker` begin it, if its requests may share a batch. Never raises: `execute` tells."""
+        """Have a `Worker` begin it, if its requests may share a batch. Never raises: `execute` tells."""
         raise NotImplementedError
 
     def to_requests(self) -> Sequence[ModelRequest] | None:
-        """What a `RequestsWorker` is given; None where that can't be made, and all of it is over."""
+        """What a `Worker` is given; None where that can't be made, and all of it is over."""
         raise NotImplementedError
 
     def answered(self, answers: Answers | Exception, sent: int, came: int) -> None:

@@ -1,8 +1,9 @@
 """Models in worker processes: what the engine sees of each, and what executes batches there.
 
 A worker is made of its process (`InstanceProcess`), batches in shared memory, and requests that are open. Batches of
-tensors are executed by a thread (`PipelinedExecutor`). Batches of requests are sent and answered on the event loop if
-they are small (`RequestsExecutor`); whatever could take long, a death above all, is left to a thread.
+tensors, each of which crosses as a batch of one request, are executed by a thread (`PipelinedExecutor`). Batches of
+requests are sent and answered on the event loop if they are small (`RequestsExecutor`); whatever could take long, a
+death above all, is left to a thread.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.base import LoadedModel
-from model_handlers.errors import ChildDiedError, MmeError
+from model_handlers.errors import MmeError
 from model_handlers.executor import POLL_SECONDS, Executor, Executors
 from model_handlers.in_process import ThreadExecutor
+from model_handlers.requests import ModelRequest
 from model_handlers.tensor import size_of
-from model_handlers.worker.instance import EXECUTING, NONSENSE, InstanceProcess, Lives
 from model_handlers.worker.policies import BatchLinger
 from model_handlers.worker.requests import OpenRequests, RequestBatches
-from model_handlers.worker.wire import Packing, unpack
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,30 +29,14 @@ if TYPE_CHECKING:
     from model_handlers.base import Footprint
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.executor import Answers, Done, ExecutorLoop, Submission
-    from model_handlers.requests import ModelRequest
     from model_handlers.tensor import Array
-    from model_handlers.worker.memory import Segment
+    from model_handlers.worker.instance import InstanceProcess
     from model_handlers.worker.process import Child
     from model_handlers.worker.requests import SentBatch
-    from model_handlers.worker.wire import Message
-
-    Make = Callable[[Lives], InstanceProcess]  # makes the process, not started yet, whose lives are told
 
 _now = time.perf_counter_ns
 _SMALL = 64 << 10  # bytes of inputs that the event loop copies itself
 _EVER = float("inf")
-
-
-class _Begun:
-    """A batch of tensors that was begun: its process, and where it lies, None where it could not be sent ahead."""
-
-    def __init__(
-        self, inputs: Mapping[str, Array], outputs: Sequence[str], child: Child, segment: Segment | None
-    ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.child = child
-        self.segment = segment
 
 
 class Worker(LoadedModel):
@@ -60,12 +44,17 @@ class Worker(LoadedModel):
 
     apart: ClassVar[bool] = True
 
-    def __init__(self, config: ModelConfig, process: InstanceProcess, *, uses_gpu: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, process: InstanceProcess, home: ExecutorLoop, *, sees_requests: bool, uses_gpu: bool
+    ) -> None:
         super().__init__(config)
         self.process = process
-        process.start(uses_gpu=uses_gpu)
+        self.opened = OpenRequests(self, home)
+        process.start(self.opened, uses_gpu=uses_gpu)
         self.config = process.config
         self.tells_ready = process.tells_ready
+        self.sees_requests = sees_requests
+        self.batches = RequestBatches(process, self.opened, sees_requests=sees_requests)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.process!r}>"
@@ -74,6 +63,48 @@ class Worker(LoadedModel):
     def child(self) -> Child:
         """The process that the model is in; another one after a death."""
         return self.process.child
+
+    @property
+    def open_requests(self) -> int:
+        return len(self.opened)
+
+    @property
+    def open_calls(self) -> int:
+        return self.opened.open_calls
+
+    def executors(self, workers: Sequence[tuple[str, Worker]], home: ExecutorLoop, *, limited: bool) -> Executors:
+        """The executors of a model whose first instance this is; see `in_process.executors_for`."""
+        if not self.sees_requests:
+            ahead = [PipelinedExecutor(name, i, worker, home) for i, (name, worker) in enumerate(workers)]
+            return Executors(ahead, home)
+        linger = BatchLinger(joins=self.config.joins)
+        each = [RequestsExecutor(name, i, worker, home, linger) for i, (name, worker) in enumerate(workers)]
+        return RequestsExecutors(each, home, linger, takes_several=self.config.one_by_one and not limited)
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Run one batch in the process; returns read-only views of memory shared with it.
+
+        Raises MmeError: as the handler inside; EXECUTION_FAILED, TIMED_OUT or OUT_OF_MEMORY when the process ended of
+        this batch, UNAVAILABLE when it ended too often before.
+        """
+        return _arrays(self.batches.execute([_request(inputs, outputs)]), outputs)
+
+    def execute_requests(self, requests: Sequence[ModelRequest]) -> Answers:
+        return self.batches.execute(requests)
+
+    def begin(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> SentBatch:
+        """Send a batch to the process, which executes it behind the one that it has."""
+        return self.batches.begin_ahead([_request(inputs, outputs)])
+
+    def finish(self, begun: SentBatch) -> list[Array]:
+        """Wait for it; one that the process never began, since it died of another, is begun again.
+
+        Batches are finished in the order in which they were begun. Returns and raises what `execute` does.
+        """
+        return _arrays(self.batches.finish(begun), begun.requests[0].outputs)
+
+    def ask_ready(self, done: Callable[[bool], None]) -> None:
+        self.opened.ask_ready(done)
 
     def warm(self, *, begins: bool) -> None:
         self.process.warming = begins
@@ -100,99 +131,6 @@ class Worker(LoadedModel):
 
     def close(self) -> None:
         self.process.close()
-
-
-class TensorWorker(Worker):
-    """A model whose handler takes batches of tensors; the next one may be begun before the last is finished."""
-
-    def __init__(self, config: ModelConfig, make: Make, *, uses_gpu: bool) -> None:
-        super().__init__(config, make(Lives()), uses_gpu=uses_gpu)
-        self._unsent = 0  # batches that were begun, and are still to be sent; no other may be sent before them
-
-    def executors(
-        self,
-        workers: Sequence[tuple[str, TensorWorker]],
-        home: ExecutorLoop,
-        *,
-        limited: bool,  # noqa: ARG002 - the interface of workers
-    ) -> Executors:
-        """The executors of a model whose first instance this is; see `in_process.executors_for`."""
-        each = [PipelinedExecutor(name, number, worker, home) for number, (name, worker) in enumerate(workers)]
-        return Executors(each, home)
-
-    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        """Run one batch in the process; returns read-only views of memory shared with it.
-
-        Raises MmeError: as the handler inside; EXECUTION_FAILED, TIMED_OUT or OUT_OF_MEMORY when the process ended of
-        this batch, UNAVAILABLE when it ended too often before.
-        """
-        with self.process.lock:
-            return self._finish(self._begin(inputs, outputs))
-
-    def begin(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> _Begun:
-        """Send a batch to the process, which executes it behind the one that it has."""
-        with self.process.lock:
-            return self._begin(inputs, outputs)
-
-    def finish(self, begun: _Begun) -> list[Array]:
-        """Wait for it; one that the process never began, since it died of another, is begun again.
-
-        Batches are finished in the order in which they were begun. Returns and raises what `execute` does.
-        """
-        with self.process.lock:
-            return self._finish(begun)
-
-    def _begin(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> _Begun:
-        message, packing = _packed_inputs(inputs, outputs)
-        batches = self.process.batches
-        if not batches.under_way:
-            self.process.revive()  # else `finish` of the first of them tells what became of the process
-        segment = None if self._unsent else self._send(message, packing)
-        batches.under_way += 1
-        self._unsent += segment is None
-        return _Begun(inputs, outputs, self.child, segment)
-
-    def _send(self, message: Message, packing: Packing) -> Segment | None:
-        """Send a batch without waiting for anything; None where that can't be done, and nothing was sent."""
-        child, batches = self.child, self.process.batches
-        if not child.alive:
-            return None
-        segment, fds = batches.write(message, packing)
-        begun = False
-        try:
-            begun = child.begin(message, fds, self.process.limit)
-        finally:
-            if not begun:
-                batches.unwrite(message, segment, fds)
-        return segment if begun else None
-
-    def _finish(self, begun: _Begun) -> list[Array]:
-        process, segment = self.process, begun.segment
-        process.batches.under_way -= 1
-        self._unsent -= segment is None
-        if segment is None or begun.child is not process.child or process.is_marked_dead:
-            process.revive()
-            segment = self._prepare(*_packed_inputs(begun.inputs, begun.outputs))
-        try:
-            reply = process.child.answer(EXECUTING, process.limit)
-            shared = process.batches.accept(reply, segment)
-            named = zip(begun.outputs, reply["outputs"], strict=True)
-            return [unpack(shared, place, name, self.config.name) for name, place in named]
-        except ChildDiedError as death:
-            process.mark_dead(death)
-            raise
-        except NONSENSE as error:
-            raise process.broken(error) from None
-
-    def _prepare(self, message: Message, packing: Packing) -> Segment:
-        batches = self.process.batches
-        segment, fds = batches.write(message, packing)
-        try:
-            self.child.prepare(message, fds, self.process.limit)
-        except MmeError:
-            batches.unwrite(message, segment, fds)
-            raise
-        return segment
 
 
 class PipelinedExecutor(ThreadExecutor):
@@ -223,38 +161,6 @@ class PipelinedExecutor(ThreadExecutor):
         return submission, done
 
 
-class RequestsWorker(Worker):
-    """A model whose handler sees requests."""
-
-    def __init__(self, config: ModelConfig, make: Make, home: ExecutorLoop, *, uses_gpu: bool) -> None:
-        self.opened = OpenRequests(self, home)
-        super().__init__(config, make(self.opened), uses_gpu=uses_gpu)
-        self.sees_requests = True
-        self.batches = RequestBatches(self.process, self.opened)
-
-    @property
-    def open_requests(self) -> int:
-        return len(self.opened)
-
-    @property
-    def open_calls(self) -> int:
-        return self.opened.open_calls
-
-    def execute_requests(self, requests: Sequence[ModelRequest]) -> Answers:
-        return self.batches.execute(requests)
-
-    def ask_ready(self, done: Callable[[bool], None]) -> None:
-        self.opened.ask_ready(done)
-
-    def executors(
-        self, workers: Sequence[tuple[str, RequestsWorker]], home: ExecutorLoop, *, limited: bool
-    ) -> Executors:
-        """The executors of a model whose first instance this is; see `in_process.executors_for`."""
-        linger = BatchLinger(joins=self.config.joins)
-        each = [RequestsExecutor(name, number, worker, home, linger) for number, (name, worker) in enumerate(workers)]
-        return RequestsExecutors(each, home, linger, takes_several=self.config.one_by_one and not limited)
-
-
 class RequestsExecutor(Executor):
     """Has the event loop send batches of requests to a worker, one at a time, and take their answers.
 
@@ -264,7 +170,7 @@ class RequestsExecutor(Executor):
     they stay what they are, whatever becomes of the process and of the worker's own on other threads.
     """
 
-    def __init__(self, name: str, number: int, worker: RequestsWorker, home: ExecutorLoop, linger: BatchLinger) -> None:
+    def __init__(self, name: str, number: int, worker: Worker, home: ExecutorLoop, linger: BatchLinger) -> None:
         super().__init__(name, number, worker, home)
         self._worker = worker
         self._linger = linger
@@ -318,7 +224,7 @@ class RequestsExecutor(Executor):
         if not lock.acquire(blocking=False):
             return False
         try:
-            self._sent = self._worker.batches.begin(requests, self._watch, self._seconds)
+            self._sent = self._worker.batches.begin(requests, self._seconds, self._watch)
         except Exception:  # noqa: BLE001 - `execute` will meet it again, and tell
             return False
         finally:
@@ -441,7 +347,14 @@ class RequestsExecutors(Executors):
             executor.end()
 
 
-def _packed_inputs(inputs: Mapping[str, Array], outputs: Sequence[str]) -> tuple[Message, Packing]:
-    packing = Packing()
-    places = {name: packing.add(array, f"input '{name}'") for name, array in inputs.items()}
-    return {"inputs": places, "outputs": list(outputs)}, packing
+def _request(inputs: Mapping[str, Array], outputs: Sequence[str]) -> ModelRequest:
+    """What stands for a batch of tensors: a batch of one request."""
+    return ModelRequest(dict(inputs), tuple(outputs))
+
+
+def _arrays(answers: Answers, names: Sequence[str]) -> list[Array]:
+    [answer] = answers
+    if isinstance(answer, MmeError):
+        raise answer
+    assert answer is not None  # noqa: S101 - see `RequestBatches`
+    return [answer.outputs[name] for name in names]

@@ -27,6 +27,7 @@ from model_handlers.worker.wire import ProtocolError, error_from
 if TYPE_CHECKING:
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.worker.fork_server import Program
+    from model_handlers.worker.requests import OpenRequests
     from model_handlers.worker.wire import Message
 
 _log = logging.getLogger("mme.isolation")
@@ -69,22 +70,6 @@ class Restarts:
         )
 
 
-class Lives:
-    """What is told of each life of a process. This one needs to know nothing."""
-
-    def connected(self, child: Child) -> None:
-        """There is a new process, which is to load the model next."""
-
-    def loaded(self) -> None:
-        """It has loaded the model, or could not."""
-
-    def dying(self) -> None:
-        """It is over, but its memory is still there."""
-
-    def ended(self, why: MmeError) -> None:
-        """It is gone, and nothing more is to be heard of it."""
-
-
 class InstanceProcess:
     """One model in one process, for one instance.
 
@@ -99,7 +84,6 @@ class InstanceProcess:
         load: Message,  # the message that has the process load the model
         config: ModelConfig,  # the configuration, not completed yet
         lane: str,  # the name of the instance
-        lives: Lives,
         # program, preload: see `Child`
         program: Program | None = None,
         preload: str = "",
@@ -116,7 +100,7 @@ class InstanceProcess:
         self.warming = False  # whether what it executes is part of its load, whose time limit counts then
         self.child: Child
         self._load = load
-        self._lives = lives
+        self._lives: OpenRequests  # told of each life of the process
         self._program = program
         self._preload = preload
         self._host = host
@@ -133,8 +117,9 @@ class InstanceProcess:
         """Seconds that an execution may take."""
         return self.deadlines.load if self.warming else self.deadlines.execution
 
-    def start(self, *, uses_gpu: bool) -> None:
+    def start(self, lives: OpenRequests, *, uses_gpu: bool) -> None:
         """Load the model; measure what that takes on GPUs too, where nothing else loads meanwhile."""
+        self._lives = lives
         before = devices.device_memory_used() if uses_gpu else ()
         with self.lock:
             self.child, self.config = self._begin()

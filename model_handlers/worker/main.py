@@ -45,7 +45,6 @@ from model_handlers.worker.wire import (
     error_fields,
     pack_answers,
     request_number,
-    unpack,
     unpack_requests,
 )
 
@@ -307,15 +306,15 @@ class _Worker:
         return answer
 
     def _execute(self, message: Message, shared: Array, packing: Packing) -> Message:
-        names: list[str] = message["outputs"]
-        inputs = {name: unpack(shared, place, name, self._model) for name, place in message["inputs"].items()}
+        [request] = unpack_requests(message, shared, self._model)
+        names = list(request.outputs)
         handler: Any = self._handler  # which may return anything: compiled code would check a declared type by itself
-        arrays = handler.execute(inputs, names)
+        arrays = handler.execute(request.inputs, names)
         if not isinstance(arrays, list) or len(arrays) != len(names):
             raise MmeError(
                 Kind.EXECUTION_FAILED, f"model '{self._model}' did not return one array for each of {', '.join(names)}"
             )
-        return {"outputs": [self._add(packing, name, array) for name, array in zip(names, arrays, strict=True)]}
+        return pack_answers([ModelResponse(dict(zip(names, arrays, strict=True)))], packing, self._model)
 
     def _execute_requests(self, message: Message, shared: Array, packing: Packing) -> Message:
         requests = unpack_requests(message, shared, self._model)
@@ -377,9 +376,6 @@ class _Worker:
         if not any(used):
             return {"error": error_fields(error)}
         return {"answers": [None if sent else {"error": error_fields(error)} for sent in used]}
-
-    def _add(self, packing: Packing, name: str, array: Array) -> list[Any]:
-        return packing.add(array, f"output '{name}' of model '{self._model}'")
 
 
 def _of_its_own(answer: Answer) -> Answer:

@@ -17,7 +17,7 @@ from model_handlers.metrics import METRICS
 from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.tensor import BYTES
 from model_handlers.worker.channel import Channel, DeafError, MetricReceiver, ModelCallServer
-from model_handlers.worker.instance import EXECUTING, IDLE, NONSENSE, InstanceProcess, Lives
+from model_handlers.worker.instance import EXECUTING, IDLE, NONSENSE, InstanceProcess
 from model_handlers.worker.main import PROGRESS
 from model_handlers.worker.memory import INLINE, Frame
 from model_handlers.worker.policies import Pace
@@ -25,6 +25,7 @@ from model_handlers.worker.wire import (
     Packing,
     ProtocolError,
     answer_from,
+    check_tensors,
     pack_requests,
     request_number,
     unpack_answers,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from model_handlers.executor import Answers, ExecutorLoop
     from model_handlers.requests import ModelRequest, Responder
     from model_handlers.tensor import Array
-    from model_handlers.worker.executor import RequestsWorker
+    from model_handlers.worker.executor import Worker
     from model_handlers.worker.memory import Segment
     from model_handlers.worker.process import Child
     from model_handlers.worker.wire import Message
@@ -51,19 +52,27 @@ _EVER = float("inf")
 
 
 class SentBatch:
-    """Requests that were sent and are not yet answered; `reply` is an answer that came and is for a thread to take."""
+    """Requests that are not yet answered, and the process that they were sent to.
 
-    def __init__(self, requests: Sequence[ModelRequest], numbers: range, segment: Segment) -> None:
+    Attributes:
+        segment: where they lie; None for those that were begun ahead, and could not be sent yet.
+        reply: an answer that came, and is for a thread to take.
+    """
+
+    def __init__(
+        self, requests: Sequence[ModelRequest], child: Child, numbers: range = range(0), segment: Segment | None = None
+    ) -> None:
         self.requests = requests
+        self.child = child
         self.numbers = numbers
         self.segment = segment
         self.reply: Message | None = None
 
 
-class OpenRequests(Lives):
+class OpenRequests:
     """The requests of one instance that are not over, and the channel on which its processes say things unasked."""
 
-    def __init__(self, worker: RequestsWorker, home: ExecutorLoop) -> None:
+    def __init__(self, worker: Worker, home: ExecutorLoop) -> None:
         self.written: Segment | None = None  # where requests lie that are executed one by one
         self.begun = 0  # requests of the batch that a process died of
         self.heard = 0.0  # when a batch was sent, or a response came, for the last time (monotonic)
@@ -139,6 +148,7 @@ class OpenRequests(Lives):
     # -- lives of the process --------------------------------------------------------------------------------------
 
     def connected(self, child: Child) -> None:
+        """There is a new process, which is to load the model next."""
         name = self._worker.config.name
         self._loading = True
         self._channel = Channel(child.take_events(), self._home, self._take, functools.partial(self._lost, child))
@@ -148,10 +158,11 @@ class OpenRequests(Lives):
         self._channel.start()
 
     def loaded(self) -> None:
+        """It has loaded the model, or could not."""
         self._loading = False
 
     def dying(self) -> None:
-        """The requests that the process had begun end with it; those behind them are owed nothing by it."""
+        """It is over, but its memory is still there: what it had not begun of a batch, it owes nothing."""
         self.begun = self.count_begun()
         if self.begun < _ALL:
             first = request_number(self._worker.process.batches.number, self.begun)
@@ -160,6 +171,7 @@ class OpenRequests(Lives):
         self.written = None  # whose memory goes
 
     def ended(self, why: MmeError) -> None:
+        """It is gone, and nothing more is to be heard of it."""
         self._channel.drain()
         self._calls.drop_all()
         self._metrics.close()
@@ -180,8 +192,10 @@ class OpenRequests(Lives):
             self._home.run(self._on_death)
 
     def _on_death(self) -> None:
-        with self._worker.process.lock:
-            self.mark_lost()
+        process = self._worker.process
+        with process.lock:
+            if not process.batches.under_way:  # else the first of those hears of it itself
+                self.mark_lost()
 
     def mark_lost(self) -> None:
         """End the process whose channel has ended. Under the process's lock."""
@@ -277,30 +291,59 @@ class OpenRequests(Lives):
 class RequestBatches:
     """Requests as batches in the memory shared with a process, and what comes back. Under the process's lock."""
 
-    def __init__(self, process: InstanceProcess, opened: OpenRequests) -> None:
-        self.alone = process.config.one_by_one  # whether requests of a batch are executed one by one
+    def __init__(self, process: InstanceProcess, opened: OpenRequests, *, sees_requests: bool) -> None:
+        self.alone = sees_requests and process.config.one_by_one  # whether requests are executed one by one
+        self._sees_requests = sees_requests
         self._model = process.config.name
         self._process = process
         self._opened = opened
         self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(process.config))
         self._input_bytes = 0  # of a request of the last batch
+        self._unsent = 0  # batches that were begun ahead, and are still to be sent; no other may be sent before them
 
     def execute(self, requests: Sequence[ModelRequest]) -> Answers:
         """See `LoadedModel.execute_requests`. On a thread that may wait, without the lock."""
+        with self._process.lock:
+            return self._execute(requests)
+
+    def begin_ahead(self, requests: Sequence[ModelRequest]) -> SentBatch:
+        """Have a batch executed behind those that were begun before. On a thread that may wait, without the lock."""
+        process = self._process
+        with process.lock:
+            if not process.batches.under_way:
+                self._revive()  # else `finish` of the first of them tells what became of the process
+            sent = None if self._unsent else self.begin(requests, process.limit)
+            process.batches.under_way += 1
+            self._unsent += sent is None
+            return sent or SentBatch(requests, process.child)
+
+    def finish(self, begun: SentBatch) -> Answers:
+        """Wait for the answers to a batch that was begun ahead; those are finished in their order. As `execute`."""
+        process = self._process
+        with process.lock:
+            process.batches.under_way -= 1
+            self._unsent -= begun.segment is None
+            if begun.segment is None or begun.child is not process.child or process.is_marked_dead:
+                return self._execute(begun.requests)
+            return self.wait(begun, process.limit)
+
+    def _execute(self, requests: Sequence[ModelRequest]) -> Answers:
         process = self._process
         message, packing = self._packed(requests)
-        with process.lock:
-            self._opened.mark_lost()
-            process.revive()
-            segment, fds, numbers = self._write(requests, message, packing)
-            try:
-                process.child.prepare(message, fds, process.limit)
-            except BaseException:
-                self._unwrite(message, segment, fds, numbers)
-                raise
-            return self.wait(SentBatch(requests, numbers, segment), process.limit)
+        self._revive()
+        segment, fds, numbers = self._write(requests, message, packing)
+        try:
+            process.child.prepare(message, fds, process.limit)
+        except BaseException:
+            self._unwrite(message, segment, fds, numbers)
+            raise
+        return self.wait(SentBatch(requests, process.child, numbers, segment), process.limit)
 
-    def begin(self, requests: Sequence[ModelRequest], watch: Watch, seconds: float) -> SentBatch | None:
+    def _revive(self) -> None:
+        self._opened.mark_lost()
+        self._process.revive()
+
+    def begin(self, requests: Sequence[ModelRequest], seconds: float, watch: Watch | None = None) -> SentBatch | None:
         """Send a batch without waiting for anything; None where that can't be done, and nothing was sent.
 
         `watch` is told the descriptors first, and may raise OSError: one of them becomes readable when there are
@@ -310,7 +353,8 @@ class RequestBatches:
         if not child.alive or self._opened.is_lost:
             return None
         message, packing = self._packed(requests)
-        watch(child.descriptors)
+        if watch is not None:
+            watch(child.descriptors)
         segment, fds, numbers = self._write(requests, message, packing)
         begun = False
         try:
@@ -318,7 +362,7 @@ class RequestBatches:
         finally:
             if not begun:
                 self._unwrite(message, segment, fds, numbers)
-        return SentBatch(requests, numbers, segment) if begun else None
+        return SentBatch(requests, child, numbers, segment) if begun else None
 
     def take(self, sent: SentBatch) -> Answers | None:
         """The answers, as `execute` returns and raises; None where `wait` is to get them, since it may take a while."""
@@ -399,9 +443,12 @@ class RequestBatches:
     def _taken(self, sent: SentBatch, reply: Message) -> Answers:
         """The answers in a reply. Raises MmeError: every request's error; others: it is no reply."""
         opened, numbers = self._opened, sent.numbers
+        assert sent.segment is not None  # noqa: S101 - it was sent
         try:
             shared = self._process.batches.accept(reply, sent.segment)
             answers = unpack_answers(reply, shared, len(numbers), self._model)
+            if not self._sees_requests:
+                check_tensors(answers, sent.requests)
         except MmeError as error:
             return self._over(error, numbers)
         if self.alone:

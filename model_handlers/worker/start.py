@@ -16,7 +16,7 @@ from model_handlers.config.convert import config_fields
 from model_handlers.errors import ChildDiedError, Kind, MmeError, invalid_model
 from model_handlers.executor import home_of_load
 from model_handlers.system.threads import advised
-from model_handlers.worker.executor import RequestsWorker, TensorWorker
+from model_handlers.worker.executor import Worker
 from model_handlers.worker.instance import NONSENSE, InstanceProcess
 from model_handlers.worker.limits import Deadlines
 from model_handlers.worker.memory import SIZES
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from model_handlers.base import Device, Handler
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.environment import Environment
-    from model_handlers.worker.instance import Lives
 
 
 _EXEC_CHILD = Path(__file__).with_name("exec_child.py")
@@ -43,7 +42,7 @@ def start_isolated(
     environment: Environment | None = None,
     *,
     shared: bool | None = None,
-) -> RequestsWorker | TensorWorker:
+) -> Worker:
     """Load a model by `handler_class` in a process, for that lane, in an environment or in ours.
 
     The process is new unless `shared`, by default where the class wants that on a GPU and the configuration allows it.
@@ -72,14 +71,10 @@ def start_isolated(
         shared = on_gpu and program is None and PLACEMENT not in config.parameters and traits.gpu_shared
     host = f"{handler_class.backend} on {device}" if shared else ""
 
-    def make(lives: Lives) -> InstanceProcess:
-        return InstanceProcess(load, config, lane, lives, program, preload, host)
-
-    if traits.sees_requests:
-        home = home_of_load()
-        assert home is not None  # noqa: S101 - what loads models has a loop
-        return RequestsWorker(config, make, home, uses_gpu=on_gpu)
-    return TensorWorker(config, make, uses_gpu=on_gpu)
+    home = home_of_load()
+    assert home is not None  # noqa: S101 - what loads models has a loop
+    process = InstanceProcess(load, config, lane, program, preload, host)
+    return Worker(config, process, home, sees_requests=traits.sees_requests, uses_gpu=on_gpu)
 
 
 _SECONDS = 60.0  # for any file; the first waits until the fork server has imported the libraries

@@ -365,6 +365,15 @@ def unpack_answers(fields: Message, shared: Array, count: int, model: str) -> li
     return answers
 
 
+def check_tensors(answers: Sequence[Answer], requests: Sequence[ModelRequest]) -> None:
+    """Raises ProtocolError: a request has neither all tensors that it wants nor an error, though none come unasked."""
+    for answer, request in zip(answers, requests, strict=True):
+        if isinstance(answer, MmeError):
+            continue
+        if answer is None or any(name not in answer.outputs for name in request.outputs):
+            raise ProtocolError(f"an answer without all of {', '.join(request.outputs)}")
+
+
 def answer_fields(response: ModelResponse, packing: Packing, model: str) -> Message:
     """The fields of one response. Raises MmeError: EXECUTION_FAILED for a tensor or a parameter that can't cross."""
     parameters = _parameters(response, model)

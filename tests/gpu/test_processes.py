@@ -48,7 +48,7 @@ except RuntimeError:
 
 
 @pytest.fixture
-def fork_server():
+def fork_server(home):
     """It lives as long as the process that serves: it is no leak of a test."""
 
     def run(preload):

@@ -101,7 +101,7 @@ def wide(save):
 
 
 @pytest.fixture
-def start(specs):
+def start(specs, home):
     """Starts a file in a process; whatever a test leaves is closed."""
     started = []
 

@@ -16,6 +16,8 @@ from model_handlers.worker.fork_client import FORKS, forks_with
 from model_handlers.worker.start import start_isolated
 from tests.model_handlers.tensorflow.conftest import WEIGHTS
 
+pytestmark = pytest.mark.usefixtures("home")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def fork_server(tf):

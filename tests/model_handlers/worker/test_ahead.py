@@ -5,6 +5,7 @@ import pytest
 from isolated_models import Echo, Misbehaves
 
 from model_handlers.errors import Kind, MmeError
+from tests.waiting import eventually
 
 MIB = 1 << 20
 
@@ -69,6 +70,24 @@ def test_a_death_is_told_to_the_batch_that_died_of_it(start, deed):
     assert (handler.finish(behind)[0] == z).all()
     assert (handler.finish(last)[0] == x).all()
     assert handler.child.pid != first
+
+
+def test_a_death_that_the_loop_has_heard_of_is_told_to_the_batch_that_died_of_it(start):
+    """While nothing waits for an answer, it is left to what waits for the first: each is answered as above."""
+    handler = start(Misbehaves)
+    x, y, z = numbered(3)
+    before, dies, behind = (
+        handler.begin(asked(name, each), ["y"]) for name, each in (("nothing", x), ("sigkill", y), ("nothing", z))
+    )
+    eventually(lambda: handler.opened.is_lost)
+    last = handler.begin(asked("nothing", x), ["y"])
+
+    assert last.segment is None
+    assert (handler.finish(before)[0] == x).all()
+    with pytest.raises(MmeError, match="SIGKILL while it executed a batch"):
+        handler.finish(dies)
+    assert (handler.finish(behind)[0] == z).all()
+    assert (handler.finish(last)[0] == x).all()
 
 
 def test_a_batch_that_cannot_be_sent_ahead_is_sent_in_its_turn(start, monkeypatch):

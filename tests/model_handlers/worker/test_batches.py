@@ -1,5 +1,7 @@
 """Batches cross: what a client sent reaches the model, and what it answered the client, joined or one by one."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,11 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from model_handlers.errors import Kind, MmeError
-from model_handlers.requests import ModelRequest, ModelResponse
+from model_handlers.requests import PUT_BACK, ModelRequest, ModelResponse
 from model_handlers.worker.wire import (
     MessageSplitter,
     Packing,
     ProtocolError,
+    check_tensors,
     encode_message,
     pack_answers,
     pack_requests,
@@ -105,6 +108,26 @@ def test_answers_that_are_alike_cross_as_columns(kinds, rows):
     assert len(fields["columns"]) == len(kinds)
     for one, other in zip(got, sent, strict=True):
         assert_same(one.outputs, other.outputs)
+
+
+ERROR = MmeError(Kind.EXECUTION_FAILED, "no")
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (ModelResponse({"OUT": filled("<f4", (1,)), "MORE": filled("<f4", (1,))}), False),
+        (ERROR, False),
+        (ModelResponse({"MORE": filled("<f4", (1,))}), True),
+        (PUT_BACK, True),
+        (None, True),
+    ],
+    ids=["all", "error", "other outputs", "put back", "nothing"],
+)
+def test_a_batch_of_tensors_is_answered_by_all_outputs_or_an_error(answer, wrong):
+    """Nothing else can be made of such a batch: a process that sends it is ended."""
+    with pytest.raises(ProtocolError, match="without all of OUT") if wrong else nullcontext():
+        check_tensors([answer], [ModelRequest({}, ("OUT",))])
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])

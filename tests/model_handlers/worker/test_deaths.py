@@ -195,11 +195,11 @@ def test_orphans_that_end_leave_nothing(start, tmp_path):
 
 
 def test_death_between_batches(start):
-    """A process that was killed while it had nothing to do costs no batch."""
+    """A process that was killed while it had nothing to do costs no batch; it is heard of at once."""
     handler = start(Misbehaves)
     first = handler.child.pid
     os.kill(first, signal.SIGKILL)
-    eventually(handler.child.has_died, "news of the death")
+    eventually(lambda: handler.process.is_marked_dead, "news of the death")
 
     assert np.array_equal(do(handler, "nothing"), X)
     assert handler.child.pid != first
@@ -521,18 +521,23 @@ def test_output_is_logged(start, caplog):
 
 
 PARENT = """
-import os, signal, sys, threading
+import asyncio, os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from pathlib import Path
 import isolated_models
 from model_handlers.base import CPU
 from model_handlers.config.model_config import ModelConfig
+from model_handlers.executor import ExecutorLoop, at_home
 from model_handlers.worker.start import start_isolated
-handlers = [
-    start_isolated(isolated_models.Misbehaves, ModelConfig("m"), Path(sys.argv[2]) / "x", CPU, f"m_0_{i}")
-    for i in range(3)
-]
+from serve.threads import ThreadPool
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+with at_home(ExecutorLoop(loop, ThreadPool("work"))):
+    handlers = [
+        start_isolated(isolated_models.Misbehaves, ModelConfig("m"), Path(sys.argv[2]) / "x", CPU, f"m_0_{i}")
+        for i in range(3)
+    ]
 def do(handler, deed):
     handler.execute({"do": np.array([deed], object), "x": np.zeros(1, "f4")}, ["y"])
 do(handlers[2], b"leave behind")

@@ -14,6 +14,7 @@ from isolated_models import Echo, HoldsMemory, LoadsAside, Misbehaves, Requests
 from model_handlers.base import CPU
 from model_handlers.config.model_config import DynamicBatching, ModelConfig
 from model_handlers.errors import Kind, MmeError
+from model_handlers.executor import at_home
 from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
 from model_handlers.requests import ModelRequest
@@ -58,9 +59,10 @@ def test_every_type_crosses_both_ways(echo, data_type, shape):
 
 
 @pytest.fixture(scope="module")
-def echo(fork_server, tmp_path_factory):
+def echo(fork_server, loop_thread, tmp_path_factory):
     """One process for all round trips."""
-    handler = start_isolated(Echo, ModelConfig("m"), tmp_path_factory.mktemp("echo") / "x", CPU, "m_0_0")
+    with at_home(loop_thread.home):
+        handler = start_isolated(Echo, ModelConfig("m"), tmp_path_factory.mktemp("echo") / "x", CPU, "m_0_0")
     # a first batch: what a process holds from then on is no leak of a test
     handler.execute({"x": np.zeros(1, "f4")}, ["y"])
     yield handler
@@ -388,10 +390,15 @@ def test_threads_at_once(start):
     assert not wrong
 
 
-def test_many_processes_started_at_once(start):
+def test_many_processes_started_at_once(start, home):
     """Threads may start processes at the same time; each is its own."""
     handlers = []
-    threads = [threading.Thread(target=lambda: handlers.append(start(Misbehaves))) for _ in range(8)]
+
+    def load():
+        with at_home(home):
+            handlers.append(start(Misbehaves))
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -15,9 +15,8 @@ from model_handlers.base import CPU, Device
 from model_handlers.config.model_config import ModelConfig
 from model_handlers.errors import Kind, MmeError
 from model_handlers.worker import process, start
-from model_handlers.worker.executor import TensorWorker
+from model_handlers.worker.executor import Worker
 from model_handlers.worker.fork_client import FORKS, forks_with
-from model_handlers.worker.instance import Lives
 from model_handlers.worker.limits import Deadlines
 from model_handlers.worker.process import OOM_KILLS
 from tests.waiting import eventually
@@ -277,14 +276,14 @@ WHERE = {
 
 
 @pytest.mark.parametrize("case", WHERE)
-def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path):
+def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path, home):
     """On one GPU, unless the configuration asks for a process, or for what would change it."""
     device, parameters, shares, host = WHERE[case]
     told = {}
 
-    class Told(TensorWorker):
-        def __init__(self, _config, make, *, uses_gpu):
-            make(Lives())
+    class Told(Worker):
+        def __init__(self, _config, _process, _home, *, sees_requests, uses_gpu):
+            assert not sees_requests
             assert uses_gpu is (device.kind == "gpu")
 
     def told_process(*asked):
@@ -296,7 +295,7 @@ def test_models_share_where_their_framework_wants_it(case, monkeypatch, tmp_path
             shared = shares and "ALONE" not in config.parameters
             return replace(super().traits(config, model_file), gpu_shared=shared)
 
-    monkeypatch.setattr(start, "TensorWorker", Told)
+    monkeypatch.setattr(start, "Worker", Told)
     monkeypatch.setattr(start, "InstanceProcess", told_process)
     start.start_isolated(Shares, ModelConfig("m", parameters=parameters), tmp_path, device, "m_0")
 

@@ -429,8 +429,11 @@ async def test_a_process_is_given_batches_ahead_and_everybody_gets_their_own(
     """Of many requests at once, each executed once, in whole batches where they are batched."""
     write_onnx(tmp_path / "model.onnx")
     config = toys.config(max_batch_size=largest, dynamic_batching=DynamicBatching((largest,)))
-    handler = start_isolated(OnnxHandler, config, tmp_path / "model.onnx", CPU, "m_0_0")
-    model = Model("m", 1, [("m_0_0", handler)], ModelStats(), asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    home = ExecutorLoop(loop, Threads())
+    with at_home(home):
+        handler = start_isolated(OnnxHandler, config, tmp_path / "model.onnx", CPU, "m_0_0")
+    model = Model("m", 1, [("m_0_0", handler)], ModelStats(), loop, home=home)
     calls = [toys.Call(number) for number in range(40)]
     for call in calls:
         model.submit(call.request)
