@@ -20,7 +20,7 @@ from model_handlers.in_process import ThreadExecutor
 from model_handlers.requests import ModelRequest
 from model_handlers.tensor import size_of
 from model_handlers.worker.policies import BatchLinger
-from model_handlers.worker.requests import OpenRequests, RequestBatches
+from model_handlers.worker.requests import Batches, OpenRequests
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,7 +54,7 @@ class Worker(LoadedModel):
         self.config = process.config
         self.tells_ready = process.tells_ready
         self.sees_requests = sees_requests
-        self.batches = RequestBatches(process, self.opened, sees_requests=sees_requests)
+        self.batches = Batches(process, self.opened, sees_requests=sees_requests)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.process!r}>"
@@ -356,5 +356,5 @@ def _arrays(answers: Answers, names: Sequence[str]) -> list[Array]:
     [answer] = answers
     if isinstance(answer, MmeError):
         raise answer
-    assert answer is not None  # noqa: S101 - see `RequestBatches`
+    assert answer is not None  # noqa: S101 - see `Batches`
     return [answer.outputs[name] for name in names]

@@ -19,7 +19,7 @@ from model_handlers.system import devices, memory
 from model_handlers.system.threads import advised
 from model_handlers.worker.fork_client import forks_with
 from model_handlers.worker.limits import Deadlines, LoadWatch, allowed
-from model_handlers.worker.memory import Batches
+from model_handlers.worker.memory import SegmentPool
 from model_handlers.worker.policies import OUTGROWN_LIMIT, OUTGROWN_WINDOW, OVERRUN_WINDOW, RestartBudget
 from model_handlers.worker.process import Child, admit, leave
 from model_handlers.worker.wire import ProtocolError, error_from
@@ -75,7 +75,7 @@ class InstanceProcess:
 
     Attributes:
         child: the process that the model is in; another one after a death.
-        batches: those in the memory shared with it.
+        segments: the memory shared with it.
         config: completed by what is loaded.
     """
 
@@ -94,7 +94,7 @@ class InstanceProcess:
         self.deadlines = Deadlines.of(config)  # how long the process may take for what
         self.lock = threading.Lock()
         self.closed = threading.Event()
-        self.batches = Batches(config.name)
+        self.segments = SegmentPool()
         self.is_marked_dead = False
         self.tells_ready = False
         self.warming = False  # whether what it executes is part of its load, whose time limit counts then
@@ -139,7 +139,7 @@ class InstanceProcess:
             self._taken = Footprint(private, self._taken.devices)
         if self.lock.acquire(blocking=False):  # else a batch executes
             try:
-                self._shared_taken = self.batches.segments.taken
+                self._shared_taken = self.segments.taken
             finally:
                 self.lock.release()
         return self._taken + Footprint(self._shared_taken, shared=self._forked_with())
@@ -156,10 +156,10 @@ class InstanceProcess:
         """Have an idle process trim its heap, and retire what batches made large. Others retire it by their need."""
         if not self.lock.acquire(blocking=False):
             return False
-        segments = self.batches.segments
+        segments = self.segments
         try:
             complete = not segments.busy
-            if idle and not self.batches.under_way and self.child.alive:
+            if idle and not segments.under_way and self.child.alive:
                 segments.rest()
                 message = {"do": "rest", "retired": segments.take_retired()}
                 seconds = max(self.deadlines.execution, _RESTING_SECONDS)
@@ -191,7 +191,7 @@ class InstanceProcess:
         self.closed.set()
         with self.lock:
             self.child.close(self.deadlines.close)
-            self.batches.segments.close()
+            self.segments.close()
             self._lives.ended(MmeError(Kind.UNAVAILABLE, f"model '{self.config.name}' was unloaded"))
 
     def broken(self, error: Exception) -> ChildDiedError:
@@ -207,7 +207,7 @@ class InstanceProcess:
         self.is_marked_dead = True
         self._restarts.died(death)
         self.child.close(0)
-        self.batches.segments.close()
+        self.segments.close()
         self._lives.ended(death)
 
     def revive(self) -> None:
@@ -219,7 +219,7 @@ class InstanceProcess:
             raise MmeError(Kind.UNAVAILABLE, f"model '{name}' is unloaded")
         if not self.is_marked_dead:  # it died between batches
             self.mark_dead(self.child.death(IDLE))
-        self.batches.renew()
+        self.segments = SegmentPool()  # another process shares nothing yet
         now = time.monotonic()
         at = self._restarts.counts.next_at(now)
         if at is None:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_handlers.errors import Kind, MmeError, out_of_memory
-from model_handlers.worker.wire import MessageSplitter, Packing, ProtocolError, encode_message, error_from
+from model_handlers.worker.wire import MessageSplitter, ProtocolError, encode_message
 
 if TYPE_CHECKING:
     from model_handlers.tensor import Array
-    from model_handlers.worker.wire import Message
+    from model_handlers.worker.wire import Message, Packing
 
 
 _CLOEXEC, _ALLOW_SEALING = 1, 2
@@ -200,6 +200,11 @@ class SegmentPool:
     def busy(self) -> bool:
         return any(segment.busy for segment in self._segments)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a batch was sent, and is not answered yet."""
+        return any(segment.out for segment in self._segments)
+
     def rest(self) -> None:
         """Retire free segments that take more than a small batch needs."""
         for segment in [segment for segment in self._segments if not segment.busy and segment.taken > _RESTING]:
@@ -228,61 +233,6 @@ class SegmentPool:
     def close(self) -> None:
         while self._segments:
             self._segments.pop().close()
-
-
-class Batches:
-    """Batches in the memory shared with one worker, numbered over all its lives."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self.number = 0  # of the last one
-        self.under_way = 0  # those that were begun ahead, and are not finished
-        self.segments = SegmentPool()
-
-    def renew(self) -> None:
-        """Another process shares nothing yet."""
-        self.segments = SegmentPool()
-
-    def write(self, message: Message, packing: Packing) -> tuple[Segment, list[int]]:
-        """Write a batch, and in its message where it lies; return that, and the descriptors to send."""
-        try:
-            segment, fresh = self.segments.take(packing.end)
-        except OSError as error:
-            sentence = f"model '{self._model}': {packing.end} bytes of shared memory can't be had: {error}"
-            raise memory_refusal(error, sentence) from error
-        packing.write(segment.memory())
-        self.number += 1
-        segment.batch, segment.out = self.number, True
-        message |= {
-            "do": "run",
-            "batch": self.number,
-            "segment": [segment.id, segment.size],
-            "retired": self.segments.take_retired(),
-            "at": packing.end,
-        }
-        return segment, [segment.fd] if fresh else []
-
-    def unwrite(self, message: Message, segment: Segment, fds: list[int]) -> None:
-        """A batch was not sent."""
-        segment.out = False
-        self.segments.retired += message["retired"]
-        if fds:
-            self.segments.retire(segment)
-
-    def accept(self, reply: Message, segment: Segment) -> Array:
-        """Follow what became of the segment; return its bytes. Raises MmeError: what the handler inside raised."""
-        if reply["ran"] != segment.batch:
-            raise ProtocolError(f"an answer to batch {reply['ran']} instead of {segment.batch}")
-        segment.out = False
-        error = error_from(reply["error"]) if "error" in reply else None
-        segment.follow(reply["size"])
-        shared = segment.lend()
-        if reply["kept"]:
-            self.segments.give_up(segment)
-        if error is not None:
-            raise error
-        self.segments.used(reply["end"])  # which may give the segment back, now that its bytes are lent
-        return shared
 
 
 def _page_rounded(size: int) -> int:

@@ -19,13 +19,14 @@ from model_handlers.tensor import BYTES
 from model_handlers.worker.channel import Channel, DeafError, MetricReceiver, ModelCallServer
 from model_handlers.worker.instance import EXECUTING, IDLE, NONSENSE, InstanceProcess
 from model_handlers.worker.main import PROGRESS
-from model_handlers.worker.memory import INLINE, Frame
+from model_handlers.worker.memory import INLINE, Frame, memory_refusal
 from model_handlers.worker.policies import Pace
 from model_handlers.worker.wire import (
     Packing,
     ProtocolError,
     answer_from,
     check_tensors,
+    error_from,
     pack_requests,
     request_number,
     unpack_answers,
@@ -164,8 +165,8 @@ class OpenRequests:
     def dying(self) -> None:
         """It is over, but its memory is still there: what it had not begun of a batch, it owes nothing."""
         self.begun = self.count_begun()
-        if self.begun < _ALL:
-            first = request_number(self._worker.process.batches.number, self.begun)
+        if self.written is not None and self.begun < _ALL:
+            first = request_number(self.written.batch, self.begun)
             self.forget([number for number in list(self._open) if number >= first])
         self.pace.died(time.perf_counter_ns())
         self.written = None  # whose memory goes
@@ -194,7 +195,7 @@ class OpenRequests:
     def _on_death(self) -> None:
         process = self._worker.process
         with process.lock:
-            if not process.batches.under_way:  # else the first of those hears of it itself
+            if not process.segments.under_way:  # else the first of those hears of it itself
                 self.mark_lost()
 
     def mark_lost(self) -> None:
@@ -253,9 +254,9 @@ class OpenRequests:
     def _under_way(self) -> list[ModelRequest]:
         """The open requests, without those of a batch that are executed one by one and not begun yet."""
         begun = self.count_begun()
-        if begun == _ALL:
+        if self.written is None or begun == _ALL:
             return list(self._open.values())
-        end = request_number(self._worker.process.batches.number, begun)
+        end = request_number(self.written.batch, begun)
         return [request for number, request in list(self._open.items()) if number < end]
 
     def _responded(self, message: Message, shared: Array) -> None:
@@ -288,18 +289,20 @@ class OpenRequests:
             channel.post(Frame({"cancelled": number}))
 
 
-class RequestBatches:
-    """Requests as batches in the memory shared with a process, and what comes back. Under the process's lock."""
+class Batches:
+    """Batches of requests in the memory shared with a process, and what comes back. Under the process's lock."""
 
     def __init__(self, process: InstanceProcess, opened: OpenRequests, *, sees_requests: bool) -> None:
         self.alone = sees_requests and process.config.one_by_one  # whether requests are executed one by one
+        self.number = 0  # of the last one, over all lives of the process
         self._sees_requests = sees_requests
         self._model = process.config.name
         self._process = process
         self._opened = opened
         self._answers_text = any(spec.data_type is BYTES for spec in all_outputs(process.config))
         self._input_bytes = 0  # of a request of the last batch
-        self._unsent = 0  # batches that were begun ahead, and are still to be sent; no other may be sent before them
+        self._ahead = 0  # batches that were begun ahead, and are not finished
+        self._unsent = 0  # those of them that are still to be sent; no other may be sent before them
 
     def execute(self, requests: Sequence[ModelRequest]) -> Answers:
         """See `LoadedModel.execute_requests`. On a thread that may wait, without the lock."""
@@ -310,10 +313,10 @@ class RequestBatches:
         """Have a batch executed behind those that were begun before. On a thread that may wait, without the lock."""
         process = self._process
         with process.lock:
-            if not process.batches.under_way:
+            if not self._ahead:
                 self._revive()  # else `finish` of the first of them tells what became of the process
             sent = None if self._unsent else self.begin(requests, process.limit)
-            process.batches.under_way += 1
+            self._ahead += 1
             self._unsent += sent is None
             return sent or SentBatch(requests, process.child)
 
@@ -321,7 +324,7 @@ class RequestBatches:
         """Wait for the answers to a batch that was begun ahead; those are finished in their order. As `execute`."""
         process = self._process
         with process.lock:
-            process.batches.under_way -= 1
+            self._ahead -= 1
             self._unsent -= begun.segment is None
             if begun.segment is None or begun.child is not process.child or process.is_marked_dead:
                 return self._execute(begun.requests)
@@ -331,13 +334,13 @@ class RequestBatches:
         process = self._process
         message, packing = self._packed(requests)
         self._revive()
-        segment, fds, numbers = self._write(requests, message, packing)
+        sent, fds = self._write(requests, message, packing)
         try:
             process.child.prepare(message, fds, process.limit)
         except BaseException:
-            self._unwrite(message, segment, fds, numbers)
+            self._unwrite(sent, message, fds)
             raise
-        return self.wait(SentBatch(requests, process.child, numbers, segment), process.limit)
+        return self.wait(sent, process.limit)
 
     def _revive(self) -> None:
         self._opened.mark_lost()
@@ -355,14 +358,14 @@ class RequestBatches:
         message, packing = self._packed(requests)
         if watch is not None:
             watch(child.descriptors)
-        segment, fds, numbers = self._write(requests, message, packing)
+        sent, fds = self._write(requests, message, packing)
         begun = False
         try:
             begun = child.begin(message, fds, seconds)
         finally:
             if not begun:
-                self._unwrite(message, segment, fds, numbers)
-        return SentBatch(requests, child, numbers, segment) if begun else None
+                self._unwrite(sent, message, fds)
+        return sent if begun else None
 
     def take(self, sent: SentBatch) -> Answers | None:
         """The answers, as `execute` returns and raises; None where `wait` is to get them, since it may take a while."""
@@ -391,18 +394,38 @@ class RequestBatches:
 
     def _write(
         self, requests: Sequence[ModelRequest], message: Message, packing: Packing
-    ) -> tuple[Segment, list[int], range]:
-        """Write a batch and open its requests; see `Batches`."""
-        segment, fds = self._process.batches.write(message, packing)
+    ) -> tuple[SentBatch, list[int]]:
+        """Write a batch, and in its message where it lies; open its requests. Return the descriptors to send, too."""
+        segments = self._process.segments
+        try:
+            segment, fresh = segments.take(packing.end)
+        except OSError as error:
+            sentence = f"model '{self._model}': {packing.end} bytes of shared memory can't be had: {error}"
+            raise memory_refusal(error, sentence) from error
+        packing.write(segment.memory())
+        self.number += 1
+        segment.batch, segment.out = self.number, True
+        message |= {
+            "do": "run",
+            "batch": self.number,
+            "segment": [segment.id, segment.size],
+            "retired": segments.take_retired(),
+            "at": packing.end,
+        }
         if self.alone:
             segment.memory()[: PROGRESS.size] = bytes(PROGRESS.size)
             self._opened.written = segment
-        return segment, fds, self._opened.open(self._process.batches.number, requests)
+        numbers = self._opened.open(self.number, requests)
+        return SentBatch(requests, self._process.child, numbers, segment), [segment.fd] if fresh else []
 
-    def _unwrite(self, message: Message, segment: Segment, fds: list[int], numbers: range) -> None:
+    def _unwrite(self, batch: SentBatch, message: Message, fds: list[int]) -> None:
         """It was not sent."""
-        self._opened.forget(numbers)
-        self._process.batches.unwrite(message, segment, fds)
+        assert batch.segment is not None  # noqa: S101 - it was written
+        self._opened.forget(batch.numbers)
+        batch.segment.out = False
+        self._process.segments.retired += message["retired"]
+        if fds:
+            self._process.segments.retire(batch.segment)
 
     def _takes_long(self, reply: Message) -> bool:
         """Whether an answer is not for the event loop to take: it would have to take many strings apart."""
@@ -445,7 +468,7 @@ class RequestBatches:
         opened, numbers = self._opened, sent.numbers
         assert sent.segment is not None  # noqa: S101 - it was sent
         try:
-            shared = self._process.batches.accept(reply, sent.segment)
+            shared = self._accept(reply, sent.segment)
             answers = unpack_answers(reply, shared, len(numbers), self._model)
             if not self._sees_requests:
                 check_tensors(answers, sent.requests)
@@ -459,6 +482,22 @@ class RequestBatches:
             answer if opened.ends(number, request, answer) else None
             for number, request, answer in zip(numbers, sent.requests, answers, strict=True)
         ]
+
+    def _accept(self, reply: Message, segment: Segment) -> Array:
+        """Follow what became of the segment; return its bytes. Raises MmeError: what the handler inside raised."""
+        segments = self._process.segments
+        if reply["ran"] != segment.batch:
+            raise ProtocolError(f"an answer to batch {reply['ran']} instead of {segment.batch}")
+        segment.out = False
+        error = error_from(reply["error"]) if "error" in reply else None
+        segment.follow(reply["size"])
+        shared = segment.lend()
+        if reply["kept"]:
+            segments.give_up(segment)
+        if error is not None:
+            raise error
+        segments.used(reply["end"])  # which may give the segment back, now that its bytes are lent
+        return shared
 
     def _over(self, error: MmeError, numbers: range, begun: int = _ALL) -> Answers:
         """What becomes of a batch that fails as a whole, `begun` of it. MmeError: every request's error."""

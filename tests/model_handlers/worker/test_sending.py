@@ -271,7 +271,7 @@ def test_an_end_waits_for_what_was_sent(submitted):
     """The answers come first; a batch behind the end is refused."""
     model = submitted(RequestsMisbehave)
     model.submit(request())
-    eventually(lambda: model.handler.process.batches.number or model.where)
+    eventually(lambda: model.handler.batches.number or model.where)
     model.handler.close()
     [answer] = model.end()
     assert np.array_equal(answer.outputs["y"], X * 2)

@@ -18,7 +18,7 @@ from model_handlers.onnx import OnnxHandler
 from model_handlers.python.handler import PythonHandler
 from model_handlers.tensor import FP32, TensorSpec
 from model_handlers.worker import policies
-from model_handlers.worker.memory import Batches
+from model_handlers.worker.memory import SegmentPool
 from model_handlers.worker.start import start_isolated
 from serve.model.model import Model
 from serve.model.rate_limiter import ResourcePool
@@ -316,7 +316,7 @@ async def test_requests_that_wait_are_sent_together_and_executed_alone(toys, mod
         shapes = [(size,) for size in range(1, 10)]
         results = await asyncio.gather(*[ask(model, output=1, shape=shape) for shape in shapes])
         assert [result.tolist() for result in results] == [[1] * size for size in range(1, 10)]
-        assert handler.process.batches.number == 2
+        assert handler.batches.number == 2
         assert not threads.given
         stats = model.stats
         assert (stats.execution_count, stats.inference_count, stats.success.count) == (9, 9, 9)
@@ -328,7 +328,7 @@ async def test_who_is_executed_behind_others_waits_for_them(toys, model_file, to
     """That counts as its time in the queue, though all of them were sent at once."""
     async with serving(toys, model_file) as (model, [handler], _):
         await asyncio.gather(*[ask(model) for _ in range(8)])
-        assert handler.process.batches.number == 1
+        assert handler.batches.number == 1
         stats = model.stats
         computing = stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns
         assert stats.queue.ns >= computing * 7 // 2
@@ -350,14 +350,14 @@ async def test_calls_are_those_of_the_request_that_they_were_made_for(toys, mode
         timings = [result.timings for result in await asyncio.gather(*[respond(model, deed) for deed in deeds])]
         calls = [[call.model for call in each.calls or ()] for each in timings]
         assert calls == [[], ["call 1"], [], ["call 2"], []]
-        assert handler.process.batches.number == 1
+        assert handler.batches.number == 1
 
 
 async def test_lanes_share_those_who_wait(toys, model_file, together):
     """Nobody is sent to an instance in company while another one has nothing to do."""
     async with serving(toys, model_file, instances=2) as (model, handlers, _):
         await asyncio.gather(*[ask(model) for _ in range(4)])
-        assert sorted(handler.process.batches.number for handler in handlers) == [1, 2]  # two, then one to each
+        assert sorted(handler.batches.number for handler in handlers) == [1, 2]  # two, then one to each
 
 
 async def test_who_was_never_begun_is_executed_by_the_next_process(toys, model_file, together):
@@ -408,7 +408,7 @@ async def test_models_that_share_resources_are_sent_one_at_a_time(toys, model_fi
     """Others may be in turn after each."""
     async with serving(toys, model_file, limited=True) as (model, [handler], _):
         await asyncio.gather(*[ask(model) for _ in range(4)])
-        assert handler.process.batches.number == 4
+        assert handler.batches.number == 4
 
 
 async def test_batches_form_while_the_process_is_busy(toys, model_file):
@@ -447,22 +447,22 @@ async def test_a_process_is_given_batches_ahead_and_everybody_gets_their_own(
 async def test_a_batch_that_the_loop_can_not_send_is_left_to_the_thread(toys, model_file, monkeypatch):
     """Whatever is in its way: no request waits for ever, and the instance is sent the next one."""
 
-    def failing_once(write):
+    def failing_once(take):
         left = [MemoryError("1 TiB")]
 
-        def write_or_fail(*batch):
+        def take_or_fail(*size):
             if left:
                 raise left.pop()
-            return write(*batch)
+            return take(*size)
 
-        return write_or_fail
+        return take_or_fail
 
-    if not inspect.isfunction(Batches.write):
+    if not inspect.isfunction(SegmentPool.take):
         pytest.skip("what is compiled can't be replaced")
     async with serving(toys, model_file) as (model, [handler], threads):
         with monkeypatch.context() as short:
-            batches = handler.process.batches
-            short.setattr(batches, "write", failing_once(batches.write))
+            segments = handler.process.segments
+            short.setattr(segments, "take", failing_once(segments.take))
             assert (await ask(model)).tolist() == [2, 2]
         assert threads.given == 1
         await at_rest(model, threads)
