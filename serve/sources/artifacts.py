@@ -272,7 +272,7 @@ class Artifacts:
 
     def _unpack(self, obj: StoredObject, path: Path, unpacking: DiskClaim, token: CancelToken) -> MmeError | None:
         claim = functools.partial(self.room.claim, unpacking)
-        note = functools.partial(self.room.sums.note, path.name)
+        note = functools.partial(self.room.appears, unpacking, path, token)
         try:
             size = self._bring(obj, path, claim, note, token)
         except MmeError as error:

@@ -219,14 +219,6 @@ def _look_of(path: Path) -> int:
 
 
 @dataclass(slots=True)
-class DiskClaim:
-    """An archive on its way to the disk, and the bytes that it has claimed so far."""
-
-    name: str
-    claimed: int = 0
-
-
-@dataclass(slots=True)
 class Hold:
     """The use of one directory, until `release`."""
 
@@ -238,6 +230,15 @@ class Hold:
         if self._held:
             self._held = False
             self.room._release(self.path)  # noqa: SLF001 - its own
+
+
+@dataclass(slots=True)
+class DiskClaim:
+    """An archive on its way to the disk, the bytes that it has claimed so far, and the directory once it appears."""
+
+    name: str
+    claimed: int = 0
+    appears: Hold | None = None
 
 
 class Derived(Protocol):
@@ -318,11 +319,9 @@ class DiskBudget:
     def hold(self, path: Path) -> Hold | None:
         """Use a directory that lies there; None if it does not, or is being removed."""
         with self._guard:
-            if not self._users[path.name] and not self._locks.share(_byte(path)):
+            if not self._use(path):
                 return None
-            self._users[path.name] += 1
             if path.is_dir():
-                self._idle.pop(path.name, None)
                 if path.name not in self._sizes:  # another server's work
                     self._appeared(path.name, directory_size(path))
                 self.touch(path)
@@ -330,6 +329,15 @@ class DiskBudget:
             self._left(path.name)
             self._release(path)
             return None
+
+    def _use(self, path: Path) -> bool:
+        """Count a use, during which no server removes it; False while one does."""
+        with self._guard:
+            if not self._users[path.name] and not self._locks.share(_byte(path)):
+                return False
+            self._users[path.name] += 1
+            self._idle.pop(path.name, None)
+            return True
 
     def _release(self, path: Path) -> None:
         with self._guard:
@@ -363,6 +371,8 @@ class DiskBudget:
         finally:
             with self._guard:
                 self._claimed -= unpacking.claimed
+            if unpacking.appears is not None:
+                unpacking.appears.release()
 
     def claim(self, unpacking: DiskClaim, size: int) -> None:
         """Make room for so many more bytes of an archive, evicting others. Called before they are written."""
@@ -403,6 +413,22 @@ class DiskBudget:
             f"'{name}' takes more than the whole disk budget of {_shown(self.budget)}: raise "
             "MME_DISK_BUDGET, or give the cache directory a larger disk"
         )
+
+    def appears(self, unpacking: DiskClaim, path: Path, token: CancelToken, sums: Sums) -> None:
+        """Note the checksums of a directory that is about to appear.
+
+        Until it is unpacked no server removes it: one that removes the directory of before forgets its checksums, which
+        are by the same name.
+        """
+
+        def used(seconds: float) -> Hold | None:
+            if self._use(path):
+                return Hold(self, path)
+            time.sleep(seconds)
+            return None
+
+        unpacking.appears = token.wait(used)
+        self.sums.note(path.name, sums)
 
     def published(self, path: Path, size: int) -> None:
         self.sums.appeared(path)

@@ -276,6 +276,26 @@ def test_two_servers_on_one_directory_do_not_rob_each_other(tier):
     assert one.fetch("a")
 
 
+def test_a_copy_keeps_its_checksums_while_another_server_forgets_those_of_the_one_before(tier, monkeypatch):
+    """One removes an archive at the very moment in which the other downloads it again: what appears can be checked."""
+    one, other = tier(3), tier(3)
+    one.fetch("a")
+    forget, again = other.room.sums.forget, threading.Thread(target=one.fetch, args=("a",))
+
+    def late(name):
+        again.start()
+        again.join(0.1)
+        forget(name)
+
+    monkeypatch.setattr(other.room.sums, "forget", late)
+    other.artifacts.discard("a.tar.gz")
+    again.join()
+
+    assert one.there() == "a"
+    assert not tier(3).fetch("a")
+    one.audit()
+
+
 def test_the_directory_is_listed_once_for_any_number_of_fetches_and_evictions(tier, monkeypatch):
     """What lies there is known: neither a download, a use, a removal nor an eviction asks the disk for all of it."""
     disk = tier(3)
