@@ -66,8 +66,9 @@ class StateFile:
         """The document, {} where there is none. One that is torn, or of another form, is ignored with a warning."""
         try:
             own_directory(self._path.parent)
-            for left in self._path.parent.glob(f".{self._path.name}.*"):  # by a worker that died while it wrote
-                left.unlink(missing_ok=True)
+            for left in self._path.parent.glob(f".{self._path.name}.*"):
+                if not (_PROC / left.suffix[1:]).exists():  # by a worker that died while it wrote
+                    left.unlink(missing_ok=True)
             whole, *lines = self._path.read_bytes().split(b"\n")
             document = orjson.loads(whole)
         except FileNotFoundError:
@@ -238,6 +239,13 @@ def goes_on(life: str) -> bool:
     return pid.isdigit() and life_of(int(pid)) == life
 
 
+def remove_ended(directory: Path, prefix: str) -> None:
+    """Remove the state files `<prefix><life>…` of lives that are over, with what those were writing."""
+    for path in (*directory.glob(f"{prefix}*"), *directory.glob(f".{prefix}*")):
+        if not goes_on(path.name.removeprefix(".").removeprefix(prefix).partition(".")[0]):
+            path.unlink(missing_ok=True)
+
+
 JOURNAL_FORM = "mme journal 2"
 _PREFIX = "journal-"
 _JOURNAL_SECONDS = 1.0  # seconds from a change to the file, where no client waits
@@ -288,9 +296,7 @@ class Journal:
         self._file: LazyFile | None = None
         if not life:
             return
-        for path in directory.glob(f"{_PREFIX}*.json"):
-            if not goes_on(path.name.removeprefix(_PREFIX).removesuffix(".json")):
-                path.unlink(missing_ok=True)
+        remove_ended(directory, _PREFIX)
         file = StateFile(directory / f"{_PREFIX}{life}.json", JOURNAL_FORM)
         self._take(file.read())
         self._file = LazyFile(file, self, pool, delay=_JOURNAL_SECONDS)

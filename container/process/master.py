@@ -35,7 +35,7 @@ from container.process.resources import keep_all
 from container.process.sockets import PORT_SECONDS, authority, listening
 from model_handlers.system.devices import first_reason, gpu_uuids
 from serve.sources.override import forget_overrides
-from serve.state_file import StateFile, goes_on, life_of
+from serve.state_file import StateFile, life_of, remove_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -273,9 +273,7 @@ class LostGpus:
         self._file = StateFile(directory / f"{_PREFIX}{life}", _FORM)
         self._ended: list[float] = []
         self.are_broken = False
-        for path in directory.glob(f"{_PREFIX}*"):
-            if not goes_on(path.name.removeprefix(_PREFIX)):
-                path.unlink(missing_ok=True)
+        remove_ended(directory, _PREFIX)
         self._read()
 
     def _read(self) -> None:

@@ -118,6 +118,7 @@ async def test_a_server_started_anew_knows_nothing(opened, tmp_path):
     """Journals of lives that are over are removed, those of servers that live stay; a journal of nobody is not kept."""
     (tmp_path / f"journal-{OWN}1.json").write_text("{}")
     (tmp_path / "journal-.json").write_text("{}")
+    (tmp_path / f".journal-{OWN}1.json.4711").write_text("{")
     parent = life_of(os.getppid())
     (tmp_path / f"journal-{parent}.json").write_text('{"form": "mme journal 2", "models": {"a": {"name": "a"}}}')
     assert opened().rows == {}
