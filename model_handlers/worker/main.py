@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 import traceback
-from array import array
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -36,10 +35,9 @@ from model_handlers.requests import PUT_BACK, ModelResponse
 from model_handlers.system import memory
 from model_handlers.system.threads import low_priority, lower_priority_for_good
 from model_handlers.worker.events import Events, MetricSender, WorkerModelCalls
-from model_handlers.worker.memory import SIZES, Segment
+from model_handlers.worker.memory import SIZES, FrameReader, Segment
 from model_handlers.worker.policies import BusyPoll
 from model_handlers.worker.wire import (
-    MessageSplitter,
     Packing,
     encode_message,
     error_fields,
@@ -60,10 +58,6 @@ if TYPE_CHECKING:
     # Executes one request, and never raises. The flag says that the answer, None where the responder has got it or
     # will, is written before the model executes anything else.
     Execute = Callable[[ModelRequest, ResponderInChild, bool], Answer]
-
-_CHUNK = 16 << 10  # as in `process`
-_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
-_RIGHTS = socket.CMSG_SPACE(8 * array("i").itemsize)  # room for descriptors
 
 
 def run(control: socket.socket, events: socket.socket) -> int:
@@ -87,7 +81,7 @@ def _host(side: _Side) -> int:
     side.send({"hosts": True})
     while (asked := side.receive()) is not None and asked["do"] == "guest":
         sockets = [socket.socket(fileno=fd) for fd in side.fds]
-        side.fds = []
+        side.fds.clear()
         threading.Thread(target=_guest, args=sockets, name=asked["lane"], daemon=True).start()
         side.send({"hosts": True})
     return 0
@@ -133,28 +127,21 @@ class _Side:
         self._control = control
         self._ready = select.poll()
         self._ready.register(control, select.POLLIN)
-        self._reader = MessageSplitter()
+        self._reader = FrameReader()
         self._pid = os.getpid()
         self._poll = BusyPoll()
-        self.fds: list[int] = []
+        self.fds = self._reader.fds  # descriptors that came, for this message and those behind it
 
     def receive(self) -> Message | None:
-        """The next message; None when the other side is gone. Descriptors that came are in `fds`."""
-        while (message := self._reader.next()) is None:
+        """The next message; None when the other side is gone."""
+        while (message := self._reader.messages.next()) is None:
             longest = self._poll.begin()
             if not (longest and self._wait_awake(longest)):
                 # What sleeps in `recvmsg` is woken for nothing when the other side takes our last answer off the
                 # socket, which makes room in it: twice for each batch, in the middle of what the waker does.
                 self._ready.poll()
-            try:
-                data, rights, _, _ = self._control.recvmsg(_CHUNK, _RIGHTS, _CLOEXEC)
-            except ConnectionError:
+            if not self._reader.receive(self._control):
                 return None
-            if not data:
-                return None
-            for _, _, fds in rights:  # which few messages bring
-                self.fds += array("i", fds)
-            self._reader.feed(data)
         return message
 
     def _wait_awake(self, longest: int) -> bool:

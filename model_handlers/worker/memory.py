@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import weakref
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -248,8 +249,10 @@ def _page_rounded(size: int) -> int:
 # | length, 4 B LE | {…, "segment": n} + one descriptor     |      more: a memfd, written once, read in place
 # +----------------+----------------------------------------+
 INLINE = 64 << 10
-_CHUNK = 64 << 10
+_CHUNK = 16 << 10  # most messages are shorter by far; larger blocks cost the allocator more than a second read
 _MAX_FDS = 16
+_RIGHTS = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)  # room for descriptors
+_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _NOTHING: Array = np.zeros(0, np.uint8)
 
 
@@ -313,8 +316,8 @@ class FrameReader:
 
     def __init__(self) -> None:
         self.keeps_large = False  # whether `next` has kept back a frame that is not small
-        self._messages = MessageSplitter()
-        self._fds: list[int] = []
+        self.messages = MessageSplitter()
+        self.fds: list[int] = []  # that came, and belong to nothing that was taken
         self._begun: Message | None = None
 
     def receive(self, end: socket.socket, most: int = _CHUNK) -> bool:
@@ -323,23 +326,24 @@ class FrameReader:
         Raises BlockingIOError: nothing is there. ProtocolError: descriptors belong to no frame, or could not be taken.
         """
         try:
-            data, fds, flags, _ = socket.recv_fds(end, most, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, rights, flags, _ = end.recvmsg(most, _RIGHTS, _FLAGS)
         except ConnectionError:
             return False
-        self._fds += fds
+        for _, _, fds in rights:  # which few messages bring
+            self.fds += array("i", fds)
         if flags & socket.MSG_CTRUNC:
             raise ProtocolError("a descriptor that could not be taken: too many at once, or all of ours are used")
-        if len(self._fds) > _MAX_FDS:
-            raise ProtocolError(f"{len(self._fds)} descriptors of which no frame speaks")
-        self._messages.feed(data)
+        if len(self.fds) > _MAX_FDS:
+            raise ProtocolError(f"{len(self.fds)} descriptors of which no frame speaks")
+        self.messages.feed(data)
         return bool(data)
 
     def next(self, *, small: bool = False) -> tuple[Message, Array] | None:
         """Next frame, None for none; `small` keeps back those beyond INLINE bytes. ProtocolError: it is no frame."""
-        self.keeps_large = small and self._begun is None and self._messages.has_over(INLINE)
+        self.keeps_large = small and self._begun is None and self.messages.has_over(INLINE)
         if self.keeps_large:
             return None
-        message, self._begun = self._begun or self._messages.next(), None
+        message, self._begun = self._begun or self.messages.next(), None
         if message is None:
             return None
         if "segment" in message:
@@ -352,7 +356,7 @@ class FrameReader:
             raise ProtocolError(f"a frame with a payload of {str(size)[:50]} bytes")
         if size == 0:
             return message, _NOTHING
-        payload = self._messages.take(size)
+        payload = self.messages.take(size)
         if payload is None:
             self._begun = message
             return None
@@ -360,12 +364,12 @@ class FrameReader:
 
     def close(self) -> None:
         """Give back descriptors that belong to no frame."""
-        while self._fds:
-            os.close(self._fds.pop())
+        while self.fds:
+            os.close(self.fds.pop())
 
     def _mapped(self, size: object) -> Array:
         try:
-            fd = self._fds.pop(0)
+            fd = self.fds.pop(0)
         except IndexError:  # or `close` took it
             raise ProtocolError("a frame without the descriptor that it speaks of") from None
         try:

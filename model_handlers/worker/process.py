@@ -184,7 +184,7 @@ class Child:
     def prepare(self, message: Message, fds: Sequence[int], seconds: float) -> None:
         """Have a message sent when its answer is waited for, then for so long. MmeError: it can't be sent."""
         self._unsent, self._unsent_fds = memoryview(encode_message(message)), fds
-        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self.extend(seconds)
 
     def begin(self, message: Message, fds: Sequence[int], seconds: float) -> bool:
         """Send as `call`, waiting for nothing; False: not sent, it can't be so. MmeError: it can't be sent at all."""
@@ -213,7 +213,7 @@ class Child:
     def answer(self, doing: str, seconds: float = 0.0, look: Callable[[], None] | None = None) -> Message:
         """Wait for the answer to what was begun, for so long, 0 for what is left of its time. Raises as `call`."""
         if seconds:
-            self._seconds, self._deadline = seconds, time.monotonic() + seconds
+            self.extend(seconds)
         try:
             self._send()
             return self._receive(look)
@@ -224,7 +224,7 @@ class Child:
         except ProtocolError as error:
             raise self.broke(error, doing) from None
         except (EOFError, ConnectionError):
-            raise self._died(*self.exit_reason(), doing) from None
+            raise self.death(doing) from None
         except BaseException:
             self._leash.let_go()
             self.alive = False
