@@ -165,9 +165,14 @@ class LoadApi:
         await self._load_by_name(name, await self._source(name, override))
 
     async def _load_by_name(self, name: str, source: Source) -> None:
-        """Load a model, and then reload ensembles that consist of it, and load those that waited for it."""
+        """Load a model, and then reload ensembles that consist of what changed, and load those that waited for it."""
         reload = _Reload()
-        await self._load_anew(name, source, reload)
+        try:
+            await self._load_anew(name, source, reload)
+        finally:  # though an ensemble fails, some of its steps may be there
+            await self._follow(reload)
+
+    async def _follow(self, reload: _Reload) -> None:
         for part in reload.loaded:  # which grows
             for whole in self.registry.dependents.wholes_of(part):
                 if whole not in reload.names and self._is_due(whole):

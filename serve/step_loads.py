@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from model_handlers.base import Footprint
 from model_handlers.errors import MmeError, invalid_model, out_of_memory
 from serve.cache.entry import Entry
-from serve.model.ensemble_plan import blaming, not_available
+from serve.model.ensemble_plan import blaming, check_circle, not_available
 from serve.request import LoadReport
 from serve.statistics import TargetStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from serve.cache.entry import JointLease, Residency
     from serve.cache.model_cache import ModelCache
@@ -111,6 +111,7 @@ class StepLoads:
             await self._check_together(name, steps)
             await _all(self.reload(name, each) for each in names)
             targets, _ = await self._load_all(name, names)
+            self._check_known_circle(name, names)
         except MmeError as error:
             error.parts = tuple(names)
             raise
@@ -133,6 +134,12 @@ class StepLoads:
         if step in chain:
             circle = " -> ".join((*chain[chain.index(step) :], step))
             raise invalid_model(f"circular dependency between ensembles: {circle}")
+
+    def _check_known_circle(self, whole: str, steps: Sequence[str]) -> None:
+        """Refuse steps that consist of the ensemble, though none of them waits for its load: they were in memory."""
+        dependents = self.registry.dependents
+        known = {part: dependents.parts(part) for step in steps for part in (step, *dependents.all_parts_of(step))}
+        check_circle(whole, {**known, whole: steps})
 
     def _step(self, name: str) -> Entry:
         """The entry of a step's model, or what would be one if it were loaded now; UNKNOWN_MODEL if it is nowhere."""

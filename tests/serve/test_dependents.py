@@ -578,3 +578,21 @@ async def test_the_next_worker_knows_what_an_ensemble_consists_of(toys, tmp_path
         assert caught.value.kind is Kind.UNKNOWN_VERSION
         await engine.reload("b")
         assert await answered(engine, toys, "e") == 4
+
+
+async def test_a_step_that_came_with_a_load_that_failed_brings_other_ensembles(toys, tmp_path, lay_out):
+    """The ensemble that it came with lacks another step still; the other one has all that it waited for."""
+    lay_out(e=ENSEMBLE.replace('"b"', '"c"'), f=ENSEMBLE)
+    shutil.copytree(tmp_path / "r" / "b", tmp_path / "r" / "c")
+    (tmp_path / "r" / "c" / "1" / "model.onnx").write_bytes(b"no model")
+    model = tmp_path / "r" / "a" / "1" / "model.onnx"
+    good = model.read_bytes()
+    async with on_request(tmp_path) as engine:
+        await engine.reload("b")
+        model.write_bytes(b"no model")
+        with pytest.raises(MmeError):
+            await engine.reload("f")
+        model.write_bytes(good)
+        with pytest.raises(MmeError, match="Model 'c' loading failed"):
+            await engine.reload("e")
+        assert await answered(engine, toys, "f") == 4

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 
 import numpy as np
 import onnx
@@ -286,6 +287,23 @@ async def test_ensembles_in_a_circle_are_refused_though_a_client_made_it(world, 
             with pytest.raises(MmeError, match=r"circular dependency between ensembles: . -> . -> .") as caught:
                 await engine.reload(name)
             assert caught.value.kind is Kind.INVALID_MODEL
+
+
+async def test_a_circle_of_ensembles_in_memory_is_refused(toys, world):
+    """By a configuration that came with a load of one of them: what serves goes on as it is."""
+    world.models("ab")
+    world.ensembles(e=ensemble("a", "f"), f=ensemble("a", "b"))
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    step = {"model_name": "e", "model_version": -1, "input_map": {"x": "x"}, "output_map": {"y": "y"}}
+    config = {"platform": "ensemble", "max_batch_size": 8, "ensemble_scheduling": {"step": [step]}}
+    circle = json.dumps({**config, "input": [{"name": "x", **tensor}], "output": [{"name": "y", **tensor}]})
+    async with world.engine() as engine:
+        await engine.reload("e")
+        with pytest.raises(MmeError, match="circular dependency between ensembles: f -> e -> f") as caught:
+            await engine.reload("f", Override(circle, {}))
+        assert caught.value.kind is Kind.INVALID_MODEL
+        assert [row["state"] for row in engine.index.rows()] == ["READY"] * 4
+        assert await answered(engine, toys, "e") == 8
 
 
 async def test_an_ensemble_waits_from_its_arrival_until_its_first_step_begins(toys, world):
