@@ -49,10 +49,10 @@ class ModelIndex:
         A model in memory has a row for each version, with `queued`, the requests that wait for an instance. `cache` is
         about all versions together. Names of `offered` that the cache does not know have a row of their name.
         """
-        counted, versions = self.registry.stats, self.registry.versions
+        counted, versions, lacking = self.registry.stats, self.registry.versions, self.registry.lacking()
         rows: list[dict[str, Any]] = []
         for entry in self.entries.values():
-            rows += _rows_of(entry, versions.get(entry.name, ()), lacks_parts=self.registry.lacks_parts(entry))
+            rows += _rows_of(entry, versions.get(entry.name, ()), lacks_parts=entry.name in lacking)
         for name in offered:
             if name not in self.entries:
                 row: dict[str, Any] = {"name": name, **_unavailable(self.origins.refused.get(name, ""))}
@@ -75,7 +75,8 @@ class ModelIndex:
 
     def _counted(self) -> Iterator[tuple[str, int, ModelStats]]:
         """Of registered models and of those that they consist of; what was unloaded is told by metrics."""
-        served = [entry for entry in self.entries.values() if not self.registry.lacks_parts(entry)]
+        lacking = self.registry.lacking()
+        served = [entry for entry in self.entries.values() if entry.name not in lacking]
         held = {id(model.stats) for entry in served if entry.resident for model in entry.resident.models()}
         away = {entry.name for entry in served if entry.registered and entry.resident is None}
         for (name, version), stats in sorted(dict(self.stats).items()):  # loads add to it, on their threads
@@ -84,7 +85,9 @@ class ModelIndex:
 
     def registered(self) -> list[tuple[str, str]]:
         """(name, url) of every registered model, by name: those in memory, and those that were evicted."""
-        return sorted((entry.name, entry.source.url) for entry in self.entries.values() if self.registry.serves(entry))
+        lacking = self.registry.lacking()
+        served = (entry for entry in self.entries.values() if entry.registered and entry.name not in lacking)
+        return sorted((entry.name, entry.source.url) for entry in served)
 
     def url(self, name: str) -> str:
         """Where a registered model came from. Raises UNKNOWN_MODEL."""

@@ -19,7 +19,7 @@ from serve.state_file import Row, clock
 from serve.statistics import EventType, TargetStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, KeysView, Mapping
 
     from serve.cache.model_cache import ModelCache
     from serve.state_file import Journal
@@ -182,9 +182,16 @@ class Registry:
 
     def lacks_parts(self, entry: Entry) -> bool:
         """Whether it is registered, and a model that it consists of is not, where no request brings that in."""
-        if self._served is None or not entry.registered:
+        if self._served is None or entry.name not in self.dependents.wholes or not entry.registered:
             return False
         return not all(self._is_there(part) for part in self.dependents.all_parts_of(entry.name))
+
+    def lacking(self) -> frozenset[str]:
+        """Names of the ensembles that lack parts, without a look at other models."""
+        if self._served is None:
+            return frozenset()
+        entries = self._cache.entries
+        return frozenset(name for name in self.dependents.wholes if self.lacks_parts(entries[name]))
 
     def _is_there(self, name: str) -> bool:
         entry = self._cache.entries.get(name)
@@ -216,8 +223,7 @@ class Registry:
     @property
     def unloaded(self) -> frozenset[str]:
         """Names that were unloaded by name, though store or repository have them, and ensembles of such models."""
-        lacking = (name for name, entry in self._cache.entries.items() if self.lacks_parts(entry))
-        return frozenset((*self._journal.unloaded, *lacking))
+        return self.lacking().union(self._journal.unloaded)
 
     def note(self, entry: Entry) -> None:
         """It may have been registered, or not be any more."""
@@ -307,6 +313,11 @@ class Dependents:
     def __repr__(self) -> str:
         return f"<Dependents of {len(self._parts)} ensembles>"
 
+    @property
+    def wholes(self) -> KeysView[str]:
+        """Names of all ensembles that are registered, or wait for a model."""
+        return self._parts.keys()
+
     def hear(self, event: CacheEvent) -> None:
         if event.type is EventType.LOADED:
             entry = self._cache.entries.get(event.name)
@@ -355,9 +366,9 @@ class Dependents:
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The models that an ensemble consists of, or did when it was in memory last."""
-        entry = self._cache.entries.get(name)
-        steps = entry.steps if entry is not None else ()
-        return tuple(dict.fromkeys(steps)) or self._parts.get(name, ())
+        noted = self._parts.get(name, ())
+        entry = self._cache.entries.get(name) if noted else None
+        return noted if entry is None or not entry.steps else tuple(dict.fromkeys(entry.steps))
 
     def all_parts_of(self, name: str) -> list[str]:
         """Those, and the ones that they consist of."""
