@@ -52,7 +52,7 @@ from serve.weights.store import WeightStore
 from serve.weights.tiering import Tiering
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable
 
     from model_handlers.config.model_config import ModelConfig
     from model_handlers.model_calls import Override
@@ -190,11 +190,8 @@ class Engine:
             evicts=options.evicts,
             load_patience=options.load_patience,
             drain_patience=options.drain_patience,
-            bring=self._bring,
+            bring=lambda name, steps: self._load_api.steps.bring(name, steps),  # noqa: PLW0108 - made later
         )
-
-    async def _bring(self, name: str, steps: tuple[str, ...]) -> Mapping[str, Target]:
-        return await self._load_api.steps.bring(name, steps)
 
     def __repr__(self) -> str:
         return f"<Engine {self.cache!r}>"

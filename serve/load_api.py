@@ -181,10 +181,8 @@ class LoadApi:
 
     def _is_due(self, whole: str) -> bool:
         """Whether an ensemble serves or did not load, and the models that it consists of are there."""
-        entries = self.cache.entries
-        parts = [entries.get(part) for part in self.registry.dependents.parts(whole)]
-        goes_on = entries[whole].state.serves or entries[whole].state is State.FAILED
-        return goes_on and all(part is not None and part.registered for part in parts)
+        state, parts = self.cache.entries[whole].state, self.registry.dependents.parts(whole)
+        return (state.serves or state is State.FAILED) and all(map(self._is_registered, parts))
 
     def _source_of_whole(self, name: str) -> Source:
         source = self.cache.entries[name].source

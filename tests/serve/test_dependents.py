@@ -13,6 +13,7 @@ from model_handlers.errors import Kind, MmeError
 from model_handlers.model_calls import Override
 from serve.options import Control
 from serve.registry import Dependents
+from serve.sources.polling import Poller
 from serve.state_file import life_of
 from serve.statistics import CacheEvent, EventType
 from tests.serve.engines import answered, ask, engine_of
@@ -596,3 +597,36 @@ async def test_a_step_that_came_with_a_load_that_failed_brings_other_ensembles(t
         with pytest.raises(MmeError, match="Model 'c' loading failed"):
             await engine.reload("e")
         assert await answered(engine, toys, "f") == 4
+
+
+async def test_a_step_that_appears_in_a_repository_brings_its_ensemble(toys, tmp_path, lay_out):
+    """At the look that finds it; one that is removed takes the ensemble along, until it is there again."""
+    lay_out(e=ENSEMBLE)
+
+    def scan():
+        return {path.name: "as it is" for path in (tmp_path / "r").iterdir()}
+
+    async with engine_of(tmp_path, repository=tmp_path / "r", control=Control.POLL) as engine:
+        poller = Poller(engine, scan, 3600)
+        for _ in range(2):
+            (tmp_path / "r" / "b").rename(tmp_path / "b")
+            await poller.look()
+            assert not engine.index.is_ready("e")
+            (tmp_path / "b").rename(tmp_path / "r" / "b")
+            assert await poller.look()
+            assert await answered(engine, toys, "e") == 4
+
+
+async def test_an_ensemble_that_serves_is_loaded_with_the_step_that_it_is_to_have(toys, tmp_path, lay_out):
+    """It goes on as it was until then."""
+    lay_out(e=ENSEMBLE)
+    async with on_request(tmp_path) as engine:
+        await engine.reload("e")
+        (tmp_path / "r" / "e" / "config.pbtxt").write_text(ENSEMBLE.replace('"b"', '"c"'))
+        with pytest.raises(MmeError, match="not available or ambiguous: c"):
+            await engine.reload("e")
+        assert await answered(engine, toys, "e") == 4
+        shutil.copytree(tmp_path / "r" / "b", tmp_path / "r" / "c")
+        await engine.reload("c")
+        await engine.unload("b")
+        assert await answered(engine, toys, "e") == 4
