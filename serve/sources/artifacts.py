@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from model_handlers.system.threads import CancelToken
     from serve.sources.archive import ExtractLimits
-    from serve.sources.disk_budget import Derived, DiskClaim, Hold, Sums
+    from serve.sources.disk_budget import Derived, DiskClaim, Hold
     from serve.sources.store import Store, StoredObject
 
 
@@ -256,8 +256,8 @@ class Artifacts:
         start = time.perf_counter()
         arrived_damaged = False
         while True:
-            with self.room.unpacking(obj.name, obj.size) as unpacking:
-                error = self._unpack(obj, path, unpacking, token)
+            with self.room.unpacking(obj.name, obj.size, path, token) as unpacking:
+                error = self._unpack(obj, unpacking)
                 hold = self.room.hold(path) if error is None else None
                 if hold is not None:
                     seconds = time.perf_counter() - start
@@ -270,16 +270,14 @@ class Artifacts:
                     self._remember_broken(path, error)
                 raise error
 
-    def _unpack(self, obj: StoredObject, path: Path, unpacking: DiskClaim, token: CancelToken) -> MmeError | None:
-        claim = functools.partial(self.room.claim, unpacking)
-        note = functools.partial(self.room.appears, unpacking, path, token)
+    def _unpack(self, obj: StoredObject, unpacking: DiskClaim) -> MmeError | None:
         try:
-            size = self._bring(obj, path, claim, note, token)
+            size = self._bring(obj, unpacking)
         except MmeError as error:
             if error.kind is not Kind.ALREADY_EXISTS:
                 return error
-            size = directory_size(path)  # another process was faster; same etag, same content
-        self.room.published(path, size)
+            size = directory_size(unpacking.path)  # another process was faster; same etag, same content
+        self.room.published(unpacking.path, size)
         return None
 
     def _stat(self, name: str, token: CancelToken, *, hurried: bool = False) -> StoredObject:
@@ -295,17 +293,16 @@ class Artifacts:
             except MmeError as of_bare:
                 raise (error if of_bare.kind is Kind.UNKNOWN_MODEL else of_bare) from None
 
-    def _bring(
-        self,
-        obj: StoredObject,
-        path: Path,
-        claim: Callable[[int], None],
-        note: Callable[[Sums], None],
-        token: CancelToken,
-    ) -> int:
-        stream = watched(self.store.open(obj), token)
+    def _bring(self, obj: StoredObject, unpacking: DiskClaim) -> int:
         return extract(
-            stream, path, name=obj.name, packed=obj.size, limits=self._limits, claim=claim, note=note, token=token
+            watched(self.store.open(obj), unpacking.token),
+            unpacking.path,
+            name=obj.name,
+            packed=obj.size,
+            limits=self._limits,
+            claim=functools.partial(self.room.claim, unpacking),
+            note=functools.partial(self.room.appears, unpacking),
+            token=unpacking.token,
         )
 
     def _remember_broken(self, path: Path, error: MmeError) -> None:

@@ -234,11 +234,13 @@ class Hold:
 
 @dataclass(slots=True)
 class DiskClaim:
-    """An archive on its way to the disk, the bytes that it has claimed so far, and the directory once it appears."""
+    """An archive on its way to a directory, the bytes that it has claimed so far, and its use of that."""
 
     name: str
+    path: Path
+    token: CancelToken
     claimed: int = 0
-    appears: Hold | None = None
+    hold: Hold | None = None
 
 
 class Derived(Protocol):
@@ -360,19 +362,19 @@ class DiskBudget:
             os.utime(path, None if seconds is None else (seconds, seconds))
 
     @contextmanager
-    def unpacking(self, name: str, packed: int) -> Iterator[DiskClaim]:
+    def unpacking(self, name: str, packed: int, path: Path, token: CancelToken) -> Iterator[DiskClaim]:
         if packed > self.budget + _PACKING:
             raise self._too_large(name)
         with self._guard:
             self._look_again()
-        unpacking = DiskClaim(name)
+        unpacking = DiskClaim(name, path, token)
         try:
             yield unpacking
         finally:
             with self._guard:
                 self._claimed -= unpacking.claimed
-            if unpacking.appears is not None:
-                unpacking.appears.release()
+            if unpacking.hold is not None:
+                unpacking.hold.release()
 
     def claim(self, unpacking: DiskClaim, size: int) -> None:
         """Make room for so many more bytes of an archive, evicting others. Called before they are written."""
@@ -414,7 +416,7 @@ class DiskBudget:
             "MME_DISK_BUDGET, or give the cache directory a larger disk"
         )
 
-    def appears(self, unpacking: DiskClaim, path: Path, token: CancelToken, sums: Sums) -> None:
+    def appears(self, unpacking: DiskClaim, sums: Sums) -> None:
         """Note the checksums of a directory that is about to appear.
 
         Until it is unpacked no server removes it: one that removes the directory of before forgets its checksums, which
@@ -422,13 +424,13 @@ class DiskBudget:
         """
 
         def used(seconds: float) -> Hold | None:
-            if self._use(path):
-                return Hold(self, path)
+            if self._use(unpacking.path):
+                return Hold(self, unpacking.path)
             time.sleep(seconds)
             return None
 
-        unpacking.appears = token.wait(used)
-        self.sums.note(path.name, sums)
+        unpacking.hold = unpacking.token.wait(used)
+        self.sums.note(unpacking.path.name, sums)
 
     def published(self, path: Path, size: int) -> None:
         self.sums.appeared(path)

@@ -7,6 +7,7 @@ none leaves the directory, which appears complete or not at all. `has` is for th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from model_handlers.system.threads import CancelToken
-    from serve.sources.disk_budget import Derived, Sums
+    from serve.sources.disk_budget import Derived, DiskClaim, Sums
     from serve.sources.s3 import S3Store
 
 
@@ -200,23 +201,16 @@ class Directories(Artifacts):
             self._configs[name] = found.etag, text
         return text
 
-    def _bring(
-        self,
-        obj: StoredObject,
-        path: Path,
-        claim: Callable[[int], None],
-        note: Callable[[Sums], None],
-        token: CancelToken,
-    ) -> int:
+    def _bring(self, obj: StoredObject, unpacking: DiskClaim) -> int:
         assert isinstance(obj, StoredDirectory)  # noqa: S101 - as _stat returns them
-        claim(obj.size)
-        with _unless_removed(obj.name, obj.bucket):
-            bucket = obj.bucket
+        self.room.claim(unpacking, obj.size)
+        bucket, token, note = obj.bucket, unpacking.token, functools.partial(self.room.appears, unpacking)
 
-            def opened(each: StoredObject) -> BinaryIO:
-                return watched(bucket.open(each), token)
+        def opened(each: StoredObject) -> BinaryIO:
+            return watched(bucket.open(each), token)
 
-            transfer(obj.objects, opened, path, what=f"model '{obj.name}'", note=note, token=token)
+        with _unless_removed(obj.name, bucket):
+            transfer(obj.objects, opened, unpacking.path, what=f"model '{obj.name}'", note=note, token=token)
         return obj.size
 
     def _key(self, name: str) -> str:
