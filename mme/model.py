@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mme.requests import OneResponse, Stream, request_of
 from mme.runner import own
 from model_handlers.errors import MmeError
@@ -33,7 +35,7 @@ class Outputs(dict[str, "Array"]):
 
     def __init__(self, response: InferenceResponse) -> None:
         for name, _, array in response.outputs:
-            self[name] = array
+            self[name] = array.copy() if _is_shared(array) else array
         self.model = response.model_name
         self.version = int(response.model_version)
         self.id = response.id
@@ -141,6 +143,13 @@ class Model:
         finally:
             if not stream.is_read:
                 self._runner.cancel(request)
+
+
+def _is_shared(array: Array) -> bool:
+    """Whether it lies in the response cache, for others too; what a process sent is read-only, but for one alone."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return bool(array.flags.owndata and not array.flags.writeable)
 
 
 def _outputs(result: Result) -> Outputs:

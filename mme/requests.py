@@ -143,7 +143,9 @@ def _array(name: str, value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
-        return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+        array = np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+        # numpy's own strings lose zeros at their ends
+        return np.asarray(value, np.object_) if array.dtype.kind in "SU" else array
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise invalid_argument(f"input '{name}' is no array that the host can read: {error}") from None
 

@@ -164,7 +164,7 @@ class CachedResponses:
 
 
 class _Keeping:
-    """A request's completion that also has the response kept, once the client has it."""
+    """A request's completion that has the response kept first: a client in this process may write into its arrays."""
 
     def __init__(self, responses: CachedResponses, key: Hashable, complete: Completion, lookup_ns: int) -> None:
         self._responses = responses
@@ -173,9 +173,11 @@ class _Keeping:
         self._lookup_ns = lookup_ns
 
     def __call__(self, request: InferenceRequest, result: InferenceResponse | MmeError | None) -> None:
-        self._complete(request, result)
-        if isinstance(result, InferenceResponse):
-            self._responses.keep(self._key, result, self._lookup_ns)
+        try:
+            if isinstance(result, InferenceResponse):
+                self._responses.keep(self._key, result, self._lookup_ns)
+        finally:
+            self._complete(request, result)
 
 
 def _said(request: InferenceRequest) -> Hashable:

@@ -51,6 +51,22 @@ def test_outputs_stay_as_they_are(repository):
         np.testing.assert_array_equal(answer, each + 1)
 
 
+def test_what_a_caller_writes_into_its_outputs_no_other_one_reads(repository):
+    """Neither the response that the cache keeps, nor one that comes out of it, is changed by who got it."""
+    config = repository / "doubles" / "config.pbtxt"
+    config.write_text(f"{config.read_text()} response_cache {{ enable: true }}")
+    with mme.Server(repository) as server:
+        model = server.model("doubles")
+        for number in range(
+            20
+        ):  # kept and written into at the same time, each large enough to be copied without the GIL
+            given = np.full(50_000, number, np.float32)
+            for _ in range(3):
+                answer = model.infer({"x": given})["y"]
+                np.testing.assert_array_equal(answer, 2 * given)
+                answer.fill(-1)
+
+
 def test_what_a_thread_asks_without_waiting_shares_a_batch(repository):
     """Requests that one thread submits one behind the other, while the loop is busy, are executed together."""
     write_doubling(repository, "rows", batch=64)
@@ -399,10 +415,10 @@ class Foreign:
 
 def test_tensors_are_not_copied():
     """Neither numpy's nor those of other libraries; strings become bytes, big-endian numbers the machine's."""
-    layout, arrays = tensors_of({"a": X, "b": Foreign(X), "c": ["one", b"two"], "d": X.astype(">f4")}, ("y",))
+    layout, arrays = tensors_of({"a": X, "b": Foreign(X), "c": ["one", b"two\0"], "d": X.astype(">f4")}, ("y",))
     assert arrays[0] is X
     assert np.shares_memory(arrays[1], X)
-    assert arrays[2].tolist() == [b"one", b"two"]
+    assert arrays[2].tolist() == [b"one", b"two\0"]
     assert arrays[3].tolist() == X.tolist()
     assert [(name, kind.name) for name, kind, _ in layout.inputs] == [
         ("a", "FP32"),
