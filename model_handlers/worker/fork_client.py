@@ -25,7 +25,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.errors import Kind, MmeError
 from model_handlers.system.threads import advised, start_thread, usual_priority
@@ -47,6 +47,8 @@ class Leash:
 
     What it started ends with it. Used by one thread at a time.
     """
+
+    leaving_seconds: ClassVar[float] = 0.0  # for what has closed its other sockets to be gone
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -79,6 +81,8 @@ class Leash:
 
     def wait(self, seconds: float) -> None:
         """Take the news as they come, for so many seconds or until all was told; with 0 take those that are there."""
+        if self.over:
+            return
         deadline = time.monotonic() + seconds
         ready = select.poll()
         ready.register(self, select.POLLIN)
@@ -89,7 +93,7 @@ class Leash:
         """Have the fork server kill the process, and await its end; one that is not there yet ends unwaited."""
         if self.over or self._end.fileno() < 0:
             return
-        self.wait(0)
+        self.wait(self.leaving_seconds)
         if not self.over:
             self.drop()
             self.wait(_REAP_SECONDS if self.pid else 0)

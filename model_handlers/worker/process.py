@@ -81,6 +81,7 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 _FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _AT_ONCE = 64 << 10  # bytes that go into an empty socket, whose buffer is three times as large
 _END_SECONDS = 2.0  # for the fork server to tell the exit code of a process that closed its socket
+_ENDING_SECONDS = 0.2  # for the sockets of one process to close, which do so one after another
 _WORDS = 3000  # characters of standard error in an error message
 _LOOK_MILLISECONDS = 20  # between two looks at a process that is waited for
 _OUT_OF_MEMORY_CODE = 137  # 128 + SIGKILL: what shells and containers make of a kill
@@ -114,7 +115,7 @@ class Child:
                 undo.callback(ours.close)
                 ends.append((ours, theirs.enter_context(end)))
             (self._control, control), (self._events, events), (held, leash) = ends
-            self._leash: Leash | GuestLeash
+            self._leash: Leash
             if host is None:
                 self._leash = Leash(held)
                 fds = [control.fileno(), events.fileno(), leash.fileno(), *self.output.writers]
@@ -247,9 +248,9 @@ class Child:
         """What to raise of a process whose sockets have closed by themselves."""
         return self._died(*self.exit_reason(), doing)
 
-    def has_died(self) -> bool:
-        """Return whether it died while it was not called; waits only for the news of a death that is on its way."""
-        if self.alive and (ready := dict(self._poll.poll(0))):
+    def has_died(self, seconds: float = 0.0) -> bool:
+        """Return whether it died while it was not called, or does so within `seconds`; waits for news on their way."""
+        if self.alive and (ready := dict(self._poll.poll(seconds * 1000))):
             if self._control.fileno() in ready and self._closed_control():
                 self._leash.wait(_END_SECONDS)
             self._leash.wait(0)
@@ -335,7 +336,7 @@ class Child:
         if not self._leash.over:
             self._leash.let_go()
             return Kind.EXECUTION_FAILED, "was ended, since it closed its connection"
-        if self.host is not None and self.host.died():
+        if self.host is not None and self.host.died(_ENDING_SECONDS):
             exit_reason = self.host.exit_reason()
             self.killed = self.host.killed
             return exit_reason
@@ -370,7 +371,6 @@ class Child:
 
 _SECONDS = 60.0  # for a host to start, which may have to import the framework first, or to take in a guest
 _REAP_SECONDS = 5.0
-_LEAVING_SECONDS = 0.5  # for a guest that has closed its socket to be gone
 _hosts: dict[str, Host] = {}
 _starts: dict[str, threading.Lock] = {}  # by name: as many as there are frameworks on GPUs
 _lock = threading.Lock()
@@ -405,10 +405,10 @@ class Host:
     def killed(self) -> bool:
         return self._child.killed
 
-    def died(self) -> bool:
-        """Return whether it is no more, or not to be trusted with another guest."""
+    def died(self, seconds: float = 0.0) -> bool:
+        """Return whether it is no more, or not to be trusted with another guest; it may take so long to be gone."""
         with self._lock:
-            return self._child.has_died()
+            return self._child.has_died(seconds)
 
     def exit_reason(self) -> tuple[Kind, str]:
         """How it ended: the same for all of its guests."""
@@ -438,45 +438,19 @@ class Host:
             self._child.close(_REAP_SECONDS)
 
 
-class GuestLeash:
-    """How a guest is held: as `Leash`, for a thread of a host instead of a process."""
+class GuestLeash(Leash):
+    """How a guest is held: by a thread of a host, whose process is the only one that can be ended."""
+
+    leaving_seconds = 0.5
 
     def __init__(self, end: socket.socket, host: Host) -> None:
-        self._end = end
+        super().__init__(end)
+        self.pid, self.code = host.pid, 0
         self._host = host
-        self.over = False
-        self.code: int | None = 0
-        self.refused: OSError | None = None
-
-    def __repr__(self) -> str:
-        return f"<GuestLeash in {self._host!r}{', over' if self.over else ''}>"
-
-    @property
-    def pid(self) -> int:
-        return self._host.pid
-
-    def fileno(self) -> int:
-        return self._end.fileno()
 
     def read(self) -> None:
-        self._end.recv(1)
+        self._end.recv(1)  # which code of a model may write, too
         self.over = True
-
-    def wait(self, seconds: float) -> None:
-        if self.over:
-            return
-        deadline = time.monotonic() + seconds
-        ready = select.poll()
-        ready.register(self, select.POLLIN)
-        if ready.poll(milliseconds(deadline)):
-            self.read()
-
-    def let_go(self) -> None:
-        """End it, if it still runs. A thread can't be ended but with its process."""
-        self.wait(_LEAVING_SECONDS)
-        if not self.over:
-            self._host.kill()
-            self.wait(_REAP_SECONDS)
 
     def drop(self) -> None:
         self._host.kill()
@@ -484,7 +458,7 @@ class GuestLeash:
     def close(self) -> None:
         """Give the socket back; the host ends with its last guest. Once more does nothing."""
         if self._end.fileno() >= 0:
-            self._end.close()
+            super().close()
             leave(self._host)
 
 

@@ -240,6 +240,7 @@ def test_a_kill_for_want_of_memory_is_told_to_all(guest, kernel):
     handlers = [guest(name=name) for name in "abc"]
     kernel.write_text("oom_kill 4\n")
     psutil.Process(pid(handlers[0])).kill()
+    eventually(lambda: all(handler.process.is_marked_dead for handler in handlers))
     deaths = [handler.child.death("meanwhile") for handler in handlers]
 
     assert [death.kind for death in deaths] == [Kind.OUT_OF_MEMORY] * 3
@@ -251,6 +252,7 @@ def test_who_is_ended_with_one_that_hangs_did_not_run_out_of_memory(guest, kerne
     kernel.write_text("oom_kill 4\n")
     with pytest.raises(MmeError, match="gave no answer"):
         do(bad, "spin")
+    eventually(lambda: good.process.is_marked_dead)
     death = good.child.death("meanwhile")
 
     assert "was killed by SIGKILL" in death.message
