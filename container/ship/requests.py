@@ -74,6 +74,10 @@ def arrays_of(content_type: str, body: bytes) -> dict[str, Any]:
         raw, data = data[:length], data[length:]
         is_bytes = output["datatype"] == BYTES.name
         flat = decode_bytes_elements(raw, prod(shape), name, "") if is_bytes else np.frombuffer(raw, dtype)
+        if is_bytes and any(each.endswith(b"\0") for each in flat.tolist()):
+            raise invalid_argument(
+                f"output '{name}' has an element that ends in a zero, which .npz loses: give another FILE"
+            )
         found[name] = (flat.astype(np.bytes_) if is_bytes else flat).reshape(shape)
     return found
 

@@ -197,6 +197,8 @@ def test_tensors_come_back_as_arrays(mme, server, tmp_path):
     for content_type in ("text/csv", "application/jsonlines"):
         with pytest.raises(MmeError, match="and no tensors"):
             arrays_of(content_type, b"")
+    with pytest.raises(MmeError, match="output 'S' has an element that ends in a zero"):
+        arrays_of(f"{BINARY}{len(header)}", body[:-1] + b"\0")
 
 
 def test_several_responses_are_shown_one_below_the_other(mme, server, tmp_path):
