@@ -15,7 +15,7 @@ import threading
 import time
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from model_handlers.errors import ChildDiedError, ChildOutgrownError, Kind, MmeError
 from model_handlers.system import memory
@@ -441,7 +441,7 @@ class Host:
 class GuestLeash(Leash):
     """How a guest is held: by a thread of a host, whose process is the only one that can be ended."""
 
-    leaving_seconds = 0.5
+    leaving_seconds: ClassVar[float] = 0.5
 
     def __init__(self, end: socket.socket, host: Host) -> None:
         super().__init__(end)
