@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_now = time.perf_counter_ns
+_CLOSED = "the server is closed"
 _ONE_TASK_NS = 500_000  # that requests of one task execute before the loop looks at its sockets
 
 
@@ -70,7 +70,7 @@ class Runner:
     def engine(self) -> Engine:
         """The engine, which lives on the loop."""
         if self._engine is None:
-            raise _closed()
+            raise MmeError(Kind.UNAVAILABLE, _CLOSED)
         return self._engine
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -130,7 +130,7 @@ class Runner:
             self.loop.call_soon_threadsafe(request.cancel)
 
     def _is_task_alone(self) -> bool:
-        asker, now = id(asyncio.current_task(self.loop)), _now()
+        asker, now = id(asyncio.current_task(self.loop)), time.perf_counter_ns()
         if asker == self._last_asker and now < self._last_until:
             return True
         self._last_asker, self._last_until = asker, now + _ONE_TASK_NS
@@ -139,9 +139,8 @@ class Runner:
     def _begin(self, name: str, version: int | None, request: InferenceRequest, at_once: bool) -> None:  # noqa: FBT001 - each request's way
         try:
             self._check_open()
-            engine = self.engine
-            name = engine.registry.canonical(name)
-            if not engine.submit(name, version, request, at_once=at_once):
+            name = self.engine.registry.canonical(name)
+            if not self.engine.submit(name, version, request, at_once=at_once):
                 # which the loop keeps until it begins, and `_tasks` from then on
                 self.loop.create_task(self._begin_cold(name, version, request))
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
@@ -194,7 +193,7 @@ class Runner:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise _closed()
+            raise MmeError(Kind.UNAVAILABLE, _CLOSED)
 
     def _is_here(self) -> bool:
         """Whether this is the thread of the loop."""
@@ -219,7 +218,3 @@ def own(error: MmeError) -> MmeError:
     other = MmeError(error.kind, message, error.said)
     other.version, other.parts = error.version, error.parts
     return other
-
-
-def _closed() -> MmeError:
-    return MmeError(Kind.UNAVAILABLE, "the server is closed")

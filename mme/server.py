@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from serve.engine import Engine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -164,10 +163,6 @@ class Server:
             raise MmeError(Kind.UNAVAILABLE, "the server has not begun: `start` it, or write `with` or `async with`")
         return self._runner
 
-    @property
-    def _engine(self) -> Engine:
-        return self._running.engine
-
     def model(self, name: str, version: int | None = None) -> Model:
         """A model by its name, and one of its versions instead of the one that its configuration chooses."""
         return Model(self._running, name, version)
@@ -189,29 +184,29 @@ class Server:
         if config is not None or files:
             named = {f"file:{path}": content for path, content in (files or {}).items()}
             override = Override("" if config is None else json.dumps(dict(config)), named)
-        await self._engine.reload(self._known(name), override)
+        await self._running.engine.reload(self._known(name), override)
 
     async def _unload(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model, once its requests are answered; the models of an ensemble's steps, too, with `dependents`."""
-        await self._engine.unload(self._known(name), dependents=dependents)
+        await self._running.engine.unload(self._known(name), dependents=dependents)
 
     async def _is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether a request would be answered, by a model in memory or one that comes back for it."""
-        return await self._engine.index.says_ready(self._known(name), version)
+        return await self._running.engine.index.says_ready(self._known(name), version)
 
     async def _index(self) -> list[dict[str, Any]]:
         """Every model that there is, its state, and why it is not available, in the form of Triton's index."""
-        return self._engine.index.rows(await on_daemon("index", self._engine.origins.find_all))
+        return self._running.engine.index.rows(await on_daemon("index", self._running.engine.origins.find_all))
 
     async def _config(self, name: str) -> dict[str, Any]:
         """A model's configuration with all that was completed, in the form of Triton's; loads the model if need be."""
-        async with self._engine.leased(self._known(name)) as model:
+        async with self._running.engine.leased(self._known(name)) as model:
             found: dict[str, Any] = config_json(model.config)
             return found
 
     async def _statistics(self) -> list[dict[str, Any]]:
         """What was counted of each version of each model, in the form of Triton's statistics."""
-        return self._engine.index.statistics()
+        return self._running.engine.index.statistics()
 
     load, load_async = _forms(_load)
     unload, unload_async = _forms(_unload)
@@ -221,7 +216,7 @@ class Server:
     statistics, statistics_async = _forms(_statistics)
 
     def _known(self, name: str) -> str:
-        return self._engine.registry.canonical(name)
+        return self._running.engine.registry.canonical(name)
 
 
 def _budget(host: float | str | None, each_gpu: float | str | None) -> Footprint:
