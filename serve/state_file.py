@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -280,7 +280,7 @@ class Row:
         texts = (self.name, self.url, self.config, self.folder, *self.steps)
         if not all(isinstance(text, str) for text in texts) or not isinstance(self.used, int | float):
             raise TypeError(f"a row that is none: {self}")
-        return replace(self, steps=tuple(self.steps))
+        return self
 
 
 class Journal:
@@ -345,7 +345,8 @@ class Journal:
 
     def _take(self, document: Mapping[str, Any]) -> None:
         try:
-            rows = [Row(**row).checked() for row in document.get("models", {}).values()]
+            told = document.get("models", {}).values()
+            rows = [Row(**{**row, "steps": tuple(row.get("steps", ()))}).checked() for row in told]
             self.rows = {row.name: row for row in rows}
             self.aliases = dict(document.get("aliases", ()))
             self.unloaded = set(document.get("unloaded", ()))
