@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from model_handlers.config.model_config import ModelConfig
     from serve.cache.entry import Entry
-    from serve.loading.loader import AnyModel, Target
+    from serve.loading.loader import Target
     from serve.model.warmup import Labels
     from serve.registry import Registry
     from serve.sources.catalog import ModelCatalog
@@ -135,13 +135,6 @@ class ModelIndex:
             return False
         target = self._resident(name)
         return target is None or await target.version(version).ask_ready()
-
-    def resident_models(self) -> Iterator[tuple[str, AnyModel]]:
-        """Every version of every model in memory."""
-        for entry in self.entries.values():
-            if entry.resident is not None:
-                for model in entry.resident.models():
-                    yield model.name, model
 
     def is_overridden(self, name: str) -> bool:
         """Whether it is registered as a client loaded it, with another configuration or with other files."""

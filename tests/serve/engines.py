@@ -12,6 +12,14 @@ from tests.serve.integrity import check_integrity
 PLENTY = Footprint(1 << 30)
 
 
+def resident_models(engine):
+    """Every version of every model in memory, with its name."""
+    for entry in engine.index.entries.values():
+        if entry.resident is not None:
+            for model in entry.resident.models():
+                yield model.name, model
+
+
 @contextlib.asynccontextmanager
 async def engine_of(folder, budget=PLENTY, on_the_way=lambda: 0, **options):
     """An engine whose repository or store is under `folder`; closed and audited afterwards."""
@@ -23,7 +31,7 @@ async def engine_of(folder, budget=PLENTY, on_the_way=lambda: 0, **options):
     check_integrity(engine.cache)
     assert engine.cache.room.used() == Footprint()
     assert engine.cache.room.reserved == Footprint()
-    assert list(engine.index.resident_models()) == []
+    assert list(resident_models(engine)) == []
 
 
 async def ask(engine, call, name="a", version=None):

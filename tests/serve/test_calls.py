@@ -16,6 +16,7 @@ from model_handlers.tensor import BF16, BOOL, BYTES, DATA_TYPES, INT32
 from serve.engine import Engine
 from serve.options import EngineOptions
 from serve.request import InferenceRequest, Layout
+from tests.serve.engines import resident_models
 from tests.waiting import eventually
 
 SECONDS = 120  # a hang, not a measure of speed
@@ -678,7 +679,7 @@ def test_a_coroutine_that_is_cancelled_drops_its_call(server, gated, caller):
         told = run(main)
     """
     assert server.tell(caller, code) == "gave up"
-    queue = next(model for each, model in server.engine.index.resident_models() if each == name)._queue
+    queue = next(model for each, model in resident_models(server.engine) if each == name)._queue
     eventually(lambda: all(waiting.cancelled for waiting in queue._all()))
     (folder / "open").touch()
     eventually(lambda: first)
@@ -694,7 +695,7 @@ def test_a_model_that_is_unloaded_while_it_is_called(server, gated, caller):
     told = []
     calling = threading.Thread(target=lambda: told.append(server.tell(caller, call)))
     calling.start()
-    eventually(lambda: next(m for n, m in server.engine.index.resident_models() if n == name).queued == 1)
+    eventually(lambda: next(m for n, m in resident_models(server.engine) if n == name).queued == 1)
     unloading = threading.Thread(target=lambda: server.on_loop(lambda: server.engine.unload(name)))
     unloading.start()
     calling.join(SECONDS)
@@ -730,7 +731,7 @@ def test_a_decoupled_model_that_never_ends_a_request_can_be_unloaded(server, cal
     """
     calling = threading.Thread(target=lambda: told.append(server.tell(caller, code)))
     calling.start()
-    eventually(lambda: next(m for n, m in server.engine.index.resident_models() if n == name).outstanding == 2)
+    eventually(lambda: next(m for n, m in resident_models(server.engine) if n == name).outstanding == 2)
     server.on_loop(lambda: server.engine.unload(name))
     calling.join(SECONDS)
 
@@ -739,7 +740,7 @@ def test_a_decoupled_model_that_never_ends_a_request_can_be_unloaded(server, cal
     [[*responses, [code, words]]] = told
     assert (code, len(responses)) == (UNAVAILABLE, 1)
     assert "is being unloaded" in words
-    assert name not in [n for n, _ in server.engine.index.resident_models()]
+    assert name not in [n for n, _ in resident_models(server.engine)]
 
 
 # -- loads and unloads -------------------------------------------------------------------------------------------------
@@ -793,7 +794,7 @@ def test_models_whose_loads_call_models_that_are_not_loaded(server):
         server.write(f"called-{n}", FRAGILE, PLAIN)
 
     assert load(server, "warms-1", "warms-2") == [None, None]
-    assert {"warms-1", "warms-2", "called-1", "called-2"} <= {name for name, _ in server.engine.index.resident_models()}
+    assert {"warms-1", "warms-2", "called-1", "called-2"} <= {name for name, _ in resident_models(server.engine)}
 
 
 PLAINLY = 'parameters { key: "MME_WEIGHTS" value: { string_value: "plain" } }'
@@ -839,7 +840,7 @@ def test_models_load_others_while_they_are_loaded(server):
 
     assert load(server, "loads-1", "loads-2") == [None, None]
 
-    assert {"needed-1", "needed-2"} <= {name for name, _ in server.engine.index.resident_models()}
+    assert {"needed-1", "needed-2"} <= {name for name, _ in resident_models(server.engine)}
     _, answers = server.begin("loads-1", ("N", INT32, np.zeros(1, np.int32)))
     eventually(lambda: answers)
     assert answers[0].outputs[0][2].tolist() == [1]
@@ -889,7 +890,7 @@ def test_loads_that_would_wait_for_each_other_are_refused(server):
     assert all(isinstance(error, MmeError) and any(circle in error.message for circle in circles) for error in both)
     assert "model 'self' can't load 'self', which waits for it: self → self" in itself.message
     assert "model 'saw' can't unload 'cuts', which waits for it: cuts → saw → cuts" in cuts.message
-    assert not {"egg", "hen", "self", "cuts", "saw"} & {name for name, _ in server.engine.index.resident_models()}
+    assert not {"egg", "hen", "self", "cuts", "saw"} & {name for name, _ in resident_models(server.engine)}
 
 
 def test_a_model_that_executes_may_load_one_that_loads_others(server, caller):
@@ -926,7 +927,7 @@ def test_a_model_that_ends_while_it_has_another_one_loaded(server):
     [death] = load(server, "dies")
 
     assert "ended with exit code 5 while it loaded the model" in death.message
-    assert "outlives" in [name for name, _ in server.engine.index.resident_models()]
+    assert "outlives" in [name for name, _ in resident_models(server.engine)]
 
 
 def test_a_load_that_is_given_up_while_it_waits_for_another_one(server):
@@ -944,9 +945,9 @@ def test_a_load_that_is_given_up_while_it_waits_for_another_one(server):
     loading.join(SECONDS)
     assert "was unloaded while it was loading" in loaded[0].message
     (server.repository / "slow" / "1" / "open").touch()
-    eventually(lambda: "slow" in [name for name, _ in server.engine.index.resident_models()])
+    eventually(lambda: "slow" in [name for name, _ in resident_models(server.engine)])
 
-    assert "waits" not in [name for name, _ in server.engine.index.resident_models()]
+    assert "waits" not in [name for name, _ in resident_models(server.engine)]
 
 
 def test_models_load_models_with_files_of_their_own(server, caller):
@@ -1017,7 +1018,7 @@ def test_calls_leave_nothing_behind(server, caller):
 def held(server):
     """(leases and requests under way, descriptors)."""
     gc.collect()
-    models = server.on_loop(lambda: [model for _, model in server.engine.index.resident_models()])
+    models = server.on_loop(lambda: [model for _, model in resident_models(server.engine)])
     leases = sum(entry.leases for entry in server.engine.cache.entries.values())
     return leases + sum(model.outstanding for model in models), len(list(Path("/proc/self/fd").iterdir()))
 

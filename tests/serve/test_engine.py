@@ -20,7 +20,7 @@ from serve.cache.eviction import Rules
 from serve.options import Control
 from serve.threads import STARTER
 from tests.serve import growing
-from tests.serve.engines import PLENTY, answered, ask, engine_of
+from tests.serve.engines import PLENTY, answered, ask, engine_of, resident_models
 from tests.serve.inside import (
     admits_nothing,
     artifacts_of,
@@ -220,7 +220,7 @@ async def test_two_models_that_fit_one_at_a_time_take_turns(toys, tmp_path, heav
                 assert await answered(engine, toys, name) == 2
                 check_integrity(engine.cache)
                 assert engine.cache.room.used().fits(ROOM_FOR_ONE)
-                assert len(list(engine.index.resident_models())) <= 1
+                assert len(list(resident_models(engine))) <= 1
 
         await asyncio.gather(*(client(name) for name in "ab" for _ in range(4)))
         assert sum(engine.registry.stats[name].evictions.total() for name in "ab") >= 1

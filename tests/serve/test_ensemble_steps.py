@@ -16,7 +16,7 @@ from serve.cache.eviction import Policy, Rules
 from serve.loading.measuring import Scales
 from serve.options import Control
 from serve.request import InferenceResponse
-from tests.serve.engines import PLENTY, answered, ask, engine_of
+from tests.serve.engines import PLENTY, answered, ask, engine_of, resident_models
 from tests.serve.inside import evict
 from tests.serve.integrity import check_integrity
 from tests.waiting import until
@@ -146,7 +146,7 @@ async def test_a_step_is_in_memory_once(toys, world):
             "g": 1,
         }
         assert {name: row["loads"] for name, row in rows.items()} == dict.fromkeys("abefg", 1)
-        models = [model for _, model in engine.index.resident_models()]
+        models = [model for _, model in resident_models(engine)]
         assert len({id(model) for model in models}) == len(models) == 5
         assert engine.cache.room.used().host == sum(engine.cache.entries[name].footprint.host for name in "ab")
 
