@@ -203,10 +203,10 @@ def attack(name: str, address: str, connections: int, seconds: float) -> None:
 
 
 async def _attack(attack: Attack, address: str, connections: int, seconds: float) -> None:
-    host, _, port = address.rpartition(":")
+    place = load.place_of(address)
     sent = _joined(attack.pieces())
     ends = time.monotonic() + seconds
-    await asyncio.gather(*(_one(host, int(port), sent, ends, holds=attack.holds) for _ in range(connections)))
+    await asyncio.gather(*(_one(*place, sent, ends, holds=attack.holds) for _ in range(connections)))
 
 
 def _joined(pieces: Iterator[bytes]) -> list[bytes]:

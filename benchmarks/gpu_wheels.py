@@ -6,8 +6,8 @@
 `collect` downloads the wheels of constraints.txt for that Python, whichever runs it, builds mme's own, compiled unless
 `--plain`, and lays them out in DIR/1, DIR/2, …: folders of no more than so many MiB, larger wheels in pieces. PyTorch
 and CUDA's libraries are left out. What compiling needs of Python are headers, which come in TensorFlow's wheel.
-`install` puts the pieces together, checks every wheel by its sum, and makes an
-environment that sees the packages of the Python that runs it. Needs the standard library and pip alone.
+`install` puts the pieces together, checks every wheel by its sum, and makes an environment that sees the packages of
+the Python that runs it. Needs the standard library and pip alone.
 """
 
 from __future__ import annotations

@@ -129,6 +129,12 @@ def json_request(model: str, name: str, array: np.ndarray) -> Request:
     return Request(f"/v2/models/{model}/infer", json.dumps(document).encode(), "application/json")
 
 
+def place_of(address: str) -> tuple[str, int]:
+    """The host and the port of host:port."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
 def connect(address: str) -> closing[HTTPConnection]:
     """A connection to a server for a block, patient."""
     return closing(HTTPConnection(address, timeout=400))

@@ -46,11 +46,6 @@ def message(address: str, request: load.Request) -> bytes:
     return "\r\n".join(lines).encode() + request.body
 
 
-def _place(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
-
-
 def ask(connection: socket.socket, request: bytes) -> None:
     """Send a request, and wait for all of its answer. RuntimeError: that is no 200."""
     connection.sendall(request)
@@ -60,7 +55,9 @@ def ask(connection: socket.socket, request: bytes) -> None:
         raise RuntimeError(head.decode())
     missing = int(length[1]) - len(body)
     while missing > 0:
-        missing -= len(connection.recv(missing))
+        if not (part := connection.recv(missing)):
+            raise RuntimeError(f"the server closed the connection, {missing} bytes before the end of its answer")
+        missing -= len(part)
 
 
 def parts(address: str) -> list[int]:
@@ -93,7 +90,7 @@ def main() -> None:
         environment |= dict(each.split("=", 1) for each in arguments.environment)
         with (
             mme(version.parents[1], environment) as server,
-            socket.create_connection(_place(server.address), timeout=400) as connection,
+            socket.create_connection(load.place_of(server.address), timeout=400) as connection,
         ):
             request = message(server.address, load.binary_request("minilm", inputs))
             ends = time.monotonic() + arguments.warm
