@@ -52,7 +52,7 @@ def test_outputs_stay_as_they_are(repository):
 
 
 def test_what_a_caller_writes_into_its_outputs_no_other_one_reads(repository):
-    """Neither the response that the cache keeps, nor one that comes out of it, is changed by who got it."""
+    """Neither the response that the cache keeps, nor one that comes out of it, is changed by what its caller does to it."""
     config = repository / "doubles" / "config.pbtxt"
     config.write_text(f"{config.read_text()} response_cache {{ enable: true }}")
     with mme.Server(repository) as server:

@@ -1,4 +1,4 @@
-"""A worker that dies costs nobody his registration: engines of one life after another, over the same directory."""
+"""A worker that dies loses no registration: engines of one life after another, over the same directory."""
 
 import asyncio
 import os

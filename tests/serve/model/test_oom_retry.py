@@ -105,7 +105,7 @@ async def test_others_leave_and_the_request_is_answered(engine, toys, shortage):
 
 
 async def test_a_request_that_fails_twice_is_out_of_memory_and_moves_nobody_again(engine, toys, shortage):
-    """It is tried twice and told; the model goes on; the next of its requests that fails costs nobody his place."""
+    """It is tried twice and told; the model goes on; the next of its requests that fails evicts no other model."""
     shortage.of = {"a"}
     assert await asked(engine, toys, 3) is Kind.OUT_OF_MEMORY
     assert shortage.failed == 2

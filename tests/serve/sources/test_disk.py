@@ -66,7 +66,7 @@ def test_staging_of_the_dead_is_removed(tmp_path):
 
 @pytest.mark.parametrize("opened", [False, True], ids=["before it is opened", "before it is locked"])
 def test_staging_that_another_run_took_for_the_deads_is_made_anew(tmp_path, monkeypatch, opened):
-    """A run that begins in the very moment in which a directory is made costs nobody his archive."""
+    """A run that begins in the very moment in which a directory is made costs no archive."""
     module, name = (fcntl, "flock") if opened else (os, "open")
     goes_on = getattr(module, name)
 
